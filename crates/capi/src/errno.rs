@@ -1,6 +1,14 @@
 //! Reporting the outcome of a call: `errno`, and the three conventions of the manual pages.
 
-use std::{ffi::c_int, ptr};
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::{fmt, ptr};
+
+use anyverbs_causes::Cause;
+use parking_lot::Mutex;
+
+/// Lines about refused calls, each said once.
+const MOST: usize = 1000;
 
 /// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +38,34 @@ impl Errno {
     }
 }
 
-/// The device's errors carry their error number; the reason goes to the log, since a number says little.
+/// Says why a call was refused, for a number says little. A mistake that has a page is an error; programs try other refusals
+/// out on purpose.
+pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
+    let Some(cause) = cause else { return tracing::debug!("refused: {what}{error}") };
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let line = format!("refused: {what}{error}; see `anyverbs explain {cause}`");
+    // Without waiting: a forked child may have inherited it locked.
+    let is_new =
+        SAID.try_lock().is_none_or(|mut said| said.len() < MOST && said.insert(line.clone()));
+    if is_new {
+        tracing::error!(target: "anyverbs", "{line}");
+    }
+}
+
+macro_rules! with_pages {
+    ($($error:ident)*) => { $(
+        impl From<anyverbs::error::$error> for Errno {
+            fn from(error: anyverbs::error::$error) -> Self {
+                say("", &error, error.cause());
+                Self(error.errno())
+            }
+        }
+    )* };
+}
+
+with_pages!(CreateError RegisterError ModifyObjectError);
+
+/// The device's errors carry their error number.
 macro_rules! from_device {
     ($($error:ident)*) => { $(
         impl From<anyverbs::error::$error> for Errno {
@@ -49,7 +84,7 @@ impl From<anyverbs::cm::CmError> for Errno {
     }
 }
 
-from_device!(OpenError CreateError RegisterError DmError AdviseError DestroyError ModifyObjectError AttachError PostError CounterError CqError EventError);
+from_device!(OpenError DestroyError DmError AdviseError AttachError PostError CounterError CqError EventError);
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
 pub(crate) fn value(result: Result<(), Errno>) -> c_int {

@@ -216,6 +216,77 @@ fn rate_limit_by_udp() {
     run_with("rate_limit", &[("ANYVERBS_INPROC", "0")]);
 }
 
+/// Programs with one mistake each, on one host and on two. All that their users see stands in the book.
+#[test]
+fn failures_explain_themselves() {
+    if !anyverbs_testing::root_or_skip() {
+        return;
+    }
+    const MARK: &str = "<!-- explain ";
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/troubleshooting/examples.md");
+    let mut wanted = fs::read_to_string(&page).unwrap();
+    let (mut seen, mut block) = (String::new(), false);
+    let mut count = 0;
+    for line in wanted.lines() {
+        if block && line != "```" {
+            continue;
+        }
+        block = false;
+        seen += &format!("{line}\n");
+        let Some(words) = line.strip_prefix(MARK).and_then(|rest| rest.strip_suffix(" -->")) else {
+            continue;
+        };
+        let words: Vec<_> = words.split(' ').collect();
+        let output =
+            run_below("explain", &["unshare", "-n"], &words, &[("ANYVERBS_UDP_PORT", "4791")]);
+        seen += &format!("```text\n{}", masked(&output));
+        (block, count) = (true, count + 1);
+    }
+    assert!(count > 20, "{count}");
+    if env::var_os("UPDATE_EXAMPLES").is_some() {
+        fs::write(&page, &seen).unwrap();
+        wanted.clone_from(&seen);
+    }
+    assert_eq!(
+        seen, wanted,
+        "write it anew: UPDATE_EXAMPLES=1 cargo test -p anyverbs-capi failures_explain"
+    );
+}
+
+/// Puts `N` for the numbers that differ from run to run: those of queue pairs and threads, keys, addresses, times.
+fn masked(output: &str) -> String {
+    let mut masked = String::new();
+    for line in output.lines() {
+        let mut before = "";
+        let words: Vec<_> = line.split(' ').collect();
+        for (n, word) in words.iter().enumerate() {
+            let digits: &[_] = &['(', ')', ',', ':', ';'];
+            let number = word.trim_matches(digits);
+            let varies = match number.strip_prefix("0x") {
+                Some(hex) => hex.len() > 4 || before == "(key",
+                None => {
+                    let unit = words.get(n + 1).map_or("", |next| next.trim_matches(digits));
+                    number.parse::<u64>().is_ok() && (unit == "ms" || before == "thread")
+                        || before == "(thread"
+                }
+            };
+            let is_pd = word.starts_with("pd=");
+            let word = if is_pd {
+                "pd=N".to_owned()
+            } else if varies {
+                word.replace(number, "N")
+            } else {
+                (*word).to_owned()
+            };
+            masked += if n == 0 { "" } else { " " };
+            masked += &word;
+            before = words[n];
+        }
+        masked.push('\n');
+    }
+    masked
+}
+
 /// As a system-wide library in a program with the set-user-ID bit, or with file capabilities, that another user starts.
 #[test]
 fn a_privileged_program_obeys_no_variable() {

@@ -60,7 +60,7 @@ fn names(heading: &str, word: &str) -> bool {
 }
 
 /// The section whose heading is the wanted one, with all that is below it.
-fn section<'a>(page: &'a str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<&'a str> {
+fn section(page: &str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<&str> {
     let level = |line: &str| line.bytes().take_while(|byte| *byte == b'#').count();
     let (mut at, mut found) = (0, None);
     for line in page.split_inclusive('\n') {

@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
+mod diagnosis;
 #[doc(hidden)]
 pub mod uses;
 mod window;
@@ -17,6 +18,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
+use self::diagnosis::Ended;
+pub use self::diagnosis::Finding;
 use self::uses::{Use, Uses};
 pub use window::{Bind, BindError, WindowType};
 
@@ -164,6 +167,8 @@ pub struct MrTable {
     /// Guards changes of the bindings of windows, and holds the number of windows that are bound to a queue pair. Taken
     /// before `free`.
     bindings: Mutex<rank::KeyBindings, u32>,
+    /// For those who ask why a key is none.
+    ended: Mutex<rank::EndedKeys, Ended>,
 }
 
 struct Free {
@@ -196,6 +201,7 @@ impl MrTable {
                 capacity: capacity as u32,
             }),
             bindings: Mutex::new(0),
+            ended: Mutex::default(),
         }
     }
 
@@ -260,8 +266,9 @@ impl MrTable {
 
     /// The slot of a dead key is free again.
     fn give_back(&self, slot: &Slot, key: u32) {
-        slot.lkey.store(0, Ordering::Relaxed);
-        slot.rkey.store(0, Ordering::Relaxed);
+        let rkey = slot.rkey.swap(0, Ordering::Relaxed);
+        let lkey = slot.lkey.swap(0, Ordering::Relaxed);
+        self.ended.lock().note(lkey, rkey);
         self.free.lock().returned.push_back(key >> TAG_BITS);
     }
 

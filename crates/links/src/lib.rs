@@ -11,6 +11,7 @@ pub mod route;
 pub mod shm;
 pub mod times;
 pub mod udp;
+pub mod why;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

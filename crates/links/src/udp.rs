@@ -23,6 +23,7 @@ use crate::Links;
 use crate::outgoing::Outgoing;
 use crate::pace::{Credit, ECHO, PROBE, Probe};
 use crate::path::Path;
+use crate::why::WhyPacket;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 
@@ -222,6 +223,16 @@ impl Staged {
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
         if let Ok((room, id)) = batch.segment(&links.port, to, CREDIT_LEN) {
             packet.emit(&mut room[..CreditPacket::LEN]);
+            seal(flow, id, room);
+        }
+    }
+
+    /// Stages a datagram that explains, to a queue pair of the peer.
+    pub(crate) fn explain(&mut self, links: &Links, route: &UdpRoute, packet: &WhyPacket) {
+        let Some(flow) = &route.flow else { return };
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        if let Ok((room, id)) = batch.segment(&links.port, &route.to, WhyPacket::LEN + ICRC_LEN) {
+            room[..WhyPacket::LEN].copy_from_slice(&packet.to_bytes());
             seal(flow, id, room);
         }
     }

@@ -179,6 +179,8 @@ ranks! {
     BatchPool,
 
     // Leaves.
+    /// Memory keys that have ended.
+    EndedKeys,
     /// Completion queues that have overrun.
     Overruns,
     /// Queue pairs that owe an ACK.

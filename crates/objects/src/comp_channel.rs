@@ -7,7 +7,7 @@ use crate::base::AdaptiveSpin;
 use crate::base::Core;
 use crate::cq::CqCell;
 use crate::error::{CreateError, DestroyError, EventError};
-use crate::event_queue::EventQueue;
+use crate::event_queue::{COMPLETION, EventQueue};
 use crate::holders::{Holdable, Holders};
 
 /// Completion channel (`ibv_create_comp_channel`).
@@ -92,7 +92,7 @@ impl CompChannel {
         }
         let ChannelCell { core, events, spin, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws the rest.
-        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
+        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read(COMPLETION));
         if let Some(cq) = events.try_pop_with(read) {
             spin.note_found();
             return Ok(CompEvent(cq));
@@ -125,7 +125,11 @@ impl CompChannel {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            crate::say_again!(warn, self.0.holders.id(), "completion channel not destroyed: {e}")
+            crate::say_again!(
+                error,
+                self.0.holders.id(),
+                "completion channel not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })
     }
 }

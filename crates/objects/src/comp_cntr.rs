@@ -156,7 +156,11 @@ impl CompCntr {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            crate::say_again!(warn, self.0.holders.id(), "completion counter not destroyed: {e}")
+            crate::say_again!(
+                error,
+                self.0.holders.id(),
+                "completion counter not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })
     }
 }

@@ -246,6 +246,11 @@ impl Holdable for CqCell {
 }
 
 impl CqCell {
+    /// Completions that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.state.lock().queue.capacity()
+    }
+
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie.load(Ordering::Relaxed)
     }
@@ -320,7 +325,7 @@ impl CqCell {
         }
         if pushed.overrun {
             let cqe = state.queue.capacity();
-            crate::say_again!(warn, self.holders.id(), cqe, "CQ overrun: a completion is lost");
+            tracing::debug!(cqe, "CQ overrun: a completion is lost");
             let element = EventElement::Cq { cookie: self.cookie() };
             self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
         }
@@ -449,9 +454,10 @@ impl Cq {
         context: &Arc<ContextCell>,
         init: &CqInitAttr<'_>,
     ) -> Result<Self, CreateError> {
-        if init.cqe == 0 || init.cqe > core.attr.max_cqe {
+        if init.cqe == 0 {
             return Err(CreateError::Invalid("cqe"));
         }
+        CreateError::check("cqe", init.cqe, core.attr.max_cqe)?;
         if init.comp_vector >= core.attr.num_comp_vectors {
             return Err(CreateError::Invalid("comp_vector"));
         }
@@ -636,7 +642,11 @@ impl Cq {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            crate::say_again!(warn, self.0.holders.id(), "CQ not destroyed: {e}")
+            crate::say_again!(
+                error,
+                self.0.holders.id(),
+                "CQ not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })?;
         if let Some(channel) = &self.0.channel {
             // The thread that added the last completion has released this lock, and made its event.

@@ -1,5 +1,6 @@
 //! Why calls fail, and the errno that the C ABI answers with.
 
+use anyverbs_causes::Cause;
 use anyverbs_proto::qp::PostSendError;
 use anyverbs_proto::qp::attr::ModifyError;
 use anyverbs_proto::raw::esp::EspError;
@@ -69,6 +70,16 @@ pub enum CreateError {
     /// `EINVAL`: a value out of range; the text says which.
     #[error("invalid {0}")]
     Invalid(&'static str),
+    /// `EINVAL`: a value beyond a limit of the device.
+    #[error("{what} is {value}, and the limit is {limit}")]
+    Limit {
+        /// The field.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u32,
+        /// The largest that the device has.
+        limit: u32,
+    },
     /// `ENOMEM`: the device holds no more of these.
     #[error("the device holds no more {0}")]
     Exhausted(&'static str),
@@ -374,6 +385,7 @@ impl CreateError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Invalid(_)
+            | Self::Limit { .. }
             | Self::Foreign(_)
             | Self::XrcDomainExists
             | Self::Flow(_)
@@ -386,6 +398,49 @@ impl CreateError {
             Self::Forked | Self::Device(_) => libc::EIO,
             Self::System(errno) => *errno,
         }
+    }
+}
+
+impl CreateError {
+    /// Refuses a value beyond a limit.
+    ///
+    /// # Errors
+    /// [`Limit`](Self::Limit).
+    pub fn check(what: &'static str, value: u32, limit: u32) -> Result<(), Self> {
+        if value > limit { Err(Self::Limit { what, value, limit }) } else { Ok(()) }
+    }
+
+    /// The cause, of which there is a page. `None` for what programs try out.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        match self {
+            Self::Limit { .. } => Some(Cause::Limit),
+            Self::Invalid(_) => Some(Cause::AttributeValue),
+            _ => None,
+        }
+    }
+}
+
+impl ModifyObjectError {
+    /// The cause, of which there is a page.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        let Self::Qp(error) = self else { return None };
+        match error {
+            ModifyError::Transition { .. } | ModifyError::CurState(_) => Some(Cause::NoTransition),
+            ModifyError::Missing(_) => Some(Cause::AttributesMissing),
+            ModifyError::Extra(_) => Some(Cause::AttributesExtra),
+            ModifyError::Value(_) => Some(Cause::AttributeValue),
+            _ => None,
+        }
+    }
+}
+
+impl RegisterError {
+    /// The cause, of which there is a page.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        matches!(self, Self::NotMapped).then_some(Cause::NotMapped)
     }
 }
 
@@ -555,6 +610,7 @@ mod tests {
         }
         for (error, errno) in [
             (CreateError::Invalid(""), EINVAL),
+            (CreateError::Limit { what: "", value: 2, limit: 1 }, EINVAL),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),

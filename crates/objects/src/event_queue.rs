@@ -10,6 +10,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::Descriptor;
 use arrayvec::ArrayVec;
@@ -170,6 +171,9 @@ impl<T> EventQueue<T> {
     }
 }
 
+/// The name of the event of a completion channel. Programs read many, so nobody notes which thread did.
+pub(crate) const COMPLETION: &str = "completion";
+
 /// Events of one object that the program has read, and how many of them it has acknowledged.
 #[derive(Debug, Default)]
 pub struct Acks {
@@ -181,6 +185,17 @@ struct Unacknowledged {
     events: u64,
     /// Their types, as far as there is room; some of these may be acknowledged.
     types: ArrayVec<&'static str, 4>,
+    /// The thread that read the last asynchronous one, or 0.
+    reader: i32,
+}
+
+impl Unacknowledged {
+    fn by(&self) -> String {
+        match self.reader {
+            0 => String::new(),
+            thread => format!(" (thread {thread} read the last one)"),
+        }
+    }
 }
 
 impl Acks {
@@ -188,6 +203,9 @@ impl Acks {
     pub fn read(&self, event: &'static str) {
         let mut unacknowledged = self.unacknowledged.lock();
         unacknowledged.events += 1;
+        if event != COMPLETION {
+            unacknowledged.reader = rustix::thread::gettid().as_raw_pid();
+        }
         if !unacknowledged.types.contains(&event) {
             let _ = unacknowledged.types.try_push(event);
         }
@@ -207,14 +225,16 @@ impl Acks {
     pub fn wait(&self, what: std::fmt::Arguments<'_>) {
         let mut unacknowledged = self.unacknowledged.lock();
         while unacknowledged.events > 0 {
-            let is_late = unacknowledged.wait_for(Duration::from_secs(2));
+            let is_late = unacknowledged.wait_for(Duration::from_secs(1));
             if is_late && unacknowledged.events > 0 {
                 crate::say_again!(
-                    warn,
+                    error,
                     std::ptr::from_ref(self).addr() as u64,
                     events = unacknowledged.events,
-                    "destroying {what} waits for events that were read and not acknowledged: {}",
-                    unacknowledged.types.join(", ")
+                    "destroying {what} waits for events that were read and not acknowledged: {}{}; see `anyverbs explain {}`",
+                    unacknowledged.types.join(", "),
+                    unacknowledged.by(),
+                    Cause::Unacknowledged
                 );
             }
         }

@@ -145,10 +145,10 @@ impl Pd {
         }
         self.cell.holders.retire().inspect_err(|e| {
             crate::say_again!(
-                warn,
+                error,
                 self.cell.number.into(),
                 pd = self.cell.number,
-                "PD not destroyed: {e}"
+                "PD not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
         if let Some(parent_of) = &self.cell.parent_of {

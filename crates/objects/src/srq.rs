@@ -272,12 +272,11 @@ impl Srq {
         if !core.is_current() {
             return Err(CreateError::Forked);
         }
-        if init.max_wr == 0 || init.max_wr > core.attr.max_srq_wr {
+        if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }
-        if init.max_sge > core.attr.max_srq_sge {
-            return Err(CreateError::Invalid("max_sge of an SRQ"));
-        }
+        CreateError::check("max_wr of an SRQ", init.max_wr, core.attr.max_srq_wr)?;
+        CreateError::check("max_sge of an SRQ", init.max_sge, core.attr.max_srq_sge)?;
         let ticket =
             core.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
@@ -376,7 +375,11 @@ impl Srq {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            crate::say_again!(warn, self.0.holders.id(), "SRQ not destroyed: {e}")
+            crate::say_again!(
+                error,
+                self.0.holders.id(),
+                "SRQ not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })?;
         self.0.close();
         self.0.context.events.withdraw(&self.0.acks);

@@ -1,5 +1,6 @@
 //! The environment: requests of a queue pair's machine to the device around it, for the time of one call.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
@@ -9,11 +10,13 @@ use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
+use crate::qp::attr::QpType;
+use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
 use crate::run::Run;
 use crate::tag_list::{Tagged, Taken};
 use crate::time::Clock;
-use crate::types::{Psn, Qpn};
+use crate::types::{Mtu, Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
 use crate::wr::{AddressVector, Sge};
@@ -43,6 +46,23 @@ impl From<Fault> for TransmitError {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
     }
+}
+
+/// The view that one end has of its connection, for the other end to compare ([`Qp::answer_to`](crate::qp::Qp::answer_to)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Question {
+    /// Both addresses, as the asker has them.
+    pub av: AddressVector,
+    /// The queue pair that does not answer.
+    pub dest: Qpn,
+    /// The queue pair that asks.
+    pub from: Qpn,
+    /// The PSN with which the asker has begun.
+    pub sq_psn: Psn,
+    /// The asker's path MTU.
+    pub mtu: Mtu,
+    /// The asker's type.
+    pub qp_type: QpType,
 }
 
 /// Facts of the link of a connected queue pair. The device sets them when the route changes.
@@ -100,6 +120,11 @@ impl LinkProps {
 pub trait Env: Clock + LinkEnv + MemoryEnv + CompletionEnv {
     /// Counts.
     fn count(&self, counter: Counter, n: u64);
+
+    /// Takes a line for the log of errors, to be written when no queue pair is locked.
+    fn log(&mut self, line: fmt::Arguments<'_>) {
+        let _ = line;
+    }
 }
 
 /// The link that a queue pair sends on.
@@ -140,6 +165,30 @@ pub trait LinkEnv {
         run: &Run<'_>,
     ) -> (u32, Result<(), TransmitError>) {
         run.each(|headers, payload| self.transmit(av, headers, payload, None))
+    }
+
+    /// As [`transmit`](Self::transmit) of a NAK, and tells a peer of our make the reason. The NAK arrives there with the
+    /// bytes of `told` as its payload.
+    fn refuse(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        told: Told,
+    ) -> Result<(), TransmitError> {
+        let _ = told;
+        self.transmit(av, headers, &Payload::EMPTY, None)
+    }
+
+    /// Asks the device of the peer why its queue pair does not answer. False if the device cannot ask. The answer comes by
+    /// [`Qp::note_answer`](crate::qp::Qp::note_answer).
+    fn ask_peer(&mut self, question: &Question) -> bool {
+        let _ = question;
+        false
+    }
+
+    /// What the network says of the last question: the reason why it did not reach the peer.
+    fn peer_says(&mut self) -> Option<Told> {
+        None
     }
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.

@@ -17,6 +17,7 @@ pub use anyverbs_keys as mr;
 pub mod payload;
 pub mod qp;
 pub mod raw;
+pub mod reason;
 pub mod recv_queue;
 mod ring;
 pub mod run;

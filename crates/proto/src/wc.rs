@@ -45,6 +45,32 @@ pub enum WcStatus {
     TmRndvIncomplete = 23,
 }
 
+impl WcStatus {
+    /// Its name in C.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Success => "IBV_WC_SUCCESS",
+            Self::LocLenErr => "IBV_WC_LOC_LEN_ERR",
+            Self::LocQpOpErr => "IBV_WC_LOC_QP_OP_ERR",
+            Self::LocEecOpErr => "IBV_WC_LOC_EEC_OP_ERR",
+            Self::LocProtErr => "IBV_WC_LOC_PROT_ERR",
+            Self::WrFlushErr => "IBV_WC_WR_FLUSH_ERR",
+            Self::MwBindErr => "IBV_WC_MW_BIND_ERR",
+            Self::BadRespErr => "IBV_WC_BAD_RESP_ERR",
+            Self::LocAccessErr => "IBV_WC_LOC_ACCESS_ERR",
+            Self::RemInvReqErr => "IBV_WC_REM_INV_REQ_ERR",
+            Self::RemAccessErr => "IBV_WC_REM_ACCESS_ERR",
+            Self::RemOpErr => "IBV_WC_REM_OP_ERR",
+            Self::RetryExcErr => "IBV_WC_RETRY_EXC_ERR",
+            Self::RnrRetryExcErr => "IBV_WC_RNR_RETRY_EXC_ERR",
+            Self::GeneralErr => "IBV_WC_GENERAL_ERR",
+            Self::TmErr => "IBV_WC_TM_ERR",
+            Self::TmRndvIncomplete => "IBV_WC_TM_RNDV_INCOMPLETE",
+        }
+    }
+}
+
 /// `enum ibv_wc_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u8)]
@@ -128,7 +154,7 @@ pub struct Wc {
     pub flags: WcFlags,
     /// The headers that came with a datagram: 0b1010 for IPv4 and 0b1001 for IPv6. RoCE has no service levels.
     pub sl: u8,
-    /// Our own reason code behind an error; 0 for none.
+    /// After an error: the number of the first cause ([`anyverbs_causes::Cause`]), or 0.
     pub vendor_err: u32,
     /// Bytes received, READ or fetched; with the 40 of the GRH on UD.
     pub byte_len: u32,

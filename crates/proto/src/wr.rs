@@ -121,6 +121,25 @@ impl SendOp {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
+    /// The peer's memory that it names.
+    #[must_use]
+    pub fn remote(&self) -> Option<RemoteAddr> {
+        match *self {
+            Self::Write(at)
+            | Self::WriteImm(at, _)
+            | Self::Read(at)
+            | Self::CompareSwap { at, .. }
+            | Self::FetchAdd { at, .. }
+            | Self::AtomicWrite { at, .. }
+            | Self::Flush { at, .. } => Some(at),
+            Self::Send
+            | Self::SendImm(_)
+            | Self::SendInv(_)
+            | Self::BindMw(_)
+            | Self::LocalInv(_) => None,
+        }
+    }
+
     /// Done by this side alone: no packet, no PSN.
     #[must_use]
     pub fn is_local(&self) -> bool {

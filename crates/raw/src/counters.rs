@@ -119,7 +119,11 @@ impl FlowCounters {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            anyverbs_objects::say_again!(warn, self.0.holders.id(), "counters not destroyed: {e}")
+            anyverbs_objects::say_again!(
+                error,
+                self.0.holders.id(),
+                "counters not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })
     }
 }

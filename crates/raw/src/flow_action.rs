@@ -92,9 +92,9 @@ impl FlowActionEsp {
         }
         self.0.holders.retire().inspect_err(|e| {
             anyverbs_objects::say_again!(
-                warn,
+                error,
                 self.0.holders.id(),
-                "flow action not destroyed: {e}"
+                "flow action not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })
     }

@@ -75,9 +75,9 @@ impl RwqIndTable {
         }
         self.0.holders.retire().inspect_err(|e| {
             anyverbs_objects::say_again!(
-                warn,
+                error,
                 self.0.holders.id(),
-                "indirection table not destroyed: {e}"
+                "indirection table not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
         drop(self.0.hold.lock().take());

@@ -222,9 +222,7 @@ fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateErro
         (cap.max_inline_data, max.max_inline_data, "max_inline_data"),
         (init.max_tso_header, MAX_HEADER as u32, "max_tso_header"),
     ] {
-        if value > most {
-            return Err(CreateError::Invalid(what));
-        }
+        CreateError::check(what, value, most)?;
     }
     cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)
@@ -435,9 +433,9 @@ impl RawQp {
         }
         cell.holders.retire().inspect_err(|error| {
             anyverbs_objects::say_again!(
-                warn,
+                error,
                 cell.qpn().get().into(),
-                "queue pair {} is not destroyed: {error}",
+                "queue pair {} is not destroyed: {error}; see `anyverbs explain AV8009`",
                 cell.qpn()
             );
         })?;

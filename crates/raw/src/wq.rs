@@ -266,7 +266,11 @@ impl Wq {
             return Ok(());
         }
         cell.holders.retire().inspect_err(|e| {
-            anyverbs_objects::say_again!(warn, cell.holders.id(), "work queue not destroyed: {e}")
+            anyverbs_objects::say_again!(
+                error,
+                cell.holders.id(),
+                "work queue not destroyed: {e}; see `anyverbs explain AV8009`"
+            )
         })?;
         cell.end();
         cell.acks.wait(format_args!("a work queue"));

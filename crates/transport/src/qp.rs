@@ -530,9 +530,9 @@ impl Qp {
         let released = cell.transport.groups.unless_attached(cell, || self.release());
         let released = released.inspect_err(|error| {
             anyverbs_objects::say_again!(
-                warn,
+                error,
                 cell.qpn.get().into(),
-                "queue pair {} is not destroyed: {error}",
+                "queue pair {} is not destroyed: {error}; see `anyverbs explain AV8009`",
                 cell.qpn
             );
         });
@@ -602,9 +602,7 @@ fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, Creat
         (cap.max_recv_sge, max.max_sge, "max_recv_sge"),
         (cap.max_inline_data, max.max_inline_data, "max_inline_data"),
     ] {
-        if value > most {
-            return Err(CreateError::Invalid(what));
-        }
+        CreateError::check(what, value, most)?;
     }
     cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)

@@ -2,19 +2,21 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
-    ptr,
+    fmt, ptr,
     sync::Arc,
 };
 
+use anyverbs_causes::Cause;
+
 use anyverbs::{
-    Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, RateLimit, UdDest,
-    XrcSendInitAttr, raw::RawQp,
+    ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
+    RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, raw::RawQp,
 };
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer, value},
+    errno::{Errno, pointer, say, value},
     object::{self, Object},
     verbs::{
         Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
@@ -440,7 +442,10 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
 /// The attributes that `mask` names, each checked.
 fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Errno> {
     let has = |bit| mask.contains(bit);
-    let state = |code| QpState::from_code(code).ok_or(Errno::EINVAL);
+    let state = |code| {
+        QpState::from_code(code)
+            .ok_or_else(|| no_value(&format_args!("a state of the queue pair is {code}")))
+    };
     let mut to = QpAttr {
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
         pkey_index: attr.pkey_index,
@@ -464,14 +469,15 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
         to.cur_state = state(attr.cur_qp_state)?;
     }
     if has(QpAttrMask::PATH_MTU) {
-        to.path_mtu = Mtu::from_code(attr.path_mtu).ok_or(Errno::EINVAL)?;
+        to.path_mtu = Mtu::from_code(attr.path_mtu)
+            .ok_or_else(|| no_value(&format_args!("path_mtu is {}", attr.path_mtu)))?;
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
         to.access = qp_access(attr.qp_access_flags)?;
     }
     if has(QpAttrMask::DEST_QPN) {
         if attr.dest_qp_num > 0xff_ffff {
-            return Err(Errno::EINVAL);
+            return Err(no_value(&format_args!("dest_qp_num is {:#x}", attr.dest_qp_num)));
         }
         to.dest_qpn = Qpn::new(attr.dest_qp_num);
     }
@@ -511,7 +517,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let mask = mask.difference(pointless(qp.inner.qp_type));
         match &qp.inner.device {
             Device::Transport(device) => {
-                device.modify(&qp_attr(&qp.inner.context, attr, mask)?, mask)?;
+                let attr = qp_attr(&qp.inner.context, attr, mask)?;
+                device.modify(&attr, mask).map_err(|error| refused(device.qpn(), &attr, error))?;
             }
             Device::Raw(device) => modify_raw(device, attr, mask)?,
         }
@@ -520,6 +527,26 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         }
         Ok(())
     }))
+}
+
+/// Says that an attribute has no such value.
+#[cold]
+fn no_value(what: &dyn fmt::Display) -> Errno {
+    let what = format_args!("{what}, which is no value of it");
+    say("ibv_modify_qp: ", &what, Some(Cause::AttributeValue));
+    Errno::EINVAL
+}
+
+/// Says why a modify was refused.
+#[cold]
+fn refused(qpn: Qpn, attr: &QpAttr, error: ModifyObjectError) -> Errno {
+    let values = match error {
+        ModifyObjectError::Qp(ModifyError::Value(bits)) => format!(" ({})", attr.values(bits)),
+        _ => String::new(),
+    };
+    let what = format!("ibv_modify_qp of queue pair {:#08x}: ", qpn.get());
+    say(&what, &format_args!("{error}{values}"), error.cause());
+    Errno(error.errno())
 }
 
 /// Slot of `ibv_modify_qp_rate_limit`: 0, or the errno value. A rate of 0 ends the limit.

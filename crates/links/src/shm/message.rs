@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyverbs_net::shm::{MAX_HEADER, Message, ONE_LINE};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming, ShortRequest, ShortSend};
+use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
@@ -205,6 +206,14 @@ impl Digest {
     }
 }
 
+/// Reads the headers of a NAK whose payload is its reason.
+#[cold]
+fn parse_refusal(headers: &mut Headers, bth: Bth, extensions: &[u8], len: usize) -> Option<()> {
+    let is_refusal = bth.opcode.operation == Operation::Ack && len == Told::LEN;
+    let bth = Bth { pad: 0, ..bth };
+    is_refusal.then(|| headers.parse_extensions(bth, extensions, 0).ok())?
+}
+
 /// The kinds of messages.
 #[derive(Debug)]
 pub enum Received {
@@ -279,7 +288,9 @@ impl Inbox {
             ..Bth::new(opcode, dest, Psn::new(second as u32 & 0xff_ffff))
         };
         let packet = &mut self.packet;
-        packet.headers.parse_extensions(bth, extensions, payload.len()).ok()?;
+        if packet.headers.parse_extensions(bth, extensions, payload.len()).is_err() {
+            parse_refusal(&mut packet.headers, bth, extensions, payload.len())?;
+        }
         packet.packets = (first >> 24) as u32 & 0xff;
         packet.payload = payload;
         packet.acks = (first & ACKS != 0).then(|| Psn::new((second >> 24) as u32 & 0xff_ffff));

@@ -1,5 +1,7 @@
 //! Attributes of a queue pair, as `ibv_modify_qp` sets and `ibv_query_qp` reads them.
 
+use std::fmt;
+
 use bitflags::bitflags;
 use thiserror::Error;
 
@@ -254,12 +256,55 @@ pub struct ModifyLimits {
     pub max_rate_limit: u32,
 }
 
+/// Bits of a mask by their names in C.
+struct Bits(QpAttrMask);
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, (name, _)) in self.0.iter_names().enumerate() {
+            write!(f, "{}IBV_QP_{name}", if n == 0 { "" } else { " and " })?;
+        }
+        Ok(())
+    }
+}
+
+impl QpAttr {
+    /// The values of these attributes, as a program gave them: `timeout 40, retry_cnt 9`.
+    #[must_use]
+    pub fn values(&self, bits: QpAttrMask) -> String {
+        use QpAttrMask as M;
+        let av = &self.av;
+        let address = format!(
+            "ah_attr with port_num {}, sgid_index {}, dgid {}",
+            av.port, av.sgid_index, av.dgid
+        );
+        [
+            (M::PORT, format!("port_num {}", self.port)),
+            (M::PKEY_INDEX, format!("pkey_index {}", self.pkey_index)),
+            (M::AV, address),
+            (M::PATH_MTU, format!("path_mtu of {} bytes", self.path_mtu.bytes())),
+            (M::RATE_LIMIT, format!("rate_limit {}", self.rate_limit)),
+            (M::TIMEOUT, format!("timeout {}", self.timeout)),
+            (M::RETRY_CNT, format!("retry_cnt {}", self.retry_cnt)),
+            (M::RNR_RETRY, format!("rnr_retry {}", self.rnr_retry)),
+            (M::MIN_RNR_TIMER, format!("min_rnr_timer {}", self.min_rnr_timer)),
+            (M::MAX_QP_RD_ATOMIC, format!("max_rd_atomic {}", self.max_rd_atomic)),
+            (M::MAX_DEST_RD_ATOMIC, format!("max_dest_rd_atomic {}", self.max_dest_rd_atomic)),
+        ]
+        .into_iter()
+        .filter(|(bit, _)| bits.contains(*bit))
+        .map(|(_, value)| value)
+        .collect::<Vec<_>>()
+        .join(", ")
+    }
+}
+
 /// The reason why a modify was refused; nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum ModifyError {
     /// `EINVAL`: IBA 10.3.1 knows no such transition for this type.
-    #[error("there is no transition from {from:?} to {to:?}")]
+    #[error("no move leads from {from:?} to {to:?} for a queue pair of its type")]
     Transition {
         /// The present state.
         from: QpState,
@@ -270,15 +315,15 @@ pub enum ModifyError {
     #[error("the queue pair is in {0:?}")]
     CurState(QpState),
     /// `EINVAL`: attributes that the transition needs are missing.
-    #[error("the transition needs {0:?}")]
+    #[error("the move needs {}, which the mask lacks", Bits(*.0))]
     Missing(QpAttrMask),
     /// `EINVAL`: attributes that the transition does not take.
-    #[error("the transition does not take {0:?}")]
+    #[error("the mask has {}, which the move does not take", Bits(*.0))]
     Extra(QpAttrMask),
     /// `EINVAL`: a value out of range.
-    #[error("bad value of {0:?}")]
+    #[error("the value of {} is not allowed", Bits(*.0))]
     Value(QpAttrMask),
     /// `EOPNOTSUPP`: alternate paths.
-    #[error("this device does not support {0:?}")]
+    #[error("this device does not support {}", Bits(*.0))]
     Unsupported(QpAttrMask),
 }

@@ -14,11 +14,13 @@ mod responder;
 mod send_queue;
 mod timers;
 mod transition;
+mod trouble;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 
 use crate::comp_cntr::CompCntrOps;
@@ -47,6 +49,7 @@ use responder::tag_matching::{SEND_CAP, TagMatching};
 pub use responder::{OutOfOrderBytes, lending};
 use send_queue::{PACKET_COST, SendQueue};
 use timers::{Timer, Timers};
+use trouble::Trouble;
 
 /// The slots of a send queue that a poller gives back: those that polled completions cover (S5.1).
 #[derive(Debug, Default)]
@@ -183,6 +186,8 @@ pub struct Qp {
     tag_matching: Option<Box<TagMatching>>,
     /// Counts its out-of-order buffer.
     out_of_order_bytes: Arc<OutOfOrderBytes>,
+    /// What went wrong. Nothing looks here before that.
+    trouble: Option<Box<Trouble>>,
     #[cfg(feature = "general-way")]
     general_way: bool,
 }
@@ -232,6 +237,7 @@ impl Qp {
             counted: CompCntrOps::empty(),
             tag_matching: None,
             out_of_order_bytes: Arc::default(),
+            trouble: None,
             #[cfg(feature = "general-way")]
             general_way: false,
             init,
@@ -403,7 +409,10 @@ impl Qp {
         self.assign(attr, mask);
         match to {
             QpState::Reset => self.reset(),
-            QpState::Err => self.enter_error(env),
+            QpState::Err => {
+                self.blame(Cause::MovedToError);
+                self.enter_error(env);
+            }
             _ => {
                 self.attr.state = to;
                 match (from, to) {
@@ -417,6 +426,7 @@ impl Qp {
                         self.next_datagram = self.attr.sq_psn;
                         self.start_requester(self.attr.sq_psn);
                     }
+                    (QpState::Sqe, QpState::Rts) => self.forget_trouble(),
                     (_, QpState::Sqd) if from != QpState::Sqd => self.requester.begin_drain(),
                     _ => {}
                 }
@@ -478,6 +488,7 @@ impl Qp {
         (self.pacing, self.path_pacing) = (None, None);
         self.timers = Timers::default();
         self.forget_receives();
+        self.forget_trouble();
         self.established = false;
     }
 
@@ -655,6 +666,7 @@ impl Qp {
     /// The device lost the queue pair's ground (its CQ overran): moves to ERR with [`QpEvent::Fatal`].
     pub fn fail<E: Env>(&mut self, env: &mut E) {
         if self.attr.state != QpState::Err {
+            self.blame(Cause::CqOverrun);
             env.raise(QpEvent::Fatal);
             self.enter_error(env);
         }
@@ -666,6 +678,7 @@ impl Qp {
         let sends = matches!(self.attr.state, QpState::Rts | QpState::Sqd);
         if sends && self.init.qp_type.is_reliable() && self.sq.outstanding() > 0 {
             env.count(Counter::RetryExceeded, 1);
+            self.note_peer_ended();
             self.fail_oldest(WcStatus::RetryExcErr, env);
         }
     }

@@ -64,11 +64,11 @@ impl Qp {
         }
         if self.sq.is_full(self.credit.released()) {
             let receives_only = self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
-            return Err(if receives_only {
-                PostSendError::NoSendQueue
-            } else {
-                PostSendError::Full
-            });
+            if receives_only {
+                return Err(PostSendError::NoSendQueue);
+            }
+            self.explain_full(env);
+            return Err(PostSendError::Full);
         }
         let len: u64 = wr.sges.iter().map(|s| u64::from(s.len)).sum();
         let len = u32::try_from(len).ok().filter(|l| *l <= MAX_MESSAGE);
@@ -138,6 +138,7 @@ impl Qp {
             status: WcStatus::WrFlushErr,
             opcode: WcOpcode::Recv,
             qpn: self.qpn,
+            vendor_err: self.vendor_err(),
             ..Wc::default()
         };
         env.count(Counter::RespCqeError, 1);

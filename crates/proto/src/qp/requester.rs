@@ -135,6 +135,11 @@ impl Qp {
         }
     }
 
+    /// The oldest PSN without an answer.
+    pub(super) fn first_unanswered(&self) -> Psn {
+        self.requester.una
+    }
+
     /// Whether packets without an answer are out.
     pub(super) fn awaits_answer(&self) -> bool {
         self.init.qp_type.is_reliable() && self.requester.una != self.cursor_psn()
@@ -565,6 +570,7 @@ impl Qp {
         };
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);
+            let wc = Wc { vendor_err: self.vendor_err(), ..wc };
             env.complete(Side::Send, wc, true);
         } else {
             env.complete(Side::Send, wc, false);
@@ -574,6 +580,7 @@ impl Qp {
     /// The oldest WQE ends in an error: RC and XRC go to ERR, UC and UD to SQE (IBA 10.3.1, table 91).
     pub(super) fn fail_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         debug_assert!(self.sq.outstanding() > 0);
+        self.explain_failure(status, env);
         self.complete_oldest(status, env);
         if self.init.qp_type.is_reliable() {
             self.enter_error(env);

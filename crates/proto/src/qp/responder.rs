@@ -9,10 +9,13 @@ pub(super) mod single;
 mod start;
 pub(super) mod tag_matching;
 
+use anyverbs_causes::Cause;
+
 use crate::counters::Counter;
 use crate::env::Env;
 use crate::event::QpEvent;
 use crate::mr::Access;
+use crate::reason::{Place, Reason};
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
 use crate::types::Psn;
@@ -21,8 +24,9 @@ use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 
 use super::attr::QpType;
+use super::trouble::request_name;
 use super::{Incoming, Qp};
-use answers::{AnswerKind, Answers};
+use answers::{Answer, AnswerKind, Answers};
 use out_of_order::OutOfOrder;
 pub use out_of_order::OutOfOrderBytes;
 
@@ -128,11 +132,11 @@ impl Responder {
 }
 
 /// A request that cannot be executed: the NAK for the peer, the error on our side.
-struct Refusal {
+pub(super) struct Refusal {
     /// None: the peer notices by its retries.
-    nak: Option<NakCode>,
+    pub(super) nak: Option<NakCode>,
     /// Completion of the receive in use.
-    recv: WcStatus,
+    pub(super) recv: WcStatus,
     event: QpEvent,
 }
 
@@ -208,7 +212,8 @@ impl Qp {
                 return false;
             }
             Err(Stop::Refused(refusal)) => {
-                self.refuse(psn, refusal, env);
+                let reason = self.reason_of_refusal(&refusal, packet, env);
+                self.refuse(psn, request_name(packet.headers.bth.opcode), refusal, &reason, env);
                 return false;
             }
         }
@@ -252,13 +257,16 @@ impl Qp {
                 Stop::Refused(refusal) => {
                     env.count(Counter::DropUcAccess, 1);
                     // A receive that cannot be written is the program's mistake, and is shown (IBA 9.8.3.2.5).
+                    let what = request_name(opcode);
+                    let reason = self.reason_of_refusal(&refusal, packet, env);
                     if refusal.nak == Some(NakCode::RemoteOperational) && self.responder.recv_taken
                     {
+                        self.explain_refusal(what, &reason, env);
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
                     }
                     if refusal.nak == Some(NakCode::RemoteAccess) {
-                        self.note_wrong_key(env);
+                        self.note_wrong_key(what, &reason, env);
                     }
                 }
             }
@@ -266,9 +274,10 @@ impl Qp {
     }
 
     /// UC: a request named memory that it may not touch.
-    fn note_wrong_key<E: Env>(&mut self, env: &mut E) {
+    fn note_wrong_key<E: Env>(&mut self, what: &str, reason: &Reason, env: &mut E) {
         self.responder.wrong_keys += 1;
         if self.responder.wrong_keys >= WRONG_KEYS {
+            self.explain_refusal(what, reason, env);
             env.count(Counter::RespRemoteAccessErrors, 1);
             env.raise(QpEvent::AccessErr);
             self.enter_error(env);
@@ -276,9 +285,16 @@ impl Qp {
     }
 
     /// The request cannot be executed: tells the peer, goes to ERR (IBA 9.9.3, class A to C faults; without a NAK class J).
-    fn refuse<E: Env>(&mut self, psn: Psn, refusal: Refusal, env: &mut E) {
+    fn refuse<E: Env>(
+        &mut self,
+        psn: Psn,
+        what: &str,
+        refusal: Refusal,
+        reason: &Reason,
+        env: &mut E,
+    ) {
         match refusal.nak {
-            Some(nak) => self.send_nak(psn, Syndrome::Nak(nak), env),
+            Some(nak) => self.send_refusal(psn, nak, reason.told(), env),
             None => {
                 // A NAK would have acknowledged this. In ERR every executed request is acknowledged, asked for or not.
                 self.responder.ack_owed = true;
@@ -289,6 +305,7 @@ impl Qp {
                 }
             }
         }
+        self.explain_refusal(what, reason, env);
         if refusal.event == QpEvent::AccessErr {
             env.count(Counter::RespRemoteAccessErrors, 1);
         }
@@ -300,8 +317,44 @@ impl Qp {
     }
 
     /// The memory of a READ in progress went away under its responses.
-    fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
-        self.refuse(psn, Refusal::ACCESS, env);
+    fn refuse_read<E: Env>(&mut self, psn: Psn, answer: &Answer, env: &mut E) {
+        let reason = match answer.kind {
+            AnswerKind::Read { va, rkey, len, .. } => {
+                let place = Place { key: rkey, va, len: len.into() };
+                self.remote_fault(place, Access::REMOTE_READ, env)
+            }
+            AnswerKind::Atomic { .. } | AnswerKind::Placed => Reason::new(Cause::PeerMemoryGone),
+        };
+        self.refuse(psn, "a READ", Refusal::ACCESS, &reason, env);
+    }
+
+    /// Tells whether one more request with an answer of its own may come.
+    pub(super) fn has_room_for_answers(&self) -> bool {
+        self.responder.answers.have_room()
+    }
+
+    /// The bytes that a SEND has so far, with this packet, and those that the receive in hand takes.
+    pub(super) fn length_of_send(&self, packet: &Incoming<'_>) -> (u32, u32) {
+        let received = match self.responder.inbound {
+            Inbound::Send { received } => received,
+            Inbound::None | Inbound::Write { .. } => 0,
+        };
+        let end = received + packet.payload.len() as u64;
+        let bytes = |bytes: u64| bytes.try_into().unwrap_or(u32::MAX);
+        (bytes(end), bytes(self.responder.recv.room()))
+    }
+
+    /// The memory that a request names, or that the message names of which it is a part.
+    pub(super) fn place_of(&self, packet: &Incoming<'_>) -> Option<Place> {
+        let headers = &packet.headers;
+        match (headers.reth, headers.atomic, self.responder.inbound) {
+            (Some(reth), ..) => Some(Place { key: reth.rkey, va: reth.va, len: reth.len.into() }),
+            (_, Some(atomic), _) => Some(Place { key: atomic.rkey, va: atomic.va, len: 8 }),
+            (.., Inbound::Write { va, rkey, .. }) => {
+                Some(Place { key: rkey, va, len: packet.payload.len() as u64 })
+            }
+            _ => None,
+        }
     }
 
     /// A request that was executed before (IBA 9.7.5.1.3).

@@ -3,9 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyverbs_links::udp::CreditPacket;
+use anyverbs_links::why::WhyPacket;
 use anyverbs_net::Datagram;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
@@ -22,6 +24,16 @@ pub(super) enum Received<'a> {
     /// To QP1, which every process has. Boxed: it is rare, and long.
     Gsi(Box<ToGsi<'a>>),
     Credit(CreditPacket),
+    /// An explanation, or a question for one. Boxed as well.
+    Why(Box<Why<'a>>),
+}
+
+/// A datagram that explains.
+pub(super) struct Why<'a> {
+    pub(super) arrival: Arrival,
+    pub(super) packet: WhyPacket,
+    /// The bytes of the reason.
+    pub(super) bytes: &'a [u8],
 }
 
 /// Packets that were received, to be counted together.
@@ -144,11 +156,26 @@ impl Driver {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
         }
         if into.read(bytes).is_err() {
-            self.core.count(Counter::DropMalformed, 1);
-            return None;
+            return self.classify_why(bytes, into.arrival, to_group);
         }
         self.tally(datagram, &into.arrival, tally);
         Some(Received::Packet)
+    }
+
+    #[cold]
+    fn classify_why<'d>(
+        &self,
+        bytes: &'d [u8],
+        arrival: Arrival,
+        to_group: bool,
+    ) -> Option<Received<'d>> {
+        let packet = WhyPacket::parse(bytes, arrival.source, arrival.destination);
+        let Some(packet) = packet.filter(|_| !to_group) else {
+            self.core.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        let bytes = &bytes[bytes.len() - Told::LEN..];
+        Some(Received::Why(Box::new(Why { arrival, packet, bytes })))
     }
 
     /// Tells whether a datagram from a link-local address came by another interface than the one that has its

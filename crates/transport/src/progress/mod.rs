@@ -17,6 +17,7 @@ mod testing;
 mod tests;
 mod timers;
 mod waiter;
+mod why;
 pub mod worker;
 
 use std::any::Any;

@@ -11,6 +11,7 @@ use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
 use anyverbs_links::times;
 use anyverbs_links::udp::{Asked, CreditPacket};
+use anyverbs_links::why::WhyPacket;
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -19,6 +20,7 @@ use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_objects::base::Caller;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
@@ -26,8 +28,10 @@ use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
+use super::why::{is_answer, join_reason};
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::env::Call;
+use crate::qp::transport::Aftermath;
 use crate::qp::{QpCell, State};
 
 /// Receive buffers of 64 KiB.
@@ -80,11 +84,13 @@ pub(super) struct Deferred {
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
+    /// Questions and answers about silent queue pairs.
+    whys: Vec<(Arrival, WhyPacket)>,
 }
 
 impl Deferred {
     fn is_empty(&self) -> bool {
-        self.resume.is_empty() && self.probes.is_empty()
+        self.resume.is_empty() && self.probes.is_empty() && self.whys.is_empty()
     }
 }
 
@@ -119,7 +125,11 @@ impl RxState {
             calls: 0,
             failed: false,
             since_acks: 0,
-            deferred: Deferred { resume: Vec::with_capacity(64), probes: Vec::with_capacity(64) },
+            deferred: Deferred {
+                resume: Vec::with_capacity(64),
+                probes: Vec::with_capacity(64),
+                whys: Vec::new(),
+            },
             senders: Senders::new(),
         })
     }
@@ -375,6 +385,9 @@ impl Driver {
             n += self.receive_forwarded(&mut rx, now);
         }
         self.answer(&mut rx.deferred.probes);
+        if !rx.deferred.whys.is_empty() {
+            self.explain(&mut rx.deferred.whys);
+        }
         let is_empty = n == 0 && !quiet && rx.batch.asked_all();
         if is_empty && !self.transport.owed.now().is_any() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
@@ -422,11 +435,16 @@ impl Driver {
         let (mut n, mut tally, mut to_gsi) = (0, Tally::default(), Vec::new());
         let mut datagrams = batch.datagrams();
         let mut places = <[Arrived<'_>; 2]>::default();
+        // The reason of the NAK that comes next.
+        let mut told = None;
         let mut source = Ahead::new(now, &mut places, |into| {
             for datagram in datagrams.by_ref() {
                 n += 1;
                 match self.classify(&datagram, senders, false, &mut tally, into) {
                     Some(Received::Packet) => {
+                        if let Some(told) = told.take() {
+                            join_reason(&mut into.packet, told);
+                        }
                         if reader == Reader::Worker && into.packet.headers.bth.opcode.is_one_sided()
                         {
                             // No thread polled when it came.
@@ -438,6 +456,12 @@ impl Driver {
                     Some(Received::Credit(credit)) => {
                         self.take_credit(asked(credit, &datagram), deferred);
                     }
+                    Some(Received::Why(why)) => match why.packet {
+                        WhyPacket::Reason { dest, psn, told: reason } if !is_answer(reason) => {
+                            told = Some((dest, psn, why.bytes));
+                        }
+                        packet => deferred.whys.push((why.arrival, packet)),
+                    },
                     None => {}
                 }
             }
@@ -474,6 +498,8 @@ impl Driver {
                 Some(Received::Credit(credit)) => {
                     self.take_credit(asked(credit, &datagram), &mut rx.deferred);
                 }
+                // The reason of a NAK that comes by a detour is lost.
+                Some(Received::Why(why)) => rx.deferred.whys.push((why.arrival, why.packet)),
                 None => {}
             }
             self.count_received(tally);
@@ -541,7 +567,10 @@ impl Driver {
                     self.kick_worker();
                 }
             }
-            Forwarded::Dead | Forwarded::Failed => self.core.count(Counter::DropNoQp, 1),
+            Forwarded::Dead | Forwarded::Failed => {
+                self.answer_for_dead(datagram);
+                self.core.count(Counter::DropNoQp, 1);
+            }
             Forwarded::Full => self.core.count(Counter::DropSocketFull, 1),
         }
     }
@@ -650,13 +679,22 @@ impl Driver {
 
     #[cold]
     fn fail_overrun(&'static self) {
-        while let Some(overrun) = self.transport.overruns.take() {
+        while let Some(Aftermath { overruns: overrun, lines }) = self.transport.overruns.take() {
+            for line in lines {
+                tracing::error!(target: "anyverbs", "{line}");
+            }
+            if overrun.is_empty() {
+                continue;
+            }
             let uses = |cell: &Arc<QpCell>| {
                 let cqs = [&cell.send_cq, &cell.recv_cq];
                 overrun
                     .iter()
                     .any(|o| o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| o.is_of(cq)))
             };
+            for line in self.overrun_lines(&overrun) {
+                tracing::error!(target: "anyverbs", "{line}");
+            }
             for srq in self
                 .transport
                 .xrc_srqs

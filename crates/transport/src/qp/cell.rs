@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_causes::Cause;
 use anyverbs_links::Links;
 use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::udp::Asked;
+use anyverbs_links::why::check_route;
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::cq::CqCell;
@@ -19,6 +21,7 @@ use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
 use anyverbs_proto::qp::{Arrival, Incoming, SqCredit};
 use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wr::AddressVector;
 use anyverbs_proto::xrc_message::FileId;
 
 use super::env::Call;
@@ -243,6 +246,24 @@ impl QpCell {
         if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
     }
 
+    /// Says now, and not when the retries have run out, that the local address cannot reach the peer.
+    fn check_route(&self, av: &AddressVector) {
+        if self.transport.core.gids.contains(av.dgid) {
+            return;
+        }
+        if let Err(error) = check_route(self.transport.links, av) {
+            self.transport.overruns.log(format!(
+                "queue pair {:#08x}: the local address {} (sgid_index {}) cannot reach the peer at {}: {error}; \
+                 see `anyverbs explain {}`",
+                self.qpn.get(),
+                av.sgid.to_ip(),
+                av.sgid_index,
+                av.dgid.to_ip(),
+                Cause::Unreachable
+            ));
+        }
+    }
+
     /// See [`Qp::modify`].
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         let transport = self.transport;
@@ -275,6 +296,7 @@ impl QpCell {
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(transport.links, machine);
             machine.transmit_rest(&mut call.env(link));
+            self.check_route(&attr.av);
         }
         self.note_modified(&mut state);
         call.settle(&mut state);

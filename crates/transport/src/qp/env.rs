@@ -7,11 +7,14 @@ use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
+use anyverbs_proto::env::{
+    CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Question, Side, TransmitError,
+};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::reason::Told;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::run::Run;
 use anyverbs_proto::tag_list::{Tagged, Taken};
@@ -28,6 +31,7 @@ use super::transport::Transport;
 use super::{QpCell, State};
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
 use anyverbs_links::udp::Asked;
+use anyverbs_links::why::{Sounding, WhyPacket};
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 
@@ -205,6 +209,11 @@ impl Env for DeviceEnv<'_, '_> {
     fn count(&self, counter: Counter, n: u64) {
         self.transport.core.count(counter, n);
     }
+
+    #[cold]
+    fn log(&mut self, line: std::fmt::Arguments<'_>) {
+        self.transport.overruns.log(line.to_string());
+    }
 }
 
 impl LinkEnv for DeviceEnv<'_, '_> {
@@ -299,6 +308,44 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             }
         }
         (sent, Ok(()))
+    }
+
+    #[cold]
+    fn refuse(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        told: Told,
+    ) -> Result<(), TransmitError> {
+        let Bth { dest_qpn: dest, psn, .. } = headers.bth;
+        // Peers on other links are of our make.
+        if let Some(Route::Udp(_)) = &self.link.route {
+            let packet = WhyPacket::Reason { dest, psn, told };
+            self.out.explain(self.transport.links, av, dest, &packet);
+            return self.transmit(av, headers, &Payload::EMPTY, None);
+        }
+        if self.cell.qp_type != QpType::Rc {
+            // The ring has NAKs with a payload for connections only.
+            return self.transmit(av, headers, &Payload::EMPTY, None);
+        }
+        self.transmit(av, headers, &Payload::bytes(&told.to_bytes()), None)
+    }
+
+    #[cold]
+    fn ask_peer(&mut self, question: &Question) -> bool {
+        let links = self.transport.links;
+        self.out.explain(links, &question.av, question.dest, &WhyPacket::Question(*question));
+        let known = self.link.sounding.as_mut().and_then(|sounding| sounding.verdict());
+        if known.is_none() {
+            self.link.sounding = Some(Box::new(Sounding::new(links, &question.av)));
+        }
+        true
+    }
+
+    #[cold]
+    fn peer_says(&mut self) -> Option<Told> {
+        let cause = self.link.sounding.take().as_mut()?.verdict()?;
+        Some(Told { cause, value: 0 })
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {

@@ -18,6 +18,7 @@ use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::route::Route;
 use anyverbs_links::shm::{Digest, Peer, Spare};
 use anyverbs_links::udp::Asked;
+use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::PublishedQp;
 use anyverbs_objects::comp_cntr::Attached;
 use anyverbs_objects::srq::SrqCell;
@@ -71,6 +72,8 @@ pub struct Link {
     pub(crate) comp_cntrs: Attached,
     /// The rights that it publishes for peers without a message.
     pub(crate) published: PublishedQp,
+    /// Out to a peer that does not answer.
+    pub(super) sounding: Option<Box<Sounding>>,
 }
 
 impl Link {
@@ -105,6 +108,7 @@ impl Link {
     pub fn leave_path(&mut self, qpn: Qpn) {
         self.leave_turn(qpn);
         (self.route, self.props) = (None, LinkProps::default());
+        self.sounding = None;
         self.from_peer = None;
         self.last = None;
         self.spare = Spare::default();

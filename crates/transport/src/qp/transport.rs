@@ -89,11 +89,18 @@ impl Transport {
     }
 }
 
-/// Completion queues that have overrun, whose queue pairs must fail.
+/// Work that waits until no queue pair is locked: completion queues that have overrun, whose queue pairs must fail, and lines
+/// for the log.
 #[derive(Debug, Default)]
 pub struct Overruns {
-    list: Mutex<rank::Overruns, Vec<Overrun>>,
+    list: Mutex<rank::Overruns, Aftermath>,
     any: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Aftermath {
+    pub(crate) overruns: Vec<Overrun>,
+    pub(crate) lines: Vec<String>,
 }
 
 /// A completion queue that has overrun, and the queue pair whose completion was lost.
@@ -111,7 +118,14 @@ impl Overrun {
 
 impl Overruns {
     pub(crate) fn note(&self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
-        self.list.lock().push(Overrun { cq, qpn });
+        self.list.lock().overruns.push(Overrun { cq, qpn });
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// A line for the log of errors.
+    #[cold]
+    pub(crate) fn log(&self, line: String) {
+        self.list.lock().lines.push(line);
         self.any.store(true, Ordering::Release);
     }
 
@@ -121,7 +135,7 @@ impl Overruns {
     }
 
     /// Takes them; `None` if there are none.
-    pub(crate) fn take(&self) -> Option<Vec<Overrun>> {
+    pub(crate) fn take(&self) -> Option<Aftermath> {
         self.any.swap(false, Ordering::AcqRel).then(|| std::mem::take(&mut *self.list.lock()))
     }
 }

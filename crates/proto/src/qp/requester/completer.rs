@@ -30,7 +30,10 @@ impl Qp {
         }
         let operation = packet.headers.bth.opcode.operation;
         match packet.headers.aeth.map(|aeth| aeth.syndrome) {
-            Some(Syndrome::Nak(code)) => self.receive_nak(psn, code, env),
+            Some(Syndrome::Nak(code)) => {
+                self.note_nak(packet, env);
+                self.receive_nak(psn, code, env);
+            }
             Some(Syndrome::RnrNak { timer }) => {
                 if self.answered_before(psn, env) {
                     self.receive_rnr_nak(timer, env);

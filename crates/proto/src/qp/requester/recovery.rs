@@ -112,6 +112,11 @@ impl LossRecovery {
         Self { retries_left: retry_cnt, rnr_left: rnr_retry, ..Self::default() }
     }
 
+    /// Retries before the next failure.
+    pub(super) fn retries_left(&self) -> u8 {
+        self.retries_left
+    }
+
     /// Retries that a modify grants anew.
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
         self.retries_left = retry_cnt.unwrap_or(self.retries_left);

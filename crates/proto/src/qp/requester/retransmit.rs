@@ -1,5 +1,7 @@
 //! Carries out what [`LossRecovery`] decides: goes back N, or sends a single packet again.
 
+use std::time::Duration;
+
 use crate::counters::Counter;
 use crate::env::Env;
 use crate::types::{Psn, timer_code};
@@ -117,10 +119,21 @@ impl Qp {
     pub(super) fn receive_rnr_nak<E: Env>(&mut self, code: u8, env: &mut E) {
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_rnr_nak(timer_code::rnr(code), moment);
+        self.note_not_ready(self.requester.una, env.now());
         self.count_and_carry_out(Counter::RnrNakReceived, decision, env);
     }
 
+    /// See [`Qp::ask_peer`].
+    fn ask_about_silence<E: Env>(&mut self, silence: Expired, env: &mut E) -> Option<Duration> {
+        let since = (self.requester.una, silence.since);
+        let retries_left = self.requester.recovery.retries_left();
+        if self.awaits_answer() { self.ask_peer(since, retries_left, env) } else { None }
+    }
+
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
+        if self.requester.una == self.attr.sq_psn {
+            self.ask_about_silence(silence, env);
+        }
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_probe_timeout(silence, moment);
         if decision == Decision::GoBackN {
@@ -130,6 +143,9 @@ impl Qp {
     }
 
     pub(in crate::qp) fn on_ack_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
+        if let Some(wait) = self.ask_about_silence(silence, env) {
+            return self.timers.start(Timer::Ack, env.now(), wait);
+        }
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_ack_timeout(silence, moment);
         self.count_and_carry_out(Counter::LocalAckTimeoutErr, decision, env);

@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::counters::Counter;
 use crate::env::{Env, LinkProps, TransmitError};
 use crate::payload::Payload;
+use crate::reason::Told;
 use crate::run::Run;
 use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
-use crate::wire::aeth::{Aeth, Syndrome};
+use crate::wire::aeth::{Aeth, NakCode, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation};
@@ -209,7 +210,7 @@ impl Qp {
                 }
                 Err(TransmitError::Blocked | TransmitError::PeerGone) => return any,
                 Err(TransmitError::Fault(_)) => {
-                    self.refuse_read(psn, env);
+                    self.refuse_read(psn, &answer, env);
                     return true;
                 }
             };
@@ -359,6 +360,24 @@ impl Qp {
         self.send_aeth(psn, syndrome, env);
     }
 
+    /// Sends the NAK of a request that is refused, with the reason for a peer of our make. If it finds no room, the reason is
+    /// lost.
+    pub(super) fn send_refusal<E: Env>(&mut self, psn: Psn, nak: NakCode, told: Told, env: &mut E) {
+        self.acknowledged();
+        self.responder.last_ack = None;
+        let syndrome = Syndrome::Nak(nak);
+        let headers = self.aeth_headers(psn, syndrome);
+        let result = env.refuse(&self.attr.av, &headers, told);
+        self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
+    }
+
+    fn aeth_headers(&self, psn: Psn, syndrome: Syndrome) -> Headers {
+        let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
+        let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
+        headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
+        headers
+    }
+
     /// Sends the ACK or NAK that found no room before.
     fn send_held<E: Env>(&mut self, env: &mut E) -> bool {
         match self.responder.held {
@@ -373,9 +392,7 @@ impl Qp {
     /// Tells whether it was sent. If not, it is held. If it is lost on the way, the requester's timeout makes up for
     /// it.
     fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) -> bool {
-        let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
-        let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
-        headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
+        let headers = self.aeth_headers(psn, syndrome);
         let result = env.transmit(&self.attr.av, &headers, &Payload::EMPTY, None);
         self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
         result.is_ok()

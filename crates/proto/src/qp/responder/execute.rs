@@ -328,7 +328,7 @@ impl Qp {
     }
 
     /// Protection domain and queue pair by which memory keys are checked.
-    pub(super) fn reach(&self) -> (u32, Qpn) {
+    pub(in crate::qp) fn reach(&self) -> (u32, Qpn) {
         (self.responder.pd, self.qpn)
     }
 

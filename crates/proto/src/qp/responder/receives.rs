@@ -40,7 +40,8 @@ impl Qp {
     /// Completes the receive in hand in error.
     pub(super) fn complete_recv<E: Env>(&mut self, wc: Wc, env: &mut E) {
         let wr_id = self.release_recv();
-        let wc = Wc { wr_id, qpn: self.qpn, opcode: WcOpcode::Recv, ..wc };
+        let vendor_err = self.vendor_err();
+        let wc = Wc { wr_id, qpn: self.qpn, opcode: WcOpcode::Recv, vendor_err, ..wc };
         env.count(Counter::RespCqeError, 1);
         self.count_completion(CompCntrOps::RECV, 0, true, env);
         env.complete(Side::Recv, wc, true);
@@ -64,6 +65,8 @@ impl Qp {
 
     /// The receive in hand cannot be written: the program's mistake, and the end of the queue pair.
     pub(in crate::qp) fn fail_datagram_recv<E: Env>(&mut self, env: &mut E) {
+        let reason = self.receive_fault(env);
+        self.explain_refusal("a datagram", &reason, env);
         self.complete_recv(Wc { status: WcStatus::LocProtErr, ..Wc::default() }, env);
         self.enter_error(env);
     }

@@ -1,0 +1,368 @@
+/* Programs that do one thing wrong, and what their users see. The first argument says what, the second is "one" or "two"
+ * hosts. Lines of the log of the other process begin with "peer: ". */
+#include "check.h"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* What the two processes tell each other, and the mistakes. */
+struct address {
+	union ibv_gid gid;
+	uint32_t qpn, psn;
+	uint64_t va;
+	uint32_t lkey, rkey;
+};
+
+static const char *mistake;
+static bool two, is_server, is_wrong;
+static int other; /* socket to the other process */
+
+static bool is(const char *name)
+{
+	return !strcmp(mistake, name);
+}
+
+static void tell(const void *what, size_t len)
+{
+	EQ(write(other, what, len), len);
+}
+
+static bool hear(void *what, size_t len)
+{
+	return read(other, what, len) == (ssize_t)len;
+}
+
+/* Both processes have come here. */
+static void meet(void)
+{
+	char c = 0;
+	tell(&c, 1);
+	hear(&c, 1);
+}
+
+static int gid_index(struct ibv_context *ctx)
+{
+	union ibv_gid gid;
+	uint8_t wanted[4] = { 127, 0, 0, 1 };
+	if (two)
+		memcpy(wanted, (uint8_t[]){ 10, 77, 0, is_server ? 2 : 1 }, 4);
+	for (int i = 0; i < 16; i++)
+		if (!ibv_query_gid(ctx, 1, i, &gid) && !memcmp(gid.raw + 12, wanted, 4))
+			return i;
+	fail_at(__FILE__, __LINE__, "no such GID", 0, 0);
+	return -1;
+}
+
+static int rtr(struct ibv_qp *qp, int index, const struct address *to, enum ibv_mtu mtu, uint32_t psn)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = to->qpn, .rq_psn = psn,
+		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = to->gid, .sgid_index = index, .hop_limit = 64 } } };
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+static void rts(struct ibv_qp *qp, uint32_t psn)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1,
+		.sq_psn = psn };
+	OK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					 IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void show(struct ibv_wc wc)
+{
+	is_wrong |= wc.status && wc.vendor_err != 501;
+	printf("wr_id %ld: status %d (%s), vendor_err %u\n", (long)wc.wr_id, wc.status, ibv_wc_status_str(wc.status),
+	       wc.vendor_err);
+}
+
+static int rights(void)
+{
+	return is("no-right") ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ :
+				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+}
+
+/* The process whose requests fail. */
+static void client(struct ibv_context *ctx, struct end *e, struct address *peer, int index)
+{
+	if (is("nobody-on-port") || is("no-route"))
+		inet_pton(AF_INET, is("no-route") ? "10.99.0.1" : "10.77.0.2", peer->gid.raw + 12);
+	int ret = rtr(e->qp, index, peer, IBV_MTU_1024, 1);
+	if (ret) {
+		printf("ibv_modify_qp to RTR: %s\n", strerror(ret));
+		return;
+	}
+	rts(e->qp, is("psn") ? 0x1234 : 1);
+	meet();
+	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = 64, .lkey = e->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { .remote_addr = peer->va, .rkey = peer->rkey } }, *bad;
+	if (is("no-receive") || is("mtu") || is("receive-too-short") || is("receive-of-other-pd"))
+		wr.opcode = IBV_WR_SEND, sge.length = is("no-receive") || is("receive-of-other-pd") ? 64 : 8192;
+	if (is("rkey-unknown"))
+		wr.wr.rdma.rkey ^= 0x1555;
+	if (is("lkey-as-rkey"))
+		wr.wr.rdma.rkey = peer->lkey;
+	if (is("behind-region"))
+		wr.wr.rdma.remote_addr += BUF, wr.wr.rdma.remote_addr -= 32;
+	if (is("rkey-as-lkey"))
+		sge.lkey = e->mr->rkey;
+	if (is("local-range"))
+		sge.length = BUF + 100;
+	if (is("local-unmapped"))
+		munmap(e->buf, BUF);
+	if (is("local-dereg")) {
+		OK(ibv_dereg_mr(e->mr));
+		e->mr = NULL;
+	}
+	if (is("silent-now")) {
+		OK(ibv_post_send(e->qp, &wr, &bad));
+		show(poll_one(e->cq));
+		wr.wr_id = 2;
+	}
+	meet();
+	if (is("peer-ended") || is("no-qp") || is("silent-now"))
+		usleep(300000);
+	OK(ibv_post_send(e->qp, &wr, &bad));
+	if (is("flush"))
+		to_err(e->qp);
+	wr.wr_id = 2 + is("silent-now");
+	ret = ibv_post_send(e->qp, &wr, &bad);
+	struct ibv_wc wc = poll_one(e->cq);
+	show(wc);
+	if (ret == 0 && wc.status)
+		show(poll_one(e->cq));
+	(void)ctx;
+}
+
+/* The process that they reach, or do not. */
+static void server(struct ibv_context *ctx, struct end *e, struct address *peer, int index)
+{
+	struct address to = *peer;
+	if (is("gid"))
+		inet_pton(AF_INET, two ? "10.77.0.9" : "127.0.0.9", to.gid.raw + 12);
+	if (is("qpn"))
+		to.qpn ^= 1;
+	if (is("receive-too-short") || is("mtu"))
+		OK(post_recv(e, 7, is("mtu") ? 16384 : 1024));
+	if (is("receive-of-other-pd")) {
+		struct ibv_mr *mr = ibv_reg_mr(ibv_alloc_pd(ctx), e->buf, BUF, IBV_ACCESS_LOCAL_WRITE);
+		e->mr = mr;
+		OK(post_recv(e, 7, 1024));
+	}
+	if (!is("not-ready") && !is("flush")) {
+		OK(rtr(e->qp, index, &to, is("mtu") ? IBV_MTU_512 : IBV_MTU_1024, 1));
+		rts(e->qp, 1);
+	}
+	meet();
+	if (is("rkey-dereg"))
+		OK(ibv_dereg_mr(e->mr));
+	if (is("in-error"))
+		to_err(e->qp);
+	if (is("no-qp"))
+		OK(ibv_destroy_qp(e->qp));
+	meet();
+	if (is("peer-ended"))
+		_exit(0);
+	if (is("silent-now"))
+		kill(getpid(), SIGSTOP);
+	if (is("receive-too-short") || is("receive-of-other-pd"))
+		show(poll_one(e->cq));
+	char c;
+	while (read(other, &c, 1) > 0)
+		;
+}
+
+static void *destroy(void *qp)
+{
+	printf("ibv_destroy_qp: %s\n", strerror(ibv_destroy_qp(qp)));
+	return NULL;
+}
+
+/* One process, without a peer. */
+static void alone(void)
+{
+	struct ibv_context *ctx = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct end a = make_end(pd, IBV_QPT_RC), b = make_end(pd, IBV_QPT_RC);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	if (is("call-modify")) {
+		printf("without IBV_QP_PORT: %s\n",
+		       strerror(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS)));
+		attr.qp_state = IBV_QPS_RTS;
+		printf("to RTS: %s\n", strerror(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN)));
+		to_init(a.qp);
+		to_rtr(a.qp, b.qp->qp_num);
+		attr.timeout = 40;
+		int mask = IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			   IBV_QP_MAX_QP_RD_ATOMIC;
+		printf("timeout 40: %s\n", strerror(ibv_modify_qp(a.qp, &attr, mask)));
+		attr.timeout = 14, attr.path_mtu = IBV_MTU_1024;
+		printf("with IBV_QP_PATH_MTU: %s\n", strerror(ibv_modify_qp(a.qp, &attr, mask | IBV_QP_PATH_MTU)));
+	} else if (is("call-gid")) {
+		struct address to = { .qpn = 0x20001 };
+		inet_pton(AF_INET, "10.99.0.1", to.gid.raw + 12);
+		to.gid.raw[10] = to.gid.raw[11] = 0xff;
+		to_init(a.qp);
+		printf("ibv_modify_qp to RTR: %s\n", strerror(rtr(a.qp, gid_index(ctx), &to, IBV_MTU_1024, 1)));
+	} else if (is("call-limit")) {
+		struct ibv_qp_init_attr init = { .send_cq = a.cq, .recv_cq = a.cq, .qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 100000, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+		printf("ibv_create_qp: %s\n", ibv_create_qp(pd, &init) ? "made" : strerror(errno));
+		printf("ibv_create_cq: %s\n", ibv_create_cq(ctx, 10000000, NULL, NULL, 0) ? "made" : strerror(errno));
+	} else if (is("call-reg-mr")) {
+		char *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		munmap(memory + 4096, 4096);
+		printf("ibv_reg_mr: %s\n", ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE) ? "made" : strerror(errno));
+	} else if (is("call-send-queue-full")) {
+		connect_ends(&a, &b);
+		int ret = 0, n;
+		for (n = 0; n < 8; n++)
+			OK(post_recv(&b, n, 64));
+		for (n = 0; !ret; n++)
+			ret = post_send(&a, n, 8, 0);
+		printf("ibv_post_send of wr_id %d: %s\n", n - 1, strerror(ret));
+	} else if (is("call-cq-overrun")) {
+		struct ibv_cq *small = ibv_create_cq(ctx, 1, NULL, NULL, 0);
+		struct end c = a;
+		c.qp = make_qp(pd, small, IBV_QPT_RC, NULL, 1);
+		connect_ends(&c, &b);
+		for (int n = 0; n < 8; n++)
+			EQ(post_recv(&b, n, 64) | post_send(&c, n, 8, 0), 0);
+		struct ibv_async_event event;
+		OK(ibv_get_async_event(ctx, &event));
+		/* The log says why before the queue pair fails. */
+		struct ibv_qp_init_attr init;
+		do
+			OK(ibv_query_qp(c.qp, &attr, IBV_QP_STATE, &init));
+		while (attr.qp_state != IBV_QPS_ERR);
+		printf("event: %s\n", ibv_event_type_str(event.event_type));
+	} else if (is("call-destroy")) {
+		printf("ibv_destroy_cq: %s\n", strerror(ibv_destroy_cq(a.cq)));
+		printf("ibv_dealloc_pd: %s\n", strerror(ibv_dealloc_pd(pd)));
+		/* The first message before RTS raises an event, which is read and not acknowledged. */
+		to_init(a.qp), to_init(b.qp);
+		to_rtr(a.qp, b.qp->qp_num), to_rtr(b.qp, a.qp->qp_num);
+		to_rts(a.qp);
+		EQ(post_recv(&b, 1, 64) | post_send(&a, 1, 8, IBV_SEND_SIGNALED), 0);
+		show(poll_one(a.cq));
+		struct ibv_async_event event;
+		OK(ibv_get_async_event(ctx, &event));
+		pthread_t thread;
+		OK(pthread_create(&thread, NULL, destroy, b.qp));
+		usleep(1500000);
+		ibv_ack_async_event(&event);
+		pthread_join(thread, NULL);
+	}
+}
+
+static void run_end(void)
+{
+	struct ibv_context *ctx = open_device();
+	int index = gid_index(ctx);
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	TRUE(pd != NULL);
+	struct end e = { .cq = ibv_create_cq(ctx, 32, NULL, NULL, 0) };
+	e.buf = mmap(NULL, 2 * BUF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	e.mr = ibv_reg_mr(is("rkey-of-other-pd") && is_server ? ibv_alloc_pd(ctx) : pd, e.buf, BUF, rights());
+	TRUE(e.cq && e.mr);
+	e.qp = make_qp(pd, e.cq, IBV_QPT_RC, NULL, 0);
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = is("qp-right") ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
+	OK(ibv_modify_qp(e.qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	struct address own = { .qpn = e.qp->qp_num, .psn = 1, .va = (uintptr_t)e.buf, .lkey = e.mr->lkey, .rkey = e.mr->rkey };
+	struct address peer;
+	OK(ibv_query_gid(ctx, 1, index, &own.gid));
+	tell(&own, sizeof own);
+	TRUE(hear(&peer, sizeof peer));
+	(is_server ? server : client)(ctx, &e, &peer, index);
+}
+
+static void copy(FILE *from, int to, const char *before)
+{
+	char line[1024];
+	rewind(from);
+	while (fgets(line, sizeof line, from))
+		dprintf(to, "%s%s", before, line);
+}
+
+int main(int argc, char **argv)
+{
+	TRUE(argc == 3);
+	mistake = argv[1], two = !strcmp(argv[2], "two");
+	int pair[2], ready[2];
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	OK(pipe(ready));
+	FILE *log = tmpfile();
+	signal(SIGPIPE, SIG_IGN);
+	setvbuf(stdout, NULL, _IONBF, 0);
+	pid_t child = strncmp(mistake, "call-", 5) ? fork() : 1;
+	if (child == 0) {
+		is_server = true, other = pair[1];
+		close(pair[0]);
+		dup2(fileno(log), 1), dup2(fileno(log), 2);
+		if (two)
+			OK(unshare(CLONE_NEWNET));
+		char c = 0;
+		EQ(write(ready[1], &c, 1), 1);
+		EQ(read(other, &c, 1), 1);
+		if (is("nobody-on-port")) {
+			struct address own = { .gid.raw = { [10] = 0xff, [11] = 0xff }, .qpn = 0x20001, .psn = 1 };
+			tell(&own, sizeof own);
+			hear(&own, sizeof own);
+			meet(), meet();
+			pause();
+		}
+		run_end();
+		exit(0);
+	}
+	other = pair[0];
+	close(pair[1]);
+	dup2(1, 2);
+	if (!strncmp(mistake, "call-", 5)) {
+		OK(system("ip link set lo up"));
+		alone();
+		_exit(0);
+	}
+	char c = 0;
+	EQ(read(ready[0], &c, 1), 1);
+	/* The network of the other host lives on when its process has ended. */
+	char network[64];
+	snprintf(network, sizeof network, "/proc/%d/ns/net", child);
+	TRUE(open(network, O_RDONLY) >= 0);
+	char setup[512] = "ip link set lo up";
+	if (two)
+		snprintf(setup, sizeof setup,
+			 "ip link add here type veth peer name there netns %d && ip addr add 10.77.0.1/24 dev here && "
+			 "ip link set here up && nsenter -n -t %d sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev there; "
+			 "ip link set there up'",
+			 child, child);
+	OK(system(setup));
+	tell(&c, 1);
+	/* A line of the log may come a little after its completion. The log is shown first. */
+	int shown = dup(1);
+	FILE *said = tmpfile(), *own = tmpfile();
+	dup2(fileno(said), 1), dup2(fileno(own), 2);
+	run_end();
+	struct stat size;
+	for (double until = now() + 5; is_wrong && now() < until; usleep(1000)) {
+		OK(fstat(fileno(own), &size));
+		if (size.st_size > 0)
+			break;
+	}
+	usleep(100000);
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	copy(own, shown, "");
+	copy(said, shown, "");
+	copy(log, shown, "peer: ");
+	_exit(0);
+}

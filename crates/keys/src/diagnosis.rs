@@ -1,0 +1,173 @@
+//! Why an access was refused: a second, slow look at the table.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::{Access, Held, MrTable, Slot};
+
+/// Keys whose end is remembered.
+const REMEMBERED: usize = 256;
+
+/// What is wrong with an access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finding {
+    /// No region has, or recently had, this key.
+    Unknown,
+    /// The region was deregistered, or the window deallocated, this long ago.
+    Ended(Duration),
+    /// It is the other key of a region: an rkey in place of an lkey, or the reverse.
+    OtherKey,
+    /// The region is of this protection domain.
+    Pd(u32),
+    /// The range begins this many bytes before the region.
+    Before(u64),
+    /// The range ends this many bytes behind the region.
+    Behind(u64),
+    /// The region lacks these rights.
+    Lacks(Access),
+    /// The window serves another queue pair, which has this number.
+    OtherQp(u32),
+    /// Nothing, at this moment: the memory behind the region is gone, or the region has changed since.
+    Nothing,
+}
+
+/// The last keys that have ended.
+#[derive(Debug, Default)]
+pub(crate) struct Ended(VecDeque<(u32, u32, Instant)>);
+
+impl Ended {
+    pub(crate) fn note(&mut self, lkey: u32, rkey: u32) {
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((lkey, rkey, Instant::now()));
+    }
+
+    fn find(&self, key: u32) -> Option<Duration> {
+        let (.., at) = self.0.iter().rev().find(|(lkey, rkey, _)| key == *lkey || key == *rkey)?;
+        Some(at.elapsed())
+    }
+}
+
+impl MrTable {
+    /// What is wrong with an access of [`local`](Self::local).
+    #[cold]
+    #[must_use]
+    pub fn diagnose_local(&self, lkey: u32, pd: u32, range: (u64, u64), need: Access) -> Finding {
+        let Some(held) = self.slot(lkey).and_then(Slot::hold) else { return self.dead(lkey) };
+        if held.slot.lkey.load(Ordering::Relaxed) != lkey {
+            let is_rkey = held.slot.rkey.load(Ordering::Relaxed) == lkey;
+            return if is_rkey { Finding::OtherKey } else { self.dead(lkey) };
+        }
+        fault(&held, pd, range, need)
+    }
+
+    /// What is wrong with an access of [`remote`](Self::remote).
+    #[cold]
+    #[must_use]
+    pub fn diagnose_remote(
+        &self,
+        rkey: u32,
+        (pd, qpn): (u32, u32),
+        range: (u64, u64),
+        need: Access,
+    ) -> Finding {
+        let Some(held) = self.slot(rkey).and_then(Slot::hold) else { return self.dead(rkey) };
+        let slot = held.slot;
+        if rkey == 0 || slot.rkey.load(Ordering::Relaxed) != rkey {
+            let is_lkey = rkey != 0 && slot.lkey.load(Ordering::Relaxed) == rkey;
+            return if is_lkey { Finding::OtherKey } else { self.dead(rkey) };
+        }
+        match fault(&held, pd, range, need) {
+            Finding::Nothing if slot.access().contains(Access::WINDOW_2) && !slot.admits(qpn) => {
+                Finding::OtherQp(slot.qpn.load(Ordering::Relaxed))
+            }
+            finding => finding,
+        }
+    }
+
+    fn dead(&self, key: u32) -> Finding {
+        let ended = self.ended.lock().find(key);
+        ended.filter(|_| key != 0).map_or(Finding::Unknown, Finding::Ended)
+    }
+}
+
+/// What is wrong with a range of a region whose key is right.
+fn fault(held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Finding {
+    let slot = held.slot;
+    let its_pd = slot.pd.load(Ordering::Relaxed);
+    if its_pd != pd {
+        return Finding::Pd(its_pd);
+    }
+    let lacks = need.difference(slot.access());
+    if !lacks.is_empty() {
+        return Finding::Lacks(lacks);
+    }
+    let first = u128::from(slot.iova.load(Ordering::Relaxed));
+    let end = first + u128::from(slot.len.load(Ordering::Relaxed));
+    let (from, to) = (u128::from(va), u128::from(va) + u128::from(len));
+    let bytes = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+    if from < first {
+        Finding::Before(bytes(first - from))
+    } else if to > end {
+        Finding::Behind(bytes(to - end))
+    } else {
+        Finding::Nothing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Region;
+
+    const REGION: Region = Region {
+        pd: 7,
+        access: Access::LOCAL_WRITE.union(Access::REMOTE_READ),
+        iova: 0x1000,
+        len: 0x100,
+        addr: 0xabc0_0000,
+    };
+
+    #[test]
+    fn each_fault_is_found() {
+        let table = MrTable::new(10, 1);
+        let keys = table.register(REGION).unwrap();
+        let remote = |key, pd, range, need| table.diagnose_remote(key, (pd, 1), range, need);
+        let read = Access::REMOTE_READ;
+        assert_eq!(remote(keys.rkey, 7, (0x1000, 0x100), read), Finding::Nothing);
+        assert_eq!(remote(keys.rkey, 7, (0x1080, 0x100), read), Finding::Behind(0x80));
+        assert_eq!(remote(keys.rkey, 7, (0xff0, 8), read), Finding::Before(0x10));
+        assert_eq!(remote(keys.rkey, 7, (0, 8), read), Finding::Before(0x1000));
+        assert_eq!(remote(keys.rkey, 7, (u64::MAX, 8), read), Finding::Behind(u64::MAX - 0x10f8));
+        assert_eq!(remote(keys.rkey, 8, (0x1000, 8), read), Finding::Pd(7));
+        assert_eq!(remote(keys.lkey, 7, (0x1000, 8), read), Finding::OtherKey);
+        assert_eq!(remote(keys.rkey ^ keys.lkey, 7, (0x1000, 8), read), Finding::Unknown);
+        let write = Access::REMOTE_WRITE;
+        assert_eq!(remote(keys.rkey, 7, (0x1000, 8), write), Finding::Lacks(write));
+        let local = |key| table.diagnose_local(key, 7, (0x1000, 8), Access::LOCAL_WRITE);
+        assert_eq!(local(keys.lkey), Finding::Nothing);
+        assert_eq!(local(keys.rkey), Finding::OtherKey);
+        assert_eq!(local(0), Finding::Unknown);
+    }
+
+    #[test]
+    fn a_key_that_has_ended_is_told_from_one_that_never_was() {
+        let table = MrTable::new(10, 1);
+        let keys = table.register(REGION).unwrap();
+        table.deregister(keys.lkey).unwrap();
+        let remote = |key| table.diagnose_remote(key, (7, 1), (0x1000, 8), Access::REMOTE_READ);
+        let local = |key| table.diagnose_local(key, 7, (0x1000, 8), Access::empty());
+        assert!(matches!(remote(keys.rkey), Finding::Ended(_)));
+        assert!(matches!(local(keys.lkey), Finding::Ended(_)));
+        for key in [0, u32::MAX, 1 << 20] {
+            assert_eq!((remote(key), local(key)), (Finding::Unknown, Finding::Unknown), "{key}");
+        }
+        for _ in 0..REMEMBERED {
+            let keys = table.register(REGION).unwrap();
+            table.deregister(keys.lkey).unwrap();
+        }
+        assert_eq!(remote(keys.rkey), Finding::Unknown, "the memory of them is bounded");
+    }
+}

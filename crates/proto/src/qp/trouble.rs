@@ -1,0 +1,463 @@
+//! What a queue pair knows of its failures: for the log, for `vendor_err`, and for the peer.
+//!
+//! All of it is found out once something has failed, by a second look. The machines that find a fault tell only what it
+//! means for the connection.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyverbs_causes::Cause;
+
+use crate::env::{Env, Question};
+use crate::mr::Access;
+use crate::reason::{KeyOf, Place, Reason, Told, pair};
+use crate::time::Time;
+use crate::types::{Psn, Qpn};
+use crate::wc::WcStatus;
+use crate::wire::aeth::NakCode;
+use crate::wire::opcode::{Opcode, Operation};
+use crate::wr::{SendFlags, SendOp, Sge};
+
+use super::attr::{QpState, QpType};
+use super::responder::Refusal;
+use super::{Incoming, Qp};
+
+/// The time that an answer to [`Question`] takes at most, where the peer answers at all.
+const ASKING: Duration = Duration::from_millis(20);
+
+/// Exists once something went wrong.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    /// The first cause: flushed work carries it.
+    first: Option<Cause>,
+    /// The peer's reason for the NAK of this PSN, which came ahead of it.
+    told: Option<(Psn, Told)>,
+    /// What is known of a peer that does not answer.
+    silence: Option<Told>,
+    /// The oldest PSN for which the peer's device was asked, and whether that was when the retries ran out.
+    asked: Option<(Psn, bool)>,
+    /// The log says how this end differs from the other.
+    has_told: bool,
+    /// The log says that the send queue is full for good.
+    is_stuck: bool,
+    /// The oldest packet that has no answer, and when its timeout began first.
+    silent: Option<(Psn, Time)>,
+    /// The oldest packet that the peer was not ready for, and when it said so first.
+    not_ready: Option<(Psn, Time)>,
+}
+
+impl Qp {
+    fn trouble(&mut self) -> &mut Trouble {
+        self.trouble.get_or_insert_default()
+    }
+
+    /// For [`crate::wc::Wc::vendor_err`].
+    pub(super) fn vendor_err(&self) -> u32 {
+        let first = self.trouble.as_ref().and_then(|trouble| trouble.first);
+        first.map_or(0, |cause| cause.number().into())
+    }
+
+    /// Notes a cause, if it is the first.
+    pub(super) fn blame(&mut self, cause: Cause) {
+        self.trouble().first.get_or_insert(cause);
+    }
+
+    /// Everything is well again.
+    pub(super) fn forget_trouble(&mut self) {
+        self.trouble = None;
+    }
+
+    /// The peer's device answers the question why its queue pair is silent.
+    pub fn note_answer(&mut self, told: Told) {
+        if self.trouble.is_some() {
+            self.trouble().silence = Some(told);
+        }
+    }
+
+    /// Notes the reason that came with a NAK.
+    pub(super) fn note_nak<E: Env>(&mut self, packet: &Incoming<'_>, env: &E) {
+        let mut bytes = [0; Told::LEN];
+        if packet.payload.len() == Told::LEN
+            && packet.payload.read(env.memory(), &mut bytes).is_ok()
+            && let Some(told) = Told::from_bytes(&bytes)
+        {
+            self.trouble().told = Some((packet.headers.bth.psn, told));
+        }
+    }
+
+    /// The peer's process has ended.
+    pub(super) fn note_peer_ended(&mut self) {
+        self.trouble().silence = Some(Told { cause: Cause::PeerEnded, value: 0 });
+    }
+
+    /// The peer was not ready for the oldest packet.
+    pub(super) fn note_not_ready(&mut self, una: Psn, now: Time) {
+        let since = &mut self.trouble().not_ready;
+        if since.is_none_or(|(psn, _)| psn != una) {
+            *since = Some((una, now));
+        }
+    }
+
+    /// The oldest packet has had no answer since then. If the retries are about to run out, this asks the peer's device why
+    /// its queue pair is silent, once for each packet. Returns the time that the answer needs, if the timeout has to wait for
+    /// it.
+    pub(super) fn ask_peer<E: Env>(
+        &mut self,
+        (una, since): (Psn, Time),
+        retries_left: u8,
+        env: &mut E,
+    ) -> Option<Duration> {
+        let silent = &mut self.trouble().silent;
+        if silent.is_none_or(|(psn, _)| psn != una) {
+            *silent = Some((una, since));
+        }
+        let is_late = retries_left <= 1;
+        // A peer that was never there is asked early. Its host answers the first packets, and no longer the last ones.
+        let asks = is_late || una == self.attr.sq_psn;
+        let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
+        if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
+            return None;
+        }
+        let question = Question {
+            av: self.attr.av,
+            dest: self.attr.dest_qpn,
+            from: self.qpn,
+            sq_psn: self.attr.sq_psn,
+            mtu: self.attr.path_mtu,
+            qp_type: self.init.qp_type,
+        };
+        let asks = env.ask_peer(&question);
+        self.trouble().asked = Some((una, is_late));
+        (asks && retries_left == 0).then_some(ASKING)
+    }
+
+    /// The answer to a peer's device that asks why this queue pair is silent, and a line for the log of this end. The line
+    /// comes once, and only if the two ends differ. `None`: there is no reason at this end.
+    pub fn answer_to(&mut self, question: &Question) -> Option<(Told, Option<String>)> {
+        let (cause, value) = self.difference_to(question)?;
+        let is_ours = matches!(cause, Cause::PeerNotReady | Cause::PeerInError);
+        let is_peer = question.from == self.attr.dest_qpn;
+        let tells = !is_ours && is_peer && !std::mem::replace(&mut self.trouble().has_told, true);
+        let line = tells.then(|| {
+            let av = &self.attr.av;
+            let detail = match cause {
+                Cause::GidDiffers => format!(
+                    "the packets come from {} to {}, and the queue pair is connected from {} to {}",
+                    question.av.sgid.to_ip(),
+                    question.av.dgid.to_ip(),
+                    av.dgid.to_ip(),
+                    av.sgid.to_ip()
+                ),
+                Cause::PsnDiffers => format!(
+                    "rq_psn is {:#x} here, and sq_psn is {:#x} there",
+                    self.attr.rq_psn.get(),
+                    question.sq_psn.get()
+                ),
+                Cause::MtuOfPathDiffers => format!(
+                    "path_mtu is {} here, and {} there",
+                    self.attr.path_mtu.bytes(),
+                    question.mtu.bytes()
+                ),
+                _ => format!("it is {:?} here, and {:?} there", self.init.qp_type, question.qp_type),
+            };
+            let peer = Peer { ip: question.av.sgid.to_ip(), qpn: question.from };
+            format!(
+                "queue pair {:#08x} does not answer {peer}: {detail}; see `anyverbs explain {cause}`",
+                self.qpn.get()
+            )
+        });
+        Some((Told { cause, value }, line))
+    }
+
+    fn difference_to(&self, question: &Question) -> Option<(Cause, u64)> {
+        let attr = &self.attr;
+        let peer_type = match self.init.qp_type {
+            QpType::XrcRecv => QpType::XrcSend,
+            other => other,
+        };
+        let is_path = attr.av.dgid == question.av.sgid && attr.av.sgid == question.av.dgid;
+        let cause = if question.qp_type != peer_type {
+            Cause::TypeDiffers
+        } else if matches!(attr.state, QpState::Reset | QpState::Init) {
+            Cause::PeerNotReady
+        } else if attr.dest_qpn != question.from {
+            Cause::QpnDiffers
+        } else if !is_path {
+            Cause::GidDiffers
+        } else if attr.state == QpState::Err {
+            Cause::PeerInError
+        } else if attr.rq_psn != question.sq_psn {
+            Cause::PsnDiffers
+        } else if attr.path_mtu != question.mtu {
+            let mtus = pair(question.mtu.bytes(), attr.path_mtu.bytes());
+            return Some((Cause::MtuOfPathDiffers, mtus));
+        } else {
+            return None;
+        };
+        Some((cause, 0))
+    }
+
+    /// A work request of this end fails: notes why, and says it.
+    pub(super) fn explain_failure<E: Env>(&mut self, status: WcStatus, env: &mut E) {
+        let position = self.sq.done;
+        let reason = self.reason_of(status, position, env);
+        self.blame(reason.cause);
+        let sqe = self.sq.at(position);
+        let (op, wr_id, peer) = (name(&sqe.op), sqe.wr_id, self.peer(position));
+        env.log(format_args!(
+            "queue pair {:#08x}: {op} (wr_id {wr_id:#x}) to {peer} failed with status {} ({}): {reason}; \
+             see `anyverbs explain {}`",
+            self.qpn.get(),
+            status as u8,
+            status.name(),
+            reason.cause
+        ));
+    }
+
+    /// The send queue is full. Says so, once, if nothing can free it: no request in it makes a completion.
+    #[cold]
+    pub(super) fn explain_full<E: Env>(&mut self, env: &mut E) {
+        let first = self.credit.released();
+        let queued = self.sq.head.wrapping_sub(first);
+        let is_signaled = |n: u32| {
+            let sqe = self.sq.at(first.wrapping_add(n));
+            sqe.flags.contains(SendFlags::SIGNALED)
+        };
+        if self.init.sq_sig_all
+            || queued == 0
+            || (0..queued).rev().any(is_signaled)
+            || std::mem::replace(&mut self.trouble().is_stuck, true)
+        {
+            return;
+        }
+        env.log(format_args!(
+            "queue pair {:#08x}: the send queue is full: {queued} requests since wr_id {:#x} are unsignaled, and nothing can \
+             free them; see `anyverbs explain {}`",
+            self.qpn.get(),
+            self.sq.at(first).wr_id,
+            Cause::SendQueueFull
+        ));
+    }
+
+    /// A request of the peer is refused for this reason: notes it, and says it.
+    pub(super) fn explain_refusal<E: Env>(&mut self, what: &str, reason: &Reason, env: &mut E) {
+        self.blame(reason.cause);
+        let peer = self.peer(self.sq.done);
+        env.log(format_args!(
+            "queue pair {:#08x}: {what} of {peer} was refused: {reason}; see `anyverbs explain {}`",
+            self.qpn.get(),
+            reason.cause
+        ));
+    }
+
+    fn peer(&self, position: u32) -> Peer {
+        let (gid, qpn) = match self.init.qp_type {
+            QpType::Ud if self.sq.outstanding() > 0 => {
+                let dest = self.sq.dest(position);
+                (dest.av.dgid, dest.qpn)
+            }
+            _ => (self.attr.av.dgid, self.attr.dest_qpn),
+        };
+        Peer { ip: gid.to_ip(), qpn }
+    }
+
+    fn reason_of<E: Env>(&mut self, status: WcStatus, position: u32, env: &mut E) -> Reason {
+        let (pd, is_ud) = (self.init.pd, self.init.qp_type == QpType::Ud);
+        let sqe = *self.sq.at(position);
+        let remote =
+            sqe.op.remote().map(|at| Place { key: at.rkey, va: at.va, len: sqe.len.into() });
+        match status {
+            WcStatus::LocQpOpErr if is_ud && self.sq.dest(position).pd != pd => {
+                Reason::new(Cause::AhOfOtherPd)
+            }
+            WcStatus::LocQpOpErr if sqe.op.has_response() && self.init.qp_type.is_reliable() => {
+                Reason::new(Cause::NoReadsGranted)
+            }
+            WcStatus::LocQpOpErr => Reason::new(Cause::NoSuchOperation),
+            WcStatus::LocLenErr if is_ud => Reason::new(Cause::DatagramTooLong),
+            WcStatus::LocLenErr => Reason::new(Cause::FixedLength),
+            WcStatus::LocProtErr => {
+                let need =
+                    if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
+                local_fault(self.sq.sges(position), pd, need, env)
+            }
+            WcStatus::MwBindErr if matches!(sqe.op, SendOp::LocalInv(_)) => {
+                Reason::new(Cause::KeyNotInvalidated)
+            }
+            WcStatus::MwBindErr => Reason::new(Cause::WindowNotBound),
+            WcStatus::RemInvReqErr => self.peers_reason(Cause::InvalidRequest, remote),
+            WcStatus::RemAccessErr => self.peers_reason(Cause::RemoteAccess, remote),
+            WcStatus::RemOpErr => self.peers_reason(Cause::RemoteOperation, None),
+            WcStatus::RetryExcErr => self.reason_of_silence(env),
+            WcStatus::RnrRetryExcErr => {
+                let since = self.trouble().not_ready;
+                let ms = since.map_or(0, |(_, since)| env.now().since(since).as_millis());
+                let ms = u32::try_from(ms).unwrap_or(u32::MAX);
+                Reason::with(Cause::NoReceive, pair(ms, self.attr.rnr_retry.into()))
+            }
+            _ => Reason::new(Cause::BadResponse),
+        }
+    }
+
+    /// The reason that the peer told of the NAK that has come, or `otherwise`.
+    fn peers_reason(&mut self, otherwise: Cause, memory: Option<Place>) -> Reason {
+        let una = self.first_unanswered();
+        let told = self.trouble().told.take();
+        // A cause of another status would be a lie of the peer.
+        let fits = |told: &Told| told.cause.number() / 100 == otherwise.number() / 100;
+        match told.filter(|(psn, told)| *psn == una && fits(told)) {
+            Some((_, Told { cause, value })) => Reason { cause, value, memory },
+            None => Reason { memory, ..Reason::new(otherwise) },
+        }
+    }
+
+    fn reason_of_silence<E: Env>(&mut self, env: &mut E) -> Reason {
+        let known = self.trouble().silence.take();
+        if let Some(Told { cause, value }) = known.or_else(|| env.peer_says())
+            && cause.number() / 100 == 12
+        {
+            let has_ended =
+                cause == Cause::NobodyOnPort && self.first_unanswered() != self.attr.sq_psn;
+            return Reason::with(if has_ended { Cause::PeerEnded } else { cause }, value);
+        }
+        let una = self.first_unanswered();
+        let silent = self.trouble().silent;
+        let since = silent.filter(|(psn, _)| *psn == una).map_or(env.now(), |(_, since)| since);
+        let ms = env.now().since(since).as_millis().try_into().unwrap_or(u64::MAX);
+        let was_answered = una != self.attr.sq_psn;
+        Reason::with(if was_answered { Cause::SilentNow } else { Cause::NeverAnswered }, ms)
+    }
+
+    /// The reason why a request of the peer cannot be executed.
+    pub(super) fn reason_of_refusal<E: Env>(
+        &self,
+        refusal: &Refusal,
+        packet: &Incoming<'_>,
+        env: &E,
+    ) -> Reason {
+        let opcode = packet.headers.bth.opcode;
+        match (refusal.nak, refusal.recv) {
+            (_, WcStatus::LocLenErr) => {
+                let (end, room) = self.length_of_send(packet);
+                Reason::with(Cause::MessageTooLong, pair(end, room))
+            }
+            (_, WcStatus::LocProtErr) => self.receive_fault(env),
+            (None, _) => Reason::new(Cause::KeyNotInvalidated),
+            (Some(NakCode::RemoteAccess), _) => match self.place_of(packet) {
+                Some(place) => self.remote_fault(place, need(opcode), env),
+                None => Reason::new(Cause::NoXrcSrq),
+            },
+            _ => self.reason_of_invalid(packet),
+        }
+    }
+
+    fn reason_of_invalid(&self, packet: &Incoming<'_>) -> Reason {
+        let opcode = packet.headers.bth.opcode;
+        let lacks = need(opcode).difference(self.attr.access);
+        let len = packet.payload.len() as u32;
+        let mtu = self.attr.path_mtu.bytes();
+        let whole = opcode.is_only() || opcode.is_last();
+        let fits = if whole { len <= mtu } else { len == mtu };
+        if !lacks.is_empty() && opcode.starts_message() {
+            Reason::with(Cause::QpRight, lacks.bits().into())
+        } else if packet.packets == 1 && !fits || packet.packets != self.packets(len) {
+            Reason::with(Cause::MtuDiffers, pair(mtu, len / packet.packets.max(1)))
+        } else if has_answer(opcode) && !self.has_room_for_answers() {
+            Reason::with(Cause::TooManyReads, self.attr.max_dest_rd_atomic.into())
+        } else if packet.headers.atomic.is_some() || opcode.operation == Operation::AtomicWrite {
+            Reason { memory: self.place_of(packet), ..Reason::new(Cause::Unaligned) }
+        } else {
+            Reason::new(Cause::BadPacket)
+        }
+    }
+
+    /// The reason why the range that a request names cannot be touched.
+    pub(super) fn remote_fault<E: Env>(&self, place: Place, need: Access, env: &E) -> Reason {
+        let (pd, qpn) = self.reach();
+        let range = (place.va, place.len);
+        let finding = env.mrs().diagnose_remote(place.key, (pd, qpn.get()), range, need);
+        Reason::of_key(finding, KeyOf::Responder, pd, place)
+    }
+
+    /// The reason why the receive in hand cannot be written.
+    pub(super) fn receive_fault<E: Env>(&self, env: &E) -> Reason {
+        let pd = self.srq_pd.unwrap_or(self.reach().0);
+        local_fault(&self.datagram_recv().sges, pd, Access::LOCAL_WRITE, env)
+    }
+}
+
+/// The reason why one of these elements cannot be used.
+fn local_fault<E: Env>(sges: &[Sge], pd: u32, need: Access, env: &E) -> Reason {
+    let place = |sge: &Sge| Place { key: sge.lkey, va: sge.addr, len: sge.len.into() };
+    let reason = |sge: &Sge| {
+        let finding = env.mrs().diagnose_local(sge.lkey, pd, (sge.addr, sge.len.into()), need);
+        Reason::of_key(finding, KeyOf::Sender, pd, place(sge))
+    };
+    let used = || sges.iter().filter(|sge| sge.len > 0);
+    used()
+        .map(reason)
+        .find(|reason| reason.cause != Cause::LocalMemoryGone)
+        .or_else(|| used().next().map(reason))
+        .unwrap_or(Reason::new(Cause::LocalMemoryGone))
+}
+
+/// The rights that a request needs.
+fn need(opcode: Opcode) -> Access {
+    match opcode.operation {
+        Operation::ReadRequest => Access::REMOTE_READ,
+        Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+        Operation::AtomicWrite => Access::REMOTE_WRITE,
+        _ if opcode.is_write() => Access::REMOTE_WRITE,
+        _ => Access::empty(),
+    }
+}
+
+fn has_answer(opcode: Opcode) -> bool {
+    matches!(
+        opcode.operation,
+        Operation::ReadRequest
+            | Operation::CompareSwap
+            | Operation::FetchAdd
+            | Operation::AtomicWrite
+            | Operation::Flush
+    )
+}
+
+/// The name of a request, as the opcode of a work request has it.
+fn name(op: &SendOp) -> &'static str {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => "SEND",
+        SendOp::Write(_) | SendOp::WriteImm(..) => "WRITE",
+        SendOp::Read(_) => "READ",
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => "atomic",
+        SendOp::AtomicWrite { .. } => "ATOMIC WRITE",
+        SendOp::Flush { .. } => "FLUSH",
+        SendOp::BindMw(_) => "bind of a memory window",
+        SendOp::LocalInv(_) => "local invalidation",
+    }
+}
+
+/// The name of a request that came.
+pub(super) fn request_name(opcode: Opcode) -> &'static str {
+    match opcode.operation {
+        Operation::ReadRequest => "a READ",
+        Operation::CompareSwap | Operation::FetchAdd => "an atomic",
+        Operation::AtomicWrite => "an ATOMIC WRITE",
+        Operation::Flush => "a FLUSH",
+        _ if opcode.is_write() => "a WRITE",
+        _ if opcode.is_send() => "a SEND",
+        _ => "a request",
+    }
+}
+
+/// The other end.
+struct Peer {
+    ip: std::net::IpAddr,
+    qpn: Qpn,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "queue pair {:#08x} at {}", self.qpn.get(), self.ip)
+    }
+}

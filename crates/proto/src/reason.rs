@@ -1,0 +1,222 @@
+//! Why a work request failed or was refused: a cause, and the values that belong to it.
+
+use std::fmt;
+
+use anyverbs_causes::Cause;
+
+use crate::mr::{Access, Finding};
+
+/// A cause with its values. `Display` is one clause, in words that suit both ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// The cause.
+    pub cause: Cause,
+    /// A value, or two of 32 bits; the cause says of what.
+    pub value: u64,
+    /// The memory that it is about.
+    pub memory: Option<Place>,
+}
+
+/// A range of memory as a request names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The key.
+    pub key: u32,
+    /// The first byte.
+    pub va: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The part of a reason that a refusal carries to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The cause.
+    pub cause: Cause,
+    /// As in [`Reason`].
+    pub value: u64,
+}
+
+impl Told {
+    /// Bytes on the wire.
+    pub const LEN: usize = 10;
+
+    /// The number of the cause, and the value; big-endian.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..2].copy_from_slice(&self.cause.number().to_be_bytes());
+        bytes[2..].copy_from_slice(&self.value.to_be_bytes());
+        bytes
+    }
+
+    /// Reads one. `None` for a cause that is not known here.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let (number, value) = bytes.split_first_chunk()?;
+        let cause = Cause::from_number(u16::from_be_bytes(*number))?;
+        Some(Self { cause, value: u64::from_be_bytes(value.try_into().ok()?) })
+    }
+}
+
+/// The end of a connection whose key it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyOf {
+    Sender,
+    Responder,
+}
+
+impl Reason {
+    /// A cause without values.
+    #[must_use]
+    pub fn new(cause: Cause) -> Self {
+        Self::with(cause, 0)
+    }
+
+    /// A cause with its value.
+    #[must_use]
+    pub fn with(cause: Cause, value: u64) -> Self {
+        Self { cause, value, memory: None }
+    }
+
+    /// The reason why a key does not serve; `pd` is that of the queue pair.
+    pub(crate) fn of_key(finding: Finding, of: KeyOf, pd: u32, memory: Place) -> Self {
+        use Cause as C;
+        let pick = |local, remote| if of == KeyOf::Sender { local } else { remote };
+        let (cause, value) = match finding {
+            Finding::Unknown => (pick(C::LkeyUnknown, C::RkeyUnknown), 0),
+            Finding::Ended(ago) => {
+                let ms = ago.as_millis().try_into().unwrap_or(u64::MAX);
+                (pick(C::LkeyDeregistered, C::RkeyDeregistered), ms)
+            }
+            Finding::OtherKey => (pick(C::RkeyAsLkey, C::LkeyAsRkey), 0),
+            Finding::Pd(its) => (pick(C::LkeyOfOtherPd, C::RkeyOfOtherPd), pair(its, pd)),
+            Finding::Before(bytes) => {
+                (pick(C::LkeyRange, C::RkeyRange), (bytes as i64).wrapping_neg() as u64)
+            }
+            Finding::Behind(bytes) => (pick(C::LkeyRange, C::RkeyRange), bytes),
+            Finding::Lacks(rights) => (pick(C::LkeyRight, C::RkeyRight), rights.bits().into()),
+            Finding::OtherQp(qpn) => (C::WindowOfOtherQp, qpn.into()),
+            Finding::Nothing => (pick(C::LocalMemoryGone, C::PeerMemoryGone), 0),
+        };
+        Self { cause, value, memory: Some(memory) }
+    }
+
+    /// What the peer is told. It sees another status than this end.
+    #[must_use]
+    pub fn told(&self) -> Told {
+        let Self { cause, value, .. } = *self;
+        match cause.number() / 100 {
+            1 => Told { cause: Cause::PeerMessageTooLong, value },
+            4 => Told { cause: Cause::PeerReceiveUnwritable, value: 0 },
+            _ => Told { cause, value },
+        }
+    }
+}
+
+/// Two values of 32 bits in one.
+pub(crate) fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// The names of rights in C.
+struct Rights(u64);
+
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rights = Access::from_bits_retain(self.0 as u32) & Access::VERBS;
+        for (n, (name, _)) in rights.iter_names().enumerate() {
+            write!(f, "{}IBV_ACCESS_{name}", if n == 0 { "" } else { " and " })?;
+        }
+        if rights.is_empty() { write!(f, "access {:#x}", self.0) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Cause as C;
+        let (value, high, low) = (self.value, self.value >> 32, self.value & 0xffff_ffff);
+        match self.cause {
+            C::MessageTooLong | C::PeerMessageTooLong => {
+                write!(f, "the message has {high} bytes or more, and the receive buffer {low}")
+            }
+            C::MtuDiffers => write!(
+                f,
+                "path_mtu differs: it is {high} at the responder, and a packet of {low} bytes came"
+            ),
+            C::MtuOfPathDiffers => write!(f, "path_mtu differs: it is {high} here, {low} there"),
+            C::QpRight => {
+                write!(f, "qp_access_flags of the responder's queue pair lack {}", Rights(value))
+            }
+            C::TooManyReads => write!(
+                f,
+                "more READs and atomics are outstanding than max_dest_rd_atomic of the responder, {value}"
+            ),
+            C::LkeyDeregistered | C::RkeyDeregistered => {
+                write!(f, "the region of the key was deregistered {value} ms ago")
+            }
+            C::LkeyOfOtherPd | C::RkeyOfOtherPd => {
+                let (its, own) = (high & 0xff_ffff, low & 0xff_ffff);
+                write!(f, "the region is of protection domain {its}, and the queue pair of {own}")
+            }
+            C::LkeyRange | C::RkeyRange => match value as i64 {
+                before @ ..0 => {
+                    write!(f, "the range begins {} bytes before the region", before.unsigned_abs())
+                }
+                behind => write!(f, "the range ends {behind} bytes behind the region"),
+            },
+            C::LkeyRight | C::RkeyRight => write!(f, "the region lacks {}", Rights(value)),
+            C::WindowOfOtherQp => {
+                write!(f, "the memory window is bound to queue pair {value:#08x}")
+            }
+            C::NoReceive => write!(
+                f,
+                "the peer's program had no receive posted for {high} ms, and rnr_retry is {low}"
+            ),
+            C::NeverAnswered => write!(f, "the peer has never answered, {value} ms long"),
+            C::SilentNow => {
+                write!(f, "the peer has answered before, and is silent since {value} ms")
+            }
+            cause => f.write_str(cause.text()),
+        }?;
+        match self.memory {
+            Some(Place { key, va, len }) => {
+                write!(f, " (key {key:#x}, {len} bytes at {va:#x})")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_peer_is_told_survives_the_way() {
+        for cause in Cause::ALL {
+            let told = Told { cause: *cause, value: 0x0102_0304_0506_0708 };
+            assert_eq!(Told::from_bytes(&told.to_bytes()), Some(told));
+        }
+        assert_eq!(Told::from_bytes(&[0xff; Told::LEN]), None);
+    }
+
+    #[test]
+    fn values_stand_in_the_sentence() {
+        let memory = Place { key: 0x12, va: 0x1000, len: 64 };
+        let of = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).to_string();
+        let place = "(key 0x12, 64 bytes at 0x1000)";
+        for (finding, text) in [
+            (Finding::Behind(96), "the range ends 96 bytes behind the region"),
+            (Finding::Before(8), "the range begins 8 bytes before the region"),
+            (Finding::Pd(3), "the region is of protection domain 3, and the queue pair of 5"),
+            (
+                Finding::Lacks(Access::REMOTE_WRITE | Access::LOCAL_WRITE),
+                "the region lacks IBV_ACCESS_LOCAL_WRITE and IBV_ACCESS_REMOTE_WRITE",
+            ),
+            (Finding::OtherKey, "a local key stands where a remote key belongs"),
+        ] {
+            assert_eq!(of(finding), format!("{text} {place}"));
+        }
+    }
+}
