@@ -164,7 +164,10 @@ fn peer() {
     if role.ends_with("too early") {
         crate::too_early::wait(&e, &buffer);
     }
-    e.connect_with(address, 14, crate::frozen::retry_cnt(&role).unwrap_or(7));
+    match crate::frozen::retry_cnt(&role) {
+        Some(retries) => e.connect_with(address, crate::frozen::TIMEOUT, retries),
+        None => e.connect(address),
+    }
     if role.ends_with("qp rights") {
         let attr = QpAttr { access: Access::REMOTE_READ, ..QpAttr::default() };
         e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
