@@ -366,3 +366,41 @@ fn rebinding_or_ending_a_window_waits_for_accesses() {
         waits_for_access(&table, rkey, || assert!(table.free_window(window)));
     }
 }
+
+#[test]
+fn a_table_holds_as_many_regions_as_it_was_made_for() {
+    // A multiple of the table's steps, and one more.
+    for capacity in [2 * CHUNK as u32, 2 * CHUNK as u32 + 1] {
+        let table = MrTable::new(capacity, 1);
+        assert!((0..capacity).all(|_| table.register(REGION).is_some()));
+        assert!(table.register(REGION).is_none());
+    }
+}
+
+#[test]
+fn the_oldest_index_is_used_again_when_enough_others_rest() {
+    let table = MrTable::new(3 * RESTING as u32, 1);
+    let all: Vec<_> = (0..=RESTING).map(|_| table.register(REGION).unwrap()).collect();
+    for keys in &all[1..] {
+        table.deregister(keys.lkey).unwrap();
+    }
+    let next = table.register(REGION).unwrap();
+    assert_eq!(index(next.lkey), index(all[1].lkey));
+    // One fewer rests now, so the next index is new.
+    let next = table.register(REGION).unwrap();
+    assert_eq!(index(next.lkey), all.len() + 1);
+}
+
+#[test]
+fn the_two_keys_of_a_region_differ_in_any_bit() {
+    let table = MrTable::new(2000, 1);
+    let mut differ = 0;
+    for _ in 0..2000 {
+        let keys = table.register(REGION).unwrap();
+        assert_ne!(keys.lkey, keys.rkey);
+        assert_eq!(index(keys.lkey), index(keys.rkey));
+        differ |= keys.lkey & !keys.rkey;
+    }
+    // The remote key is not the local one with more bits.
+    assert_eq!(differ, TAG_MASK);
+}
