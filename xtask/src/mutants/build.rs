@@ -265,6 +265,8 @@ impl Tree {
             let package = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             built.binaries.push(Binary { path: path.into(), dir, package });
         }
+        // Cargo tells them in any order.
+        built.binaries.sort_by(|a, b| a.path.cmp(&b.path));
         ensure!(!built.binaries.is_empty(), "the copy in {} has no tests", self.dir.display());
         for file in self.files.values() {
             built.chosen.extend(&file.chosen);
