@@ -194,6 +194,8 @@ impl Tree {
     fn cargo(&self, words: &[&str], packages: &[&str]) -> anyhow::Result<Vec<Value>> {
         let mut command = cargo();
         command.current_dir(&self.dir).args(words).args(["--offline", "--message-format", "json"]);
+        // Cargo takes crates of the same place in two workspaces for the same: in one folder they would replace each other.
+        command.env("CARGO_TARGET_DIR", self.dir.with_extension("target"));
         for package in packages {
             command.args(["--package", package]);
         }
