@@ -91,4 +91,17 @@ mod tests {
         assert_eq!((grh[23], grh[39]), (1, 2));
         assert_eq!(packet_type(&arrival("fd00::1", "fd00::2")), 0b1001);
     }
+
+    #[test]
+    fn the_checksum_of_every_ipv4_header_is_right() {
+        // Sums of the words that carry never, once and twice.
+        for host in 0..=u16::MAX {
+            let [high, low] = host.to_be_bytes();
+            let grh = build(&arrival("255.255.1.2", &format!("255.255.{high}.{low}")), 100);
+            let words = grh[20..].chunks_exact(2).map(|w| u16::from_be_bytes([w[0], w[1]]));
+            let sum: u64 = words.map(u64::from).sum();
+            // The sum in ones' complement is the remainder by 0xffff, and not zero.
+            assert_eq!((sum > 0, sum % 0xffff), (true, 0), "{host:#x}");
+        }
+    }
 }

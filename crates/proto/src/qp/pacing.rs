@@ -151,4 +151,26 @@ mod tests {
         assert_eq!(burst(1), 1000);
         assert!(Pacing::new(&RateLimit::default(), 1000).is_none());
     }
+
+    #[test]
+    fn static_rates_are_lanes_of_a_speed() {
+        // Kilobits a second of a lane, then codes and lanes.
+        let lanes: [(u64, &[(u8, u64)]); 5] = [
+            (
+                2_500_000,
+                &[(2, 1), (5, 2), (3, 4), (6, 8), (4, 12), (7, 16), (8, 24), (9, 32), (10, 48)],
+            ),
+            (14_062_500, &[(11, 1), (12, 4), (13, 8), (14, 12)]),
+            (25_781_250, &[(15, 1), (16, 4), (17, 8), (18, 12)]),
+            (28_125_000, &[(19, 1)]),
+            (53_125_000, &[(20, 1), (21, 8), (22, 12), (23, 16), (24, 24)]),
+        ];
+        for (of_lane, codes) in lanes {
+            for &(code, lanes) in codes {
+                let mbps = (of_lane * lanes / 1000) as u32;
+                assert_eq!(static_rate_mbps(code), Some(mbps), "{code}");
+            }
+        }
+        assert_eq!([0, 1, 25, 255].map(static_rate_mbps), [None; 4]);
+    }
 }
