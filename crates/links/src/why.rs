@@ -8,6 +8,7 @@ use std::io;
 use std::net::UdpSocket;
 
 use anyverbs_causes::Cause;
+use anyverbs_net::{self as net, Uncancelled};
 use anyverbs_proto::env::Question;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::reason::Told;
@@ -108,32 +109,26 @@ fn qp_type(number: u8) -> Option<QpType> {
 /// # Errors
 /// The system's reason why there is none.
 pub fn check_route(links: &Links, av: &AddressVector) -> io::Result<()> {
+    let _uncancelled = Uncancelled::new();
     let to = address(av.dgid.to_ip(), links.core.config.udp_port, av.scope_id);
     UdpSocket::bind(address(av.sgid.to_ip(), 0, av.scope_id))?.connect(to)
 }
 
-/// A socket of its own on the way to a peer, to which the network reports errors.
+/// A question to the network whether it can deliver to a peer.
 #[derive(Debug)]
 pub struct Sounding {
-    socket: io::Result<UdpSocket>,
+    socket: io::Result<net::Sounding>,
     /// The network tells each error once.
     found: Option<Cause>,
 }
 
 impl Sounding {
-    /// Sends an empty datagram to the port of the peer. Nobody takes it for anything, but the network answers if it cannot
-    /// deliver it.
+    /// Asks.
     #[must_use]
     pub fn new(links: &Links, av: &AddressVector) -> Self {
         let to = address(av.dgid.to_ip(), links.core.config.udp_port, av.scope_id);
         let from = address(av.sgid.to_ip(), 0, av.scope_id);
-        let socket = UdpSocket::bind(from).and_then(|socket| {
-            socket.set_nonblocking(true)?;
-            socket.connect(to)?;
-            socket.send(&[])?;
-            Ok(socket)
-        });
-        Self { socket, found: None }
+        Self { socket: net::Sounding::new(from, to), found: None }
     }
 
     /// What the network has said so far.
@@ -141,7 +136,7 @@ impl Sounding {
     pub fn verdict(&mut self) -> Option<Cause> {
         use io::ErrorKind as K;
         let kind = match &self.socket {
-            Ok(socket) => socket.take_error().ok().flatten().map_or(K::Other, |error| error.kind()),
+            Ok(socket) => socket.error().map_or(K::Other, |error| error.kind()),
             Err(error) => error.kind(),
         };
         let found = match kind {

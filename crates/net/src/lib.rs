@@ -43,7 +43,7 @@ pub use steering::SteerByKind;
 pub use sys::{Descriptor, StandardStreams, Uncancelled};
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
-    SHARERS_VALID, TxBatch, UdpPort, capture, forward, is_handed_on,
+    SHARERS_VALID, Sounding, TxBatch, UdpPort, capture, forward, is_handed_on,
 };
 
 /// A random number, from the seed that the standard library takes from the system.

@@ -187,7 +187,7 @@ pub trait LinkEnv {
     }
 
     /// What the network says of the last question: the reason why it did not reach the peer.
-    fn peer_says(&mut self) -> Option<Told> {
+    fn network_says(&mut self) -> Option<Told> {
         None
     }
 

@@ -30,6 +30,7 @@ mod lanes;
 mod multicast;
 mod port;
 mod rx;
+mod sounding;
 mod tx;
 
 pub use error::OpenError;
@@ -37,6 +38,7 @@ pub use multicast::{LOOPBACK, SHARERS_VALID, is_handed_on};
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};
+pub use sounding::Sounding;
 pub use tx::{Destination, MAX_SEGMENTS, TxBatch, TxStats};
 
 /// Largest IPv4 UDP payload: 65535 less the IP and UDP headers.

@@ -69,9 +69,16 @@ impl Qp {
 
     /// The peer's device answers the question why its queue pair is silent.
     pub fn note_answer(&mut self, told: Told) {
-        if self.trouble.is_some() {
+        if self.awaits_reason() {
             self.trouble().silence = Some(told);
         }
+    }
+
+    /// Whether the oldest packet is one for which the peer's device was asked.
+    #[must_use]
+    pub fn awaits_reason(&self) -> bool {
+        let asked = self.trouble.as_ref().and_then(|trouble| trouble.asked);
+        asked.is_some_and(|(psn, _)| psn == self.first_unanswered()) && self.awaits_answer()
     }
 
     /// Notes the reason that came with a NAK.
@@ -115,6 +122,10 @@ impl Qp {
         // A peer that was never there is asked early. Its host answers the first packets, and no longer the last ones.
         let asks = is_late || una == self.attr.sq_psn;
         let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
+        if asked.is_none() {
+            // What was said of an earlier packet is old.
+            self.trouble().silence = None;
+        }
         if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
             return None;
         }
@@ -217,6 +228,10 @@ impl Qp {
     /// The send queue is full. Says so, once, if nothing can free it: no request in it makes a completion.
     #[cold]
     pub(super) fn explain_full<E: Env>(&mut self, env: &mut E) {
+        // Flushed requests make completions, whether they are signaled or not.
+        if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
+            return;
+        }
         let first = self.credit.released();
         let queued = self.sq.head.wrapping_sub(first);
         let is_signaled = |n: u32| {
@@ -312,8 +327,11 @@ impl Qp {
     }
 
     fn reason_of_silence<E: Env>(&mut self, env: &mut E) -> Reason {
+        let is_current = self.awaits_reason();
         let known = self.trouble().silence.take();
-        if let Some(Told { cause, value }) = known.or_else(|| env.peer_says())
+        let known = known.filter(|told| is_current || told.cause == Cause::PeerEnded);
+        let network = env.network_says();
+        if let Some(Told { cause, value }) = known.or(network)
             && cause.number() / 100 == 12
         {
             let has_ended =

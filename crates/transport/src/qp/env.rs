@@ -105,6 +105,9 @@ impl<'a> Call<'a> {
         if let Some(spare) = self.out.take_spare() {
             link.spare = spare;
         }
+        if link.sounding.is_some() && !machine.awaits_reason() {
+            link.sounding = None;
+        }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
         link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
@@ -212,7 +215,8 @@ impl Env for DeviceEnv<'_, '_> {
 
     #[cold]
     fn log(&mut self, line: std::fmt::Arguments<'_>) {
-        self.transport.overruns.log(line.to_string());
+        let now = self.now();
+        self.transport.overruns.log(now, line.to_string());
     }
 }
 
@@ -343,7 +347,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
-    fn peer_says(&mut self) -> Option<Told> {
+    fn network_says(&mut self) -> Option<Told> {
         let cause = self.link.sounding.take().as_mut()?.verdict()?;
         Some(Told { cause, value: 0 })
     }

@@ -112,6 +112,11 @@ impl LossRecovery {
         Self { retries_left: retry_cnt, rnr_left: rnr_retry, ..Self::default() }
     }
 
+    /// Whether the peer has answered something new since the ACK timer began.
+    pub(super) fn has_answered(&self) -> bool {
+        self.has_answered
+    }
+
     /// Retries before the next failure.
     pub(super) fn retries_left(&self) -> u8 {
         self.retries_left

@@ -126,8 +126,13 @@ impl Qp {
     /// See [`Qp::ask_peer`].
     fn ask_about_silence<E: Env>(&mut self, silence: Expired, env: &mut E) -> Option<Duration> {
         let since = (self.requester.una, silence.since);
-        let retries_left = self.requester.recovery.retries_left();
-        if self.awaits_answer() { self.ask_peer(since, retries_left, env) } else { None }
+        let recovery = &self.requester.recovery;
+        // A peer that has answered meanwhile is not silent.
+        if recovery.has_answered() || !self.awaits_answer() {
+            return None;
+        }
+        let retries_left = recovery.retries_left();
+        self.ask_peer(since, retries_left, env)
     }
 
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
