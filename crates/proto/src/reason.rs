@@ -109,6 +109,12 @@ impl Reason {
         match cause.number() / 100 {
             1 => Told { cause: Cause::PeerMessageTooLong, value },
             4 => Told { cause: Cause::PeerReceiveUnwritable, value: 0 },
+            _ if cause == Cause::RkeyRange => {
+                // A peer that guessed the key must not learn where the region lies.
+                let len = self.memory.map_or(0, |memory| memory.len);
+                let is_near = value.cast_signed().unsigned_abs() <= len;
+                Told { cause, value: if is_near { value } else { 0 } }
+            }
             _ => Told { cause, value },
         }
     }
@@ -159,7 +165,7 @@ impl fmt::Display for Reason {
                 let (its, own) = (high & 0xff_ffff, low & 0xff_ffff);
                 write!(f, "the region is of protection domain {its}, and the queue pair of {own}")
             }
-            C::LkeyRange | C::RkeyRange => match value as i64 {
+            C::LkeyRange | C::RkeyRange if value != 0 => match value as i64 {
                 before @ ..0 => {
                     write!(f, "the range begins {} bytes before the region", before.unsigned_abs())
                 }
@@ -199,6 +205,16 @@ mod tests {
             assert_eq!(Told::from_bytes(&told.to_bytes()), Some(told));
         }
         assert_eq!(Told::from_bytes(&[0xff; Told::LEN]), None);
+    }
+
+    #[test]
+    fn a_peer_does_not_learn_where_a_region_lies() {
+        let memory = Place { key: 0x12, va: 0x1000, len: 64 };
+        let told = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).told().value;
+        assert_eq!((told(Finding::Behind(64)), told(Finding::Behind(65))), (64, 0));
+        assert_eq!((told(Finding::Before(64)) as i64, told(Finding::Before(65))), (-64, 0));
+        let reason = Reason { memory: None, ..Reason::new(Cause::RkeyRange) };
+        assert_eq!(reason.to_string(), "the range is not within the region");
     }
 
     #[test]

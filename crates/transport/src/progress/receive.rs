@@ -28,10 +28,9 @@ use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
-use super::why::{is_answer, join_reason};
+use super::why::{ReasonAhead, is_answer};
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::env::Call;
-use crate::qp::transport::Aftermath;
 use crate::qp::{QpCell, State};
 
 /// Receive buffers of 64 KiB.
@@ -436,14 +435,14 @@ impl Driver {
         let mut datagrams = batch.datagrams();
         let mut places = <[Arrived<'_>; 2]>::default();
         // The reason of the NAK that comes next.
-        let mut told = None;
+        let mut ahead: Option<ReasonAhead<'_>> = None;
         let mut source = Ahead::new(now, &mut places, |into| {
             for datagram in datagrams.by_ref() {
                 n += 1;
                 match self.classify(&datagram, senders, false, &mut tally, into) {
                     Some(Received::Packet) => {
-                        if let Some(told) = told.take() {
-                            join_reason(&mut into.packet, told);
+                        if let Some(reason) = ahead.take() {
+                            reason.join(&into.arrival, &mut into.packet);
                         }
                         if reader == Reader::Worker && into.packet.headers.bth.opcode.is_one_sided()
                         {
@@ -458,7 +457,8 @@ impl Driver {
                     }
                     Some(Received::Why(why)) => match why.packet {
                         WhyPacket::Reason { dest, psn, told: reason } if !is_answer(reason) => {
-                            told = Some((dest, psn, why.bytes));
+                            let (arrival, bytes) = (why.arrival, why.bytes);
+                            ahead = Some(ReasonAhead { arrival, dest, psn, bytes });
                         }
                         packet => deferred.whys.push((why.arrival, packet)),
                     },
@@ -567,10 +567,11 @@ impl Driver {
                     self.kick_worker();
                 }
             }
-            Forwarded::Dead | Forwarded::Failed => {
+            Forwarded::Dead => {
                 self.answer_for_dead(datagram);
                 self.core.count(Counter::DropNoQp, 1);
             }
+            Forwarded::Failed => self.core.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.core.count(Counter::DropSocketFull, 1),
         }
     }
@@ -679,7 +680,7 @@ impl Driver {
 
     #[cold]
     fn fail_overrun(&'static self) {
-        while let Some(Aftermath { overruns: overrun, lines }) = self.transport.overruns.take() {
+        while let Some((overrun, lines)) = self.transport.overruns.take() {
             for line in lines {
                 tracing::error!(target: "anyverbs", "{line}");
             }

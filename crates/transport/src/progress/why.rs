@@ -1,5 +1,6 @@
 //! Explains failures: silent queue pairs to the devices of their peers, and completion queues that have overrun.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyverbs_causes::Cause;
@@ -13,6 +14,7 @@ use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
+use anyverbs_proto::wire::aeth::Syndrome;
 use anyverbs_proto::wire::packet::ICRC_LEN;
 use anyverbs_proto::wr::AddressVector;
 
@@ -25,14 +27,28 @@ pub(super) fn is_answer(told: Told) -> bool {
     told.cause.number() / 100 == 12
 }
 
-/// Gives a NAK the reason that came ahead of it.
-pub(super) fn join_reason<'d>(packet: &mut Incoming<'d>, (dest, psn, bytes): (Qpn, Psn, &'d [u8])) {
-    let headers = &packet.headers;
-    if (headers.bth.dest_qpn, headers.bth.psn) == (dest, psn)
-        && headers.aeth.is_some()
-        && packet.payload.is_empty()
-    {
-        packet.payload = Data::Bytes(bytes);
+/// A reason that came ahead of a NAK.
+#[derive(Clone, Copy)]
+pub(super) struct ReasonAhead<'d> {
+    pub(super) arrival: Arrival,
+    pub(super) dest: Qpn,
+    pub(super) psn: Psn,
+    pub(super) bytes: &'d [u8],
+}
+
+impl<'d> ReasonAhead<'d> {
+    /// Gives it to the packet behind, if that is its NAK and comes from the same peer.
+    pub(super) fn join(&self, arrival: &Arrival, packet: &mut Incoming<'d>) {
+        let headers = &packet.headers;
+        let is_nak = headers.aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
+        if is_nak
+            && (headers.bth.dest_qpn, headers.bth.psn) == (self.dest, self.psn)
+            && (arrival.source, arrival.destination)
+                == (self.arrival.source, self.arrival.destination)
+            && packet.payload.is_empty()
+        {
+            packet.payload = Data::Bytes(self.bytes);
+        }
     }
 }
 
@@ -43,7 +59,8 @@ impl Driver {
         let mut out = Outbox::default();
         for (arrival, packet) in whys.drain(..) {
             match packet {
-                WhyPacket::Question(question) => {
+                WhyPacket::Question(mut question) => {
+                    question.av.scope_id = arrival.interface;
                     if let Some(told) = self.reason_of_silence(&question) {
                         self.tell(&mut out, &question, told);
                     }
@@ -66,7 +83,10 @@ impl Driver {
         let bytes = &datagram.bytes[..datagram.bytes.len() - ICRC_LEN];
         let gid = |ip: std::net::IpAddr| Gid::from(ip.to_canonical());
         let (from, to) = (gid(datagram.source.ip()), gid(datagram.destination));
-        if let Some(WhyPacket::Question(question)) = WhyPacket::parse(bytes, from, to) {
+        if let Some(WhyPacket::Question(mut question)) = WhyPacket::parse(bytes, from, to) {
+            if let SocketAddr::V6(source) = datagram.source {
+                question.av.scope_id = source.scope_id();
+            }
             let mut out = Outbox::default();
             self.tell(&mut out, &question, Told { cause: Cause::PeerEnded, value: 0 });
             out.flush(self.links);
@@ -90,7 +110,7 @@ impl Driver {
         }
         let (told, line) = state.machine.answer_to(question)?;
         if let Some(line) = line {
-            self.transport.overruns.log(line);
+            self.transport.overruns.log(self.core.now(), line);
         }
         Some(told)
     }

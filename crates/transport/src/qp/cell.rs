@@ -237,6 +237,19 @@ impl Member for QpCell {
     }
 }
 
+/// Whether it is the way that lacks, and not a descriptor or the like.
+fn is_of_route(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as K;
+    matches!(
+        error.kind(),
+        K::NetworkUnreachable
+            | K::HostUnreachable
+            | K::AddrNotAvailable
+            | K::InvalidInput
+            | K::PermissionDenied
+    )
+}
+
 impl QpCell {
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
         if !self.transport.core.is_current() {
@@ -251,8 +264,11 @@ impl QpCell {
         if self.transport.core.gids.contains(av.dgid) {
             return;
         }
-        if let Err(error) = check_route(self.transport.links, av) {
-            self.transport.overruns.log(format!(
+        if let Err(error) = check_route(self.transport.links, av)
+            && is_of_route(&error)
+        {
+            let now = self.transport.core.now();
+            self.transport.overruns.log(now, format!(
                 "queue pair {:#08x}: the local address {} (sgid_index {}) cannot reach the peer at {}: {error}; \
                  see `anyverbs explain {}`",
                 self.qpn.get(),

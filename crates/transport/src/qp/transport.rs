@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyverbs_links::Links;
 use anyverbs_locks::{Mutex, rank};
@@ -98,10 +99,18 @@ pub struct Overruns {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Aftermath {
-    pub(crate) overruns: Vec<Overrun>,
-    pub(crate) lines: Vec<String>,
+struct Aftermath {
+    overruns: Vec<Overrun>,
+    lines: Vec<String>,
+    /// When the present second began, and the lines that came since.
+    begin: Time,
+    said: u32,
+    /// Lines that were left out since the last one.
+    unsaid: u64,
 }
+
+/// Lines in the log in one second.
+const LINES_A_SECOND: u32 = 20;
 
 /// A completion queue that has overrun, and the queue pair whose completion was lost.
 #[derive(Debug)]
@@ -122,10 +131,25 @@ impl Overruns {
         self.any.store(true, Ordering::Release);
     }
 
-    /// A line for the log of errors.
+    /// A line for the log of errors. A stranger can cause some, so that more than a few in a second are counted instead.
     #[cold]
-    pub(crate) fn log(&self, line: String) {
-        self.list.lock().lines.push(line);
+    pub(crate) fn log(&self, now: Time, line: String) {
+        let mut list = self.list.lock();
+        if now.since(list.begin) >= Duration::from_secs(1) || list.said == 0 {
+            (list.begin, list.said) = (now, 0);
+        }
+        list.said += 1;
+        match list.said {
+            ..=LINES_A_SECOND => {
+                let unsaid = std::mem::take(&mut list.unsaid);
+                if unsaid > 0 {
+                    list.lines.push(format!("{unsaid} more failures were not logged"));
+                }
+                list.lines.push(line);
+            }
+            _ => list.unsaid += 1,
+        }
+        drop(list);
         self.any.store(true, Ordering::Release);
     }
 
@@ -134,8 +158,12 @@ impl Overruns {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Takes them; `None` if there are none.
-    pub(crate) fn take(&self) -> Option<Aftermath> {
-        self.any.swap(false, Ordering::AcqRel).then(|| std::mem::take(&mut *self.list.lock()))
+    /// Takes the overruns and the lines; `None` if there are none.
+    pub(crate) fn take(&self) -> Option<(Vec<Overrun>, Vec<String>)> {
+        let take = || {
+            let mut list = self.list.lock();
+            (std::mem::take(&mut list.overruns), std::mem::take(&mut list.lines))
+        };
+        self.any.swap(false, Ordering::AcqRel).then(take)
     }
 }
