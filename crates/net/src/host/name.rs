@@ -122,6 +122,7 @@ impl Registry {
     pub(crate) fn accept(&self, listener: &Socket) -> io::Result<Socket> {
         let _uncancelled = Uncancelled::new();
         let (socket, _) = listener.accept()?;
+        let socket = Socket::from(sys::above_standard_streams(socket.into())?);
         self.check(socket.as_fd())?;
         socket.set_nonblocking(true)?;
         Ok(socket)

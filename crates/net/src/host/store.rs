@@ -19,7 +19,7 @@ use super::pass;
 use super::table::{self, ENTRY_BITS, Entry, Fact, Header, Kind, Table};
 use crate::shm::{Area, allocate, check_length, memfd};
 use crate::sockopt;
-use crate::sys::Uncancelled;
+use crate::sys::{Uncancelled, above_standard_streams};
 
 /// Longest wait of a process for others of its host, in seconds. They only have to be scheduled, unless they are
 /// stopped, and then the process goes on without them (`a_process_stopped_while_starting_does_not_split_the_host`).
@@ -613,7 +613,8 @@ fn is_stopped(pid: i32) -> bool {
 /// Another open file of the same file.
 fn reopen(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(true).write(true).open(path)
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    Ok(above_standard_streams(file.into())?.into())
 }
 
 fn file_name(registry: &Registry) -> String {

@@ -208,7 +208,9 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     for m in cmsg::messages(&control, message.msg_controllen) {
         if (m.level, m.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: the kernel made these descriptors for us, and they are named only here.
-            fds.extend(m.integers().map(|fd: RawFd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            let own = m.integers().map(|fd: RawFd| unsafe { OwnedFd::from_raw_fd(fd) });
+            // Without a place for one it is as if fewer had come.
+            fds.extend(own.filter_map(|fd| sys::above_standard_streams(fd).ok()));
         }
     }
     if n == 0 {
