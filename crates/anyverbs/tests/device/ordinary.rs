@@ -121,7 +121,7 @@ fn errors_name_the_field() {
     // It is still as it was.
     context.connect(&fresh, &local, &local).unwrap();
     let text = context.endpoint(&fresh).unwrap_err().to_string();
-    assert!(text.contains("Init") && text.contains("no transition"), "{text}");
+    assert!(text.contains("Init") && text.contains("no move leads from Rts"), "{text}");
 
     let mut bytes = local.to_bytes();
     bytes[2] = 9;
