@@ -115,8 +115,10 @@ fn acknowledged_sends_are_polled_before_the_disconnection() {
             assert!(Instant::now() < end, "the message does not come");
         }
         // As in a program whose other thread, or next round, polls the completion.
-        b.id.disconnect().unwrap();
         let gsi = Device::current().unwrap().gsi;
+        // This thread may lose the processor for a while.
+        gsi.keep_disconnects_for(TIMEOUT);
+        b.id.disconnect().unwrap();
         while !gsi.keeps_disconnects() {
             assert!(!is_readable(&a.channel), "the end is heard first");
             assert!(Instant::now() < end, "the DREQ does not come");

@@ -22,9 +22,8 @@ use anyverbs_proto::types::Qpn;
 use super::Incoming;
 use super::{Events, Gsi};
 
-/// Longest wait: a program that polls may have lost the processor. Tests use a longer one, so that they see the other ends
-/// of the wait.
-const LONGEST: Duration = if cfg!(test) { Duration::from_secs(60) } else { TIME_SLICES };
+/// Longest wait: a program that polls may have lost the processor.
+const LONGEST: Duration = TIME_SLICES;
 
 /// More are handed on at once.
 const MOST: usize = 1024;
@@ -35,11 +34,17 @@ pub(super) struct Disconnects {
     waiting: Mutex<rank::WaitingDisconnects, Vec<Disconnect>>,
     /// When the first has waited long enough, in nanoseconds; [`NEVER`] if none waits.
     until: AtomicU64,
+    /// Longest wait, in nanoseconds.
+    longest: AtomicU64,
 }
 
 impl Default for Disconnects {
     fn default() -> Self {
-        Self { waiting: Mutex::default(), until: AtomicU64::new(NEVER) }
+        Self {
+            waiting: Mutex::default(),
+            until: AtomicU64::new(NEVER),
+            longest: AtomicU64::new(LONGEST.as_nanos() as u64),
+        }
     }
 }
 
@@ -65,11 +70,15 @@ impl Disconnects {
     }
 
     fn wait(&self, disconnect: Disconnect) -> Time {
-        let end = disconnect.came + LONGEST;
+        let end = disconnect.came + self.longest();
         let mut waiting = self.waiting.lock();
         waiting.push(disconnect);
         self.until.fetch_min(end.as_nanos(), Ordering::SeqCst);
         end
+    }
+
+    fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest.load(Ordering::Relaxed))
     }
 
     fn take(&self) -> Vec<Disconnect> {
@@ -89,6 +98,12 @@ impl Disconnects {
 }
 
 impl<I: Events> Gsi<I> {
+    /// Has DREQs wait for up to this time. Tests choose a long one, so that they see the other ends of the wait.
+    #[doc(hidden)]
+    pub fn keep_disconnects_for(&self, longest: Duration) {
+        self.disconnects.longest.store(longest.as_nanos() as u64, Ordering::Relaxed);
+    }
+
     /// Keeps a DREQ of a connection whose queue pair lives. False for all other messages.
     pub(super) fn keep_disconnect(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let disconnects = &self.disconnects;
@@ -116,8 +131,9 @@ impl<I: Events> Gsi<I> {
     /// Hands on the DREQs that need not wait any longer. `empty`: from when on nothing was left to be read, if that was seen.
     #[cold]
     pub(super) fn hand_on_disconnects(&'static self, now: Time, empty: Option<Time>) {
+        let longest = self.disconnects.longest();
         let is_over = |d: &Disconnect| {
-            now >= d.came + LONGEST
+            now >= d.came + longest
                 || empty.is_some_and(|empty| empty >= d.came) && !self.has_completions(d.qpn)
         };
         let (over, waiting): (Vec<_>, Vec<_>) =
