@@ -414,6 +414,8 @@ impl CreateError {
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         match self {
+            // Libraries find the largest by trying (libfabric's verbs provider): that is no mistake.
+            Self::Limit { what: "max_inline_data", .. } => None,
             Self::Limit { .. } => Some(Cause::Limit),
             Self::Invalid(_) => Some(Cause::AttributeValue),
             _ => None,
