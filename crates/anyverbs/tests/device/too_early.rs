@@ -26,9 +26,6 @@ fn send_early(a: &Endpoint, late: Duration, to_rtr: impl FnOnce()) {
     a.send(1, SendOp::Send, &[src.sge(0, 100)]);
     std::thread::sleep(late);
     assert!(a.cq.poll(&mut [Wc::default(); 1]).unwrap() == 0);
-    if late > Duration::from_secs(1) {
-        assert_eq!(connected_sockets(), 1, "the peer is silent");
-    }
     let begin = Instant::now();
     to_rtr();
     assert_eq!(a.poll(1)[0].status, WcStatus::Success);
@@ -69,16 +66,4 @@ fn a_request_before_rtr_is_asked_for_between_processes() {
 #[test]
 fn a_request_before_rtr_is_asked_for_by_udp() {
     between_processes(&[("ANYVERBS_SHM", "0")], Duration::from_millis(1100));
-    assert_eq!(connected_sockets(), 0, "what the network says of the peer is of no use any more");
-}
-
-/// UDP sockets with one peer, in this network namespace. The device opens one to learn why a peer is silent.
-fn connected_sockets() -> usize {
-    let of = |file| {
-        let table = std::fs::read_to_string(file).unwrap_or_default();
-        let remote = |line: &str| line.split_whitespace().nth(2).map(str::to_owned);
-        let remotes = table.lines().skip(1).filter_map(remote);
-        remotes.filter(|remote| remote.bytes().any(|byte| !matches!(byte, b'0' | b':'))).count()
-    };
-    of("/proc/self/net/udp") + of("/proc/self/net/udp6")
 }

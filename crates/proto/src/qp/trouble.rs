@@ -34,8 +34,8 @@ pub(super) struct Trouble {
     told: Option<(Psn, Told)>,
     /// What is known of a peer that does not answer.
     silence: Option<Told>,
-    /// The oldest PSN for which the peer's device was asked, and whether that was when the retries ran out.
-    asked: Option<(Psn, bool)>,
+    /// The oldest PSN for which the peer's device was asked.
+    asked: Option<Psn>,
     /// The log says how this end differs from the other.
     has_told: bool,
     /// The log says that the send queue is full for good.
@@ -78,7 +78,7 @@ impl Qp {
     #[must_use]
     pub fn awaits_reason(&self) -> bool {
         let asked = self.trouble.as_ref().and_then(|trouble| trouble.asked);
-        asked.is_some_and(|(psn, _)| psn == self.first_unanswered()) && self.awaits_answer()
+        asked.is_some_and(|psn| psn == self.first_unanswered()) && self.awaits_answer()
     }
 
     /// Notes the reason that came with a NAK.
@@ -119,14 +119,12 @@ impl Qp {
             *silent = Some((una, since));
         }
         let is_late = retries_left <= 1;
-        // A peer that was never there is asked early. Its host answers the first packets, and no longer the last ones.
-        let asks = is_late || una == self.attr.sq_psn;
-        let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
+        let asked = self.trouble().asked.filter(|psn| *psn == una);
         if asked.is_none() {
             // What was said of an earlier packet is old.
             self.trouble().silence = None;
         }
-        if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
+        if !is_late || asked.is_some() {
             return None;
         }
         let question = Question {
@@ -138,7 +136,7 @@ impl Qp {
             qp_type: self.init.qp_type,
         };
         let asks = env.ask_peer(&question);
-        self.trouble().asked = Some((una, is_late));
+        self.trouble().asked = Some(una);
         (asks && retries_left == 0).then_some(ASKING)
     }
 

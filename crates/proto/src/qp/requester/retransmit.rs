@@ -136,9 +136,6 @@ impl Qp {
     }
 
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
-        if self.requester.una == self.attr.sq_psn {
-            self.ask_about_silence(silence, env);
-        }
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_probe_timeout(silence, moment);
         if decision == Decision::GoBackN {
