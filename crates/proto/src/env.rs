@@ -179,10 +179,11 @@ pub trait LinkEnv {
         self.transmit(av, headers, &Payload::EMPTY, None)
     }
 
-    /// Asks the device of the peer why its queue pair does not answer. False if the device cannot ask. The answer comes by
+    /// Asks the network whether it can deliver to the peer and, if the retries run out (`is_late`), the peer's device why its
+    /// queue pair does not answer. False if the device cannot ask. That answer comes by
     /// [`Qp::note_answer`](crate::qp::Qp::note_answer).
-    fn ask_peer(&mut self, question: &Question) -> bool {
-        let _ = question;
+    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
+        let _ = (question, is_late);
         false
     }
 

@@ -34,8 +34,8 @@ pub(super) struct Trouble {
     told: Option<(Psn, Told)>,
     /// What is known of a peer that does not answer.
     silence: Option<Told>,
-    /// The oldest PSN for which the peer's device was asked.
-    asked: Option<Psn>,
+    /// The oldest PSN for which the network was asked, and whether the peer's device was, too.
+    asked: Option<(Psn, bool)>,
     /// The log says how this end differs from the other.
     has_told: bool,
     /// The log says that the send queue is full for good.
@@ -78,7 +78,7 @@ impl Qp {
     #[must_use]
     pub fn awaits_reason(&self) -> bool {
         let asked = self.trouble.as_ref().and_then(|trouble| trouble.asked);
-        asked.is_some_and(|psn| psn == self.first_unanswered()) && self.awaits_answer()
+        asked.is_some_and(|(psn, _)| psn == self.first_unanswered()) && self.awaits_answer()
     }
 
     /// Notes the reason that came with a NAK.
@@ -119,12 +119,14 @@ impl Qp {
             *silent = Some((una, since));
         }
         let is_late = retries_left <= 1;
-        let asked = self.trouble().asked.filter(|psn| *psn == una);
+        let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
         if asked.is_none() {
             // What was said of an earlier packet is old.
             self.trouble().silence = None;
         }
-        if !is_late || asked.is_some() {
+        // Of a peer that was never there the network is asked early: its host reports the first packets, and a few in a second.
+        let asks = is_late || una == self.attr.sq_psn;
+        if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
             return None;
         }
         let question = Question {
@@ -135,8 +137,8 @@ impl Qp {
             mtu: self.attr.path_mtu,
             qp_type: self.init.qp_type,
         };
-        let asks = env.ask_peer(&question);
-        self.trouble().asked = Some(una);
+        let asks = env.ask_peer(&question, is_late);
+        self.trouble().asked = Some((una, is_late));
         (asks && retries_left == 0).then_some(ASKING)
     }
 

@@ -336,9 +336,11 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
-    fn ask_peer(&mut self, question: &Question) -> bool {
+    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
         let links = self.transport.links;
-        self.out.explain(links, &question.av, question.dest, &WhyPacket::Question(*question));
+        if is_late {
+            self.out.explain(links, &question.av, question.dest, &WhyPacket::Question(*question));
+        }
         let known = self.link.sounding.as_mut().and_then(|sounding| sounding.verdict());
         if known.is_none() {
             self.link.sounding = Some(Box::new(Sounding::new(links, &question.av)));
