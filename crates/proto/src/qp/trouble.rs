@@ -111,7 +111,7 @@ impl Qp {
     pub(super) fn ask_peer<E: Env>(
         &mut self,
         (una, since): (Psn, Time),
-        retries_left: u8,
+        (retries_left, was_timeout): (u8, bool),
         env: &mut E,
     ) -> Option<Duration> {
         let silent = &mut self.trouble().silent;
@@ -125,7 +125,8 @@ impl Qp {
             self.trouble().silence = None;
         }
         // Of a peer that was never there the network is asked early: its host reports the first packets, and a few in a second.
-        let asks = is_late || una == self.attr.sq_psn;
+        // At the second timeout: a host that is only slow to begin has answered by then.
+        let asks = is_late || una == self.attr.sq_psn && was_timeout;
         if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
             return None;
         }

@@ -131,8 +131,8 @@ impl Qp {
         if recovery.has_answered() || !self.awaits_answer() {
             return None;
         }
-        let retries_left = recovery.retries_left();
-        self.ask_peer(since, retries_left, env)
+        let retries = (recovery.retries_left(), recovery.has_timed_out());
+        self.ask_peer(since, retries, env)
     }
 
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
