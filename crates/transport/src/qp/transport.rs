@@ -167,3 +167,21 @@ impl Overruns {
         self.any.swap(false, Ordering::AcqRel).then(take)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_a_bound_in_a_second_are_counted() {
+        let overruns = Overruns::default();
+        let begin = Time::from_nanos(5_000_000_000);
+        let lines = || overruns.take().map_or(Vec::new(), |(_, lines)| lines);
+        (0..LINES_A_SECOND + 3).for_each(|n| overruns.log(begin, n.to_string()));
+        assert_eq!(lines().len(), LINES_A_SECOND as usize);
+        overruns.log(begin + Duration::from_millis(999), "left out".into());
+        assert!(lines().is_empty());
+        overruns.log(begin + Duration::from_secs(1), "next".into());
+        assert_eq!(lines(), ["4 more failures were not logged", "next"]);
+    }
+}
