@@ -19,7 +19,7 @@ const PAGES: &[&str] = &[
     include_str!("../pages/connections.md"),
 ];
 
-/// What programs and logs leave out, or put in front.
+/// The parts of a name that programs and logs leave out, or put in front.
 const PREFIXES: &[&str] = &["", "IBV_WC_", "IBV_EVENT_", "RDMA_CM_EVENT_"];
 
 /// All pages, in the order of the book.
@@ -27,8 +27,8 @@ pub fn all() -> impl Iterator<Item = &'static str> {
     PAGES.iter().copied()
 }
 
-/// The section that explains a word: a number or name of a status, the code of a cause or its number, the name of an
-/// error number or of an event, or the text of one of them. Upper and lower case count as equal.
+/// The section that explains a word. The word is a number or name of a status, the code or number of a cause, or the name
+/// of an error number or event. It may be their text, too. Upper and lower case count as equal.
 #[must_use]
 pub fn find(word: &str) -> Option<&'static str> {
     let word = word.trim();

@@ -9,7 +9,7 @@ use crate::{Access, Held, MrTable, Slot};
 /// Keys whose end is remembered.
 const REMEMBERED: usize = 256;
 
-/// What is wrong with an access.
+/// The fault of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finding {
     /// No region has, or recently had, this key.
@@ -51,7 +51,7 @@ impl Ended {
 }
 
 impl MrTable {
-    /// What is wrong with an access of [`local`](Self::local).
+    /// Finds the fault of an access of [`local`](Self::local).
     #[cold]
     #[must_use]
     pub fn diagnose_local(&self, lkey: u32, pd: u32, range: (u64, u64), need: Access) -> Finding {
@@ -63,7 +63,7 @@ impl MrTable {
         fault(&held, pd, range, need)
     }
 
-    /// What is wrong with an access of [`remote`](Self::remote).
+    /// Finds the fault of an access of [`remote`](Self::remote).
     #[cold]
     #[must_use]
     pub fn diagnose_remote(
@@ -93,7 +93,7 @@ impl MrTable {
     }
 }
 
-/// What is wrong with a range of a region whose key is right.
+/// Finds the fault of a range of a region whose key is right.
 fn fault(held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Finding {
     let slot = held.slot;
     let its_pd = slot.pd.load(Ordering::Relaxed);

@@ -131,7 +131,7 @@ impl Sounding {
         Self { socket: net::Sounding::new(from, to), found: None }
     }
 
-    /// What the network has said so far.
+    /// The reason that the network has given so far.
     #[must_use]
     pub fn verdict(&mut self) -> Option<Cause> {
         use io::ErrorKind as K;

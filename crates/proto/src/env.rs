@@ -187,7 +187,7 @@ pub trait LinkEnv {
         false
     }
 
-    /// What the network says of the last question: the reason why it did not reach the peer.
+    /// The reason of the network why the last question did not reach the peer.
     fn network_says(&mut self) -> Option<Told> {
         None
     }

@@ -102,7 +102,7 @@ impl Reason {
         Self { cause, value, memory: Some(memory) }
     }
 
-    /// What the peer is told. It sees another status than this end.
+    /// The part that the peer is told. It sees another status than this end.
     #[must_use]
     pub fn told(&self) -> Told {
         let Self { cause, value, .. } = *self;

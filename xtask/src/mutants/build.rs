@@ -106,7 +106,7 @@ impl Tree {
         mutated.sort();
         mutated.dedup();
         copy(&root(), dir, &mut |name| !matches!(name, ".git" | "target"), &|path| {
-            // What has choices is written by `write`.
+            // `write` writes the files that have choices.
             path.extension().is_some_and(|extension| extension == "rs")
                 && mutated.iter().any(|name| path.starts_with(root().join(name).join("src")))
         })?;

@@ -52,7 +52,7 @@ struct Test {
     reaches: BTreeSet<Id>,
 }
 
-/// What the tests reach, and the binaries of which that is known.
+/// The mutants that tests reach, and the binaries of which that is known.
 #[derive(Serialize, Deserialize)]
 struct Known {
     binaries: Vec<String>,
@@ -192,7 +192,7 @@ fn pick(mutants: &[Mutant], options: &Options) -> Vec<Id> {
     parts.into_iter().flat_map(|ids| ids.into_iter().step_by(every)).collect()
 }
 
-/// What a result is noted under: the mutant, and the digest of its file without the tests at the end.
+/// The key of a result: the mutant, and the digest of its file without the tests at the end.
 fn keys(mutants: &[Mutant]) -> anyhow::Result<Vec<String>> {
     let mut digests: HashMap<&str, String> = HashMap::new();
     let mut keys = Vec::new();

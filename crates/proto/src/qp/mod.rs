@@ -186,7 +186,7 @@ pub struct Qp {
     tag_matching: Option<Box<TagMatching>>,
     /// Counts its out-of-order buffer.
     out_of_order_bytes: Arc<OutOfOrderBytes>,
-    /// What went wrong. Nothing looks here before that.
+    /// Its failures. Nothing looks here before the first.
     trouble: Option<Box<Trouble>>,
     #[cfg(feature = "general-way")]
     general_way: bool,

@@ -1,4 +1,4 @@
-//! What a queue pair knows of its failures: for the log, for `vendor_err`, and for the peer.
+//! A queue pair tells the reasons of its failures to the log, by `vendor_err`, and to the peer.
 //!
 //! All of it is found out once something has failed, by a second look. The machines that find a fault tell only what it
 //! means for the connection.
@@ -32,7 +32,7 @@ pub(super) struct Trouble {
     first: Option<Cause>,
     /// The peer's reason for the NAK of this PSN, which came ahead of it.
     told: Option<(Psn, Told)>,
-    /// What is known of a peer that does not answer.
+    /// The reason that the peer's device gave for silence.
     silence: Option<Told>,
     /// The oldest PSN for which the network was asked, and whether the peer's device was, too.
     asked: Option<(Psn, bool)>,
@@ -105,9 +105,9 @@ impl Qp {
         }
     }
 
-    /// The oldest packet has had no answer since then. If the retries are about to run out, this asks the peer's device why
-    /// its queue pair is silent, once for each packet. Returns the time that the answer needs, if the timeout has to wait for
-    /// it.
+    /// The oldest packet has had no answer since then. If the retries are about to run out, this asks the network and the
+    /// peer's device for the reason, once for each packet. Returns the time that the answer needs, if the timeout has to wait
+    /// for it.
     pub(super) fn ask_peer<E: Env>(
         &mut self,
         (una, since): (Psn, Time),
@@ -121,11 +121,11 @@ impl Qp {
         let is_late = retries_left <= 1;
         let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
         if asked.is_none() {
-            // What was said of an earlier packet is old.
+            // An answer about an earlier packet is old.
             self.trouble().silence = None;
         }
-        // Of a peer that was never there the network is asked early: its host reports the first packets, and a few in a second.
-        // At the second timeout: a host that is only slow to begin has answered by then.
+        // The network is asked early about a peer that was never there: its host reports the first packets, and then a few in
+        // a second. It is asked at the second timeout, since a host that is slow to begin has answered by then.
         let asks = is_late || una == self.attr.sq_psn && was_timeout;
         if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
             return None;
