@@ -40,3 +40,32 @@ impl CompCntrOps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::feth::Feth;
+    use crate::wr::RemoteAddr;
+
+    #[test]
+    fn sends_reads_and_writes_are_counted_and_nothing_else() {
+        let at = RemoteAddr { va: 0, rkey: 1 };
+        for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(1)] {
+            assert_eq!(CompCntrOps::of(&op), CompCntrOps::SEND, "{op:?}");
+        }
+        for op in [SendOp::Write(at), SendOp::WriteImm(at, 1)] {
+            assert_eq!(CompCntrOps::of(&op), CompCntrOps::RDMA_WRITE, "{op:?}");
+        }
+        assert_eq!(CompCntrOps::of(&SendOp::Read(at)), CompCntrOps::RDMA_READ);
+        let others = [
+            SendOp::CompareSwap { at, compare: 0, swap: 0 },
+            SendOp::FetchAdd { at, add: 0 },
+            SendOp::AtomicWrite { at, data: None },
+            SendOp::Flush { at, len: 0, feth: Feth::default() },
+            SendOp::LocalInv(1),
+        ];
+        for op in others {
+            assert_eq!(CompCntrOps::of(&op), CompCntrOps::empty(), "{op:?}");
+        }
+    }
+}

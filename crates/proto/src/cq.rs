@@ -418,7 +418,9 @@ mod tests {
     #[test]
     fn moderation_tells_after_a_count_or_a_period() {
         let mut cq = Cq::new(16);
+        assert_eq!(cq.moderation(), Moderation::default());
         assert_eq!(cq.moderate(Moderation { count: 3, period: 50 }), Pushed::default());
+        assert_eq!(cq.moderation(), Moderation { count: 3, period: 50 });
         cq.push(wc(0), false);
         cq.arm(false);
         let waits = Pushed { wait: true, ..Pushed::default() };

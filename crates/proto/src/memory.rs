@@ -52,3 +52,75 @@ pub trait Memory {
     /// Adds to the 8-byte word at `addr`, aligned to 8, wrapping. Returns its value before.
     fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault>;
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Memory from address 0 on.
+    pub(crate) struct Bytes(pub(crate) RefCell<Vec<u8>>);
+
+    impl Bytes {
+        /// So many bytes, each as its address modulo 251.
+        pub(crate) fn counted(len: usize) -> Self {
+            Self(RefCell::new((0..len).map(|at| (at % 251) as u8).collect()))
+        }
+
+        /// The bytes at an address.
+        pub(crate) fn at(&self, addr: usize, len: usize) -> Vec<u8> {
+            self.0.borrow()[addr..addr + len].to_vec()
+        }
+    }
+
+    impl Memory for Bytes {
+        fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault> {
+            let at = addr as usize;
+            dst.copy_from_slice(self.0.borrow().get(at..at + dst.len()).ok_or(Fault)?);
+            Ok(())
+        }
+
+        fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault> {
+            let at = addr as usize;
+            self.0.borrow_mut().get_mut(at..at + src.len()).ok_or(Fault)?.copy_from_slice(src);
+            Ok(())
+        }
+
+        fn compare_swap(&self, _: u64, _: u64, _: u64) -> Result<u64, Fault> {
+            Err(Fault)
+        }
+
+        fn store(&self, _: u64, _: u64) -> Result<(), Fault> {
+            Err(Fault)
+        }
+
+        fn persist(&self, _: u64, _: u64) -> Result<(), Fault> {
+            Err(Fault)
+        }
+
+        fn fetch_add(&self, _: u64, _: u64) -> Result<u64, Fault> {
+            Err(Fault)
+        }
+    }
+
+    #[test]
+    fn a_copy_has_all_bytes_and_no_more() {
+        for len in [0, 1, 255, 256, 257, 511, 512, 700] {
+            let memory = Bytes::counted(3000);
+            memory.copy(2000, 10, len).unwrap();
+            let before = Bytes::counted(3000);
+            assert_eq!(memory.at(2000, len), before.at(10, len), "{len}");
+            assert_eq!(memory.at(0, 2000), before.at(0, 2000), "{len}");
+            assert_eq!(memory.at(2000 + len, 1000 - len), before.at(2000 + len, 1000 - len));
+        }
+    }
+
+    #[test]
+    fn a_copy_ends_where_memory_does() {
+        let memory = Bytes::counted(1000);
+        assert_eq!(memory.copy(0, 900, 101), Err(Fault));
+        assert_eq!(memory.copy(900, 0, 101), Err(Fault));
+        assert_eq!(memory.copy(900, 0, 100), Ok(()));
+    }
+}

@@ -366,18 +366,4 @@ pub fn scatter_by<E: Env>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cut_the_list() {
-        let sge = |addr, len| Sge { addr, len, lkey: 1 };
-        let list = [sge(0, 10), sge(100, 0), sge(200, 5), sge(300, 100)];
-        let cut = |skip, len| pieces(&list, skip, len).map(|s| (s.addr, s.len)).collect::<Vec<_>>();
-        assert_eq!(cut(0, 10), [(0, 10)]);
-        assert_eq!(cut(9, 3), [(9, 1), (200, 2)]);
-        assert_eq!(cut(10, 6), [(200, 5), (300, 1)]);
-        assert_eq!(cut(15, 100), [(300, 100)]);
-        assert_eq!(cut(0, 0), []);
-    }
-}
+mod tests;

@@ -278,4 +278,22 @@ mod tests {
         assert_eq!(timer_code::rnr(0), Duration::from_micros(655_360));
         assert_eq!(timer_code::rnr(31), Duration::from_micros(491_520));
     }
+
+    #[test]
+    fn keys_of_a_partition_match_unless_both_are_limited() {
+        let matches = |a, b| PKey(a).matches(PKey(b)) && PKey(b).matches(PKey(a));
+        for (one, other) in [(0xffff, 0xffff), (0xffff, 0x7fff), (0x8001, 0x8001), (0x8001, 1)] {
+            assert!(matches(one, other), "{one:#x} {other:#x}");
+        }
+        for (one, other) in [(0x7fff, 0x7fff), (1, 1), (0x8001, 0x8002), (0x8001, 0x8003)] {
+            assert!(!matches(one, other), "{one:#x} {other:#x}");
+        }
+        assert!(!PKey(0x8001).matches(PKey::DEFAULT) && !PKey::DEFAULT.matches(PKey(0x8001)));
+    }
+
+    #[test]
+    fn the_high_bit_of_a_q_key_names_the_queue_pairs_own() {
+        assert!(QKey::GSI.is_controlled() && QKey(0x8000_0000).is_controlled());
+        assert!(!QKey(0x7fff_ffff).is_controlled() && !QKey(0).is_controlled());
+    }
 }

@@ -360,6 +360,8 @@ pub(super) fn test(binary: &Binary, name: &str) -> Command {
     command.args(["-n", "19"]).arg(&binary.path).args(["--exact", name, "--test-threads=1"]);
     command.current_dir(&binary.dir).env("CARGO_MANIFEST_DIR", &binary.dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // All seeds would take longer than any test may that is asked.
+    command.env(anyverbs_testing::SHARE, "25");
     command
 }
 

@@ -186,3 +186,92 @@ pub(super) fn asks(ours: &MadBytes) -> Option<(Attribute, CommId)> {
 fn attribute(ours: &MadBytes) -> Attribute {
     Attribute::from_code(u16::from_be_bytes([ours[16], ours[17]])).expect("we wrote it")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::rtu::Rtu;
+    use super::*;
+
+    fn to() -> Destination {
+        Destination {
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+            interface: 3,
+            traffic_class: 4,
+            flow_label: 5,
+            hop_limit: 6,
+        }
+    }
+
+    #[test]
+    fn a_datagram_has_all_of_its_destination() {
+        let mut queue = MadQueue::default();
+        let bytes = queue.send(to(), 7, Rtu::default());
+        assert!(queue.took_last());
+        let Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit } = to();
+        let mad = bytes;
+        let wanted = Transmit { sgid, dgid, interface, traffic_class, flow_label, hop_limit, mad };
+        assert_eq!((queue.pop(), queue.pop()), (Some(wanted), None));
+    }
+
+    #[test]
+    fn a_full_queue_loses_what_comes_behind_and_says_so() {
+        let mut queue = MadQueue::default();
+        for n in 0..MOST {
+            queue.send(to(), n as u64, Rtu::default());
+            assert!(queue.took_last(), "{n}");
+        }
+        queue.send(to(), 0, Rtu::default());
+        assert!(!queue.took_last());
+        assert_eq!((queue.len(), queue.counters.dropped(DropReason::OutboxFull)), (MOST, 1));
+        assert_eq!(queue.counters.tx_msgs.of(Attribute::Rtu), MOST as u64);
+        assert!(queue.pop().is_some());
+        queue.send(to(), 0, Rtu::default());
+        assert!(queue.took_last());
+    }
+
+    #[test]
+    fn a_message_that_may_not_be_sent_is_only_made() {
+        let mut queue = MadQueue::default();
+        let made = queue.send_if(false, to(), 7, Rtu::default());
+        assert!(!queue.took_last() && queue.len() == 0);
+        assert_eq!(queue.send_if(true, to(), 7, Rtu::default()), made);
+        assert!(queue.took_last() && queue.len() == 1);
+        queue.retry(to(), &made);
+        queue.replay(to(), &made);
+        assert_eq!(queue.counters.tx_retries.of(Attribute::Rtu), 1);
+        assert_eq!(queue.counters.tx_msgs.of(Attribute::Rtu), 3);
+        let sent: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert!(sent.len() == 3 && sent.iter().all(|sent| sent.mad == made));
+    }
+
+    #[test]
+    fn an_answer_goes_back_to_where_the_question_came_from() {
+        let arrival = Arrival {
+            source: Gid([8; 16]),
+            destination: Gid([9; 16]),
+            traffic_class: 10,
+            hop_limit: 11,
+            flow_label: 12,
+            interface: 13,
+        };
+        let back = Destination::answering(&arrival);
+        let wanted = Destination {
+            sgid: Gid([9; 16]),
+            dgid: Gid([8; 16]),
+            interface: 13,
+            traffic_class: 10,
+            flow_label: 12,
+            hop_limit: HOP_LIMIT,
+        };
+        assert_eq!(back, wanted);
+        assert!(back.is_of(&arrival) && back.peer() == Peer::of(&arrival));
+        for other in [
+            Arrival { source: Gid([7; 16]), ..arrival },
+            Arrival { destination: Gid([7; 16]), ..arrival },
+            Arrival { interface: 7, ..arrival },
+        ] {
+            assert!(!back.is_of(&other));
+        }
+    }
+}

@@ -340,6 +340,27 @@ mod tests {
     }
 
     #[test]
+    fn the_address_vector_has_all_that_was_agreed() {
+        let port = LocalPort { port: 2, sgid_index: 3, pkey_index: 0, scope_id: 4 };
+        let (attr, _) = params(Transport::Rc, Side::Active).attr(QpState::Rtr, &port).unwrap();
+        let wanted = AddressVector {
+            dgid: Gid([2; 16]),
+            sgid: Gid([1; 16]),
+            sgid_index: 3,
+            hop_limit: 64,
+            traffic_class: 8,
+            sl: 1,
+            flow_label: 7,
+            static_rate: 2,
+            src_path_bits: 0,
+            dlid: 0,
+            port: 2,
+            scope_id: 4,
+        };
+        assert_eq!(attr.av, wanted);
+    }
+
+    #[test]
     fn rc_has_both_sides_of_rdma() {
         let params = params(Transport::Rc, Side::Active);
         let (init, _) = params.attr(QpState::Init, &PORT).unwrap();

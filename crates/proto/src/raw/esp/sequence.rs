@@ -130,4 +130,24 @@ mod tests {
         assert!(window.check(100 + (1 << 31)).is_ok());
         assert_eq!(window.check(101 + (1 << 31)), Err(EspDrop::Replayed));
     }
+
+    #[test]
+    fn the_nearest_number_is_half_the_range_away_at_most() {
+        const HALF: u64 = 1 << 31;
+        for top in [5 << 32, 5 << 32 | 10, 5 << 32 | HALF, 5 << 32 | 0xffff_fff0] {
+            let window = ReplayWindow::new(0, top);
+            for away in [0, 1, 9, 1000, HALF - 1] {
+                for number in [top + away, top - away] {
+                    assert_eq!(window.number(number as u32), number, "{top:#x} {number:#x}");
+                }
+            }
+            // Half the range away both would do: the epoch of the window's top counts.
+            let epoch = top & !u64::from(u32::MAX);
+            let number = window.number((top + HALF) as u32);
+            assert_eq!(number & !u64::from(u32::MAX), epoch, "{top:#x}");
+        }
+        // There is no epoch before the first, and none behind the last.
+        assert_eq!(ReplayWindow::new(0, 3).number(u32::MAX), u64::from(u32::MAX));
+        assert_eq!(ReplayWindow::new(0, u64::MAX).number(3), u64::MAX << 32 | 3);
+    }
 }

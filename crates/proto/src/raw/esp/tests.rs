@@ -247,3 +247,33 @@ proptest! {
         }
     }
 }
+
+/// The protocol number stands in the last extension header.
+#[test]
+fn extension_headers_of_ipv6_stay_before_the_esp_header() {
+    let ip = |chain: &[u8]| {
+        let next = if chain.is_empty() { PROTO_UDP } else { 60 };
+        Builder::default()
+            .ethernet(0x86dd)
+            .ipv6(1, 2, next, chain.len() + 8)
+            .bytes(chain)
+            .udp(1234, 5678, 0)
+            .0
+    };
+    let one = [&[PROTO_UDP, 1][..], &[0; 14]].concat();
+    let two = [&[60, 2][..], &[0; 22], &[PROTO_UDP, 0], &[0; 6]].concat();
+    // The chain, and the place of the protocol number.
+    for (chain, at) in [(&[][..], 14 + 6), (&one, 54), (&two, 54 + 24)] {
+        let packet = ip(chain);
+        let (mut encrypt, mut decrypt) = pair(&full());
+        let sealed = apply(&mut encrypt, &packet).unwrap();
+        let mut headers = packet[..54 + chain.len()].to_vec();
+        headers[at] = 50;
+        headers[18..20].copy_from_slice(&sealed[18..20]);
+        assert_eq!(sealed[..headers.len()], headers);
+        assert_eq!(usize::from(sealed[19]), sealed.len() - 54);
+        let outer = Frame::parse(&sealed).unwrap().outer;
+        assert_eq!(outer.transport, Some(Transport::Esp { spi: 0x4321, seq: 1 }));
+        assert_eq!(apply(&mut decrypt, &sealed), Ok(packet));
+    }
+}

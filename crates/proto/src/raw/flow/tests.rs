@@ -1,3 +1,4 @@
+use super::super::esp::{AesGcm, FullOffload};
 use super::super::frame::tests::{Builder, udp4};
 use super::*;
 
@@ -172,4 +173,130 @@ fn mpls_lies_on_what_stands_before_it() {
     let refused = |specs: &[Spec]| FlowRule::new(attr(FlowType::Normal, specs)).unwrap_err();
     assert_eq!(refused(&[ipv4(any()), mpls]), FlowError::MplsOrder);
     assert_eq!(refused(&[mpls, ipv4(any())]), FlowError::MplsOrder);
+}
+
+#[test]
+fn an_ethernet_type_has_to_fit_the_filter_of_ip() {
+    let any_ip = |proto: Masked<u8>| {
+        let (any, any8) = (Masked::default(), Masked::default());
+        let ipv6 = Filter::Ipv6 {
+            src: Masked::default(),
+            dst: Masked::default(),
+            flow_label: any,
+            next_hdr: proto,
+            traffic_class: any8,
+            hop_limit: any8,
+        };
+        [ipv4(proto), outer(ipv6)]
+    };
+    let types = [0x0800, 0x86dd];
+    let new = |specs: &[Spec]| FlowRule::new(attr(FlowType::Normal, specs)).map(drop);
+    for (n, ip) in any_ip(any()).into_iter().enumerate() {
+        for (m, ether_type) in types.into_iter().enumerate() {
+            let exact = ethernet(Masked { val: ether_type, mask: u16::MAX });
+            let wanted = if n == m { Ok(()) } else { Err(FlowError::Contradiction) };
+            assert_eq!(new(&[exact, ip]), wanted, "{n} {m}");
+            // What the mask leaves out does not count.
+            let masked = ethernet(Masked { val: ether_type, mask: 0 });
+            assert_eq!(new(&[masked, ip]), Ok(()), "{n} {m}");
+            assert_eq!(new(&[exact]), Ok(()));
+        }
+        assert_eq!(new(&[ip]), Ok(()));
+    }
+    // Each of the filters above IP, and the protocol that it needs.
+    let esp = outer(Filter::Esp { spi: any(), seq: any() });
+    let gre = outer(Filter::Gre { flags: any(), protocol: any(), key: any() });
+    let tcp = outer(Filter::Tcp { dst: any(), src: any() });
+    for (above, wanted) in [(tcp, 6), (udp(1), 17), (esp, 50), (gre, 47)] {
+        for proto in [6, 17, 47, 50, 51] {
+            for ip in any_ip(Masked { val: proto, mask: u8::MAX }) {
+                let fits = if proto == wanted { Ok(()) } else { Err(FlowError::Contradiction) };
+                assert_eq!(new(&[ip, above]), fits, "{proto} {wanted}");
+            }
+        }
+        for ip in any_ip(any()) {
+            assert_eq!(new(&[ip, above]), Ok(()));
+        }
+        assert_eq!(new(&[above]), Ok(()));
+        let vxlan = outer(Filter::Vxlan { vni: any() });
+        let fits = if wanted == 17 { Ok(()) } else { Err(FlowError::Contradiction) };
+        assert_eq!(new(&[above, vxlan]), fits, "VXLAN lies on UDP");
+        assert_eq!(new(&[vxlan]), Ok(()));
+    }
+}
+
+#[test]
+fn a_rule_that_lets_frames_pass_on_delivers_what_arrives() {
+    let with = |change: fn(&mut FlowAttr)| {
+        let mut attr = FlowAttr { dont_trap: true, ..attr(FlowType::Normal, &[udp(1)]) };
+        change(&mut attr);
+        FlowRule::new(attr).map(drop)
+    };
+    assert_eq!(with(|_| {}), Ok(()));
+    assert_eq!(with(|attr| attr.drop = true), Err(FlowError::DontTrap));
+    assert_eq!(with(|attr| attr.egress = true), Err(FlowError::DontTrap));
+    let egress = |change: fn(&mut FlowAttr)| {
+        let mut attr = FlowAttr { egress: true, ..attr(FlowType::Normal, &[udp(1)]) };
+        change(&mut attr);
+        FlowRule::new(attr).map(drop)
+    };
+    assert_eq!(egress(|_| {}), Ok(()));
+    assert_eq!(egress(|attr| attr.drop = true), Ok(()));
+    assert_eq!(egress(|attr| attr.tag = Some(0)), Err(FlowError::Egress));
+}
+
+#[test]
+fn an_esp_action_stands_in_a_rule_that_traps_its_packets() {
+    let keymat = AesGcm { key: (0..16).collect(), salt: [0; 4], iv: 0, icv_len: 16 };
+    let esp = |direction, inline| {
+        let full = FullOffload {
+            spi: 1,
+            seq: 0,
+            tfc_pad: 0,
+            hard_limit: 0,
+            replay_window: 0,
+            tunnel: None,
+        };
+        let offload = if inline {
+            Offload::InlineCrypto { new_window: false, tunnel: true }
+        } else {
+            Offload::Full(full)
+        };
+        EspAttr { direction, offload, keymat: keymat.clone(), esn: None }
+    };
+    let spi = outer(Filter::Esp { spi: any(), seq: any() });
+    let found = [ipv4(any()), spi];
+    for (egress, direction) in [(true, Direction::Encrypt), (false, Direction::Decrypt)] {
+        let other = if egress { Direction::Decrypt } else { Direction::Encrypt };
+        let make = |specs: &[Spec]| rule(FlowAttr { egress, ..attr(FlowType::Normal, specs) });
+        for inline in [false, true] {
+            assert_eq!(make(&found).check_esp(&esp(direction, inline)), Ok(()));
+            assert_eq!(make(&found).check_esp(&esp(other, inline)), Err(FlowError::EspPlace));
+            // Inline crypto does not look for its packets by itself.
+            let wanted = if inline { Err(FlowError::EspFilters) } else { Ok(()) };
+            let inner = |spec| Spec { inner: true, ..spec };
+            for specs in [&[][..], &[ipv4(any())], &[spi], &found.map(inner)] {
+                assert_eq!(make(specs).check_esp(&esp(direction, inline)), wanted, "{specs:?}");
+            }
+        }
+    }
+    let decrypt = esp(Direction::Decrypt, false);
+    let passes = rule(FlowAttr { dont_trap: true, ..attr(FlowType::Normal, &found) });
+    assert_eq!(passes.check_esp(&decrypt), Err(FlowError::EspPlace));
+    for flow_type in [FlowType::AllDefault, FlowType::McDefault, FlowType::Sniffer] {
+        assert_eq!(rule(attr(flow_type, &[])).check_esp(&decrypt), Err(FlowError::EspPlace));
+    }
+}
+
+#[test]
+fn nothing_of_the_outer_headers_lies_above_a_label() {
+    let mpls = outer(Filter::Mpls { entry: any() });
+    let new = |specs: &[Spec]| FlowRule::new(attr(FlowType::Normal, specs)).map(drop);
+    let inner = |spec| Spec { inner: true, ..spec };
+    assert_eq!(new(&[mpls, inner(ipv4(any()))]), Ok(()));
+    assert_eq!(new(&[inner(ipv4(any())), mpls]), Ok(()));
+    assert_eq!(new(&[mpls, inner(ipv4(any())), udp(1)]), Err(FlowError::MplsOrder));
+    // A label of the inner headers is no label of the outer ones.
+    assert_eq!(new(&[inner(mpls), ipv4(any())]), Ok(()));
+    assert_eq!(new(&[ipv4(any()), inner(ethernet(any())), inner(mpls), udp(1)]), Ok(()));
 }

@@ -204,3 +204,126 @@ fn no_bytes_make_it_panic() {
         }
     }
 }
+
+#[test]
+fn each_flag_of_ipv4_is_told() {
+    // Reserved, don't fragment, more fragments: bits 15 to 13 on the wire.
+    for wire in 0..8u8 {
+        let mut built = udp4().bytes(b"abcd");
+        built.0[20] = wire << 5;
+        let outer = built.parse().outer;
+        let wanted = wire >> 2 | (wire >> 1 & 1) << 1 | (wire & 1) << 2;
+        assert!(matches!(outer.network, Some(Network::V4 { flags, .. }) if flags == wanted));
+        assert_eq!(outer.is_fragment, wire & 1 != 0, "{wire}");
+        assert!(outer.transport.is_some());
+        // A later fragment, whatever its flags.
+        built.0[21] = 0x80;
+        let outer = built.parse().outer;
+        assert!(
+            matches!(outer.network, Some(Network::V4 { flags, proto: 17, .. }) if flags == wanted)
+        );
+        assert!(outer.is_fragment && outer.transport.is_none(), "{wire}");
+    }
+}
+
+#[test]
+fn options_of_ipv4_stand_before_the_transport() {
+    let with = |words: u8, total: u16| {
+        let mut built = udp4();
+        built.0.truncate(34);
+        built.0[14] = 0x40 | words;
+        built.0[16..18].copy_from_slice(&total.to_be_bytes());
+        built.0.extend(vec![0; usize::from(words.saturating_sub(5)) * 4]);
+        built.udp(1234, 5678, 4).bytes(b"abcd")
+    };
+    for words in 5..=15u8 {
+        let header = u16::from(words) * 4;
+        let built = with(words, header + 12);
+        let outer = built.parse().outer;
+        assert_eq!(outer.transport, Some(Transport::Udp { src: 1234, dst: 5678 }), "{words}");
+        assert_eq!(outer.transport_at, 14 + usize::from(header));
+        assert_eq!(outer.network_end, built.0.len());
+        // A packet of its header alone has no transport, and one that is shorter is none.
+        let alone = with(words, header).parse().outer;
+        assert_eq!((alone.transport, alone.network_end), (None, 14 + usize::from(header)));
+        assert!(alone.network.is_some());
+        assert!(with(words, header - 1).parse().outer.network.is_none());
+        // As many bytes as the header has are needed.
+        let end = 14 + usize::from(header);
+        assert!(Frame::parse(&built.0[..end]).unwrap().outer.network.is_some());
+        assert!(Frame::parse(&built.0[..end - 1]).unwrap().outer.network.is_none());
+    }
+    for words in 0..5 {
+        assert!(with(words, 60).parse().outer.network.is_none(), "{words}");
+    }
+}
+
+#[test]
+fn the_packet_ends_where_its_length_says() {
+    let mut four = udp4().bytes(b"abcd").bytes(&[0; 14]);
+    assert_eq!(four.parse().outer.network_end, 46);
+    four.0[17] = 200;
+    assert_eq!(four.parse().outer.network_end, four.0.len());
+    let mut six = Builder::default()
+        .ethernet(ETHER_IPV6)
+        .ipv6(1, 2, PROTO_UDP, 12)
+        .udp(1, 2, 4)
+        .bytes(b"abcd")
+        .bytes(&[0; 9]);
+    assert_eq!(six.parse().outer.network_end, 14 + 40 + 12);
+    six.0[19] = 200;
+    assert_eq!(six.parse().outer.network_end, six.0.len());
+}
+
+#[test]
+fn extension_headers_of_ipv6_are_skipped() {
+    // Hop-by-hop, routing and destination options, each of another length, then a fragment.
+    let built = Builder::default()
+        .ethernet(ETHER_IPV6)
+        .ipv6(1, 2, 0, 8 + 16 + 24 + 8 + 8)
+        .bytes(&[43, 0, 0, 0, 0, 0, 0, 0])
+        .bytes(&[60, 1])
+        .bytes(&[0; 14])
+        .bytes(&[44, 2])
+        .bytes(&[0; 22])
+        .bytes(&[PROTO_UDP, 9, 0, 7, 0, 0, 0, 1])
+        .udp(7, 8, 0);
+    let outer = built.parse().outer;
+    assert_eq!(outer.transport, Some(Transport::Udp { src: 7, dst: 8 }));
+    assert_eq!(outer.transport_at, 54 + 8 + 16 + 24 + 8);
+    assert!(outer.is_fragment);
+    assert!(matches!(outer.network, Some(Network::V6 { next_hdr: PROTO_UDP, .. })));
+    // The piece at the offset of one unit begins elsewhere.
+    let mut later = built.clone();
+    later.0[54 + 8 + 16 + 24 + 3] = 8;
+    assert_eq!(later.parse().outer.transport, None);
+}
+
+#[test]
+fn fields_of_a_gre_header_stand_where_its_flags_say() {
+    for flags in [0u16, 0x8000, 0x2000, 0x1000, 0xa000, 0x9000, 0x3000, 0xb000] {
+        let mut gre = flags.to_be_bytes().to_vec();
+        gre.extend([8, 0]);
+        if flags & 0x8000 != 0 {
+            gre.extend([0xcc; 4]);
+        }
+        let key = if flags & 0x2000 != 0 { 0x0102_0304 } else { 0 };
+        if key != 0 {
+            gre.extend([1, 2, 3, 4]);
+        }
+        if flags & 0x1000 != 0 {
+            gre.extend([0x55; 4]);
+        }
+        let built = Builder::default()
+            .ethernet(ETHER_IPV4)
+            .ipv4([3; 4], [4; 4], PROTO_GRE, gre.len() + 28)
+            .bytes(&gre)
+            .ipv4([5; 4], [6; 4], PROTO_UDP, 8)
+            .udp(1, 2, 0);
+        let frame = built.parse();
+        let wanted = Transport::Gre { flags, protocol: ETHER_IPV4, key };
+        assert_eq!(frame.outer.transport, Some(wanted), "{flags:#x}");
+        let inner = frame.inner.unwrap();
+        assert_eq!(inner.transport, Some(Transport::Udp { src: 1, dst: 2 }), "{flags:#x}");
+    }
+}

@@ -110,6 +110,12 @@ proptest! {
         let mut buf = [0; MAX_HEADERS];
         prop_assert_eq!(packet.headers.emit(&mut buf), headers.len());
         prop_assert_eq!(&buf[..headers.len()], &bytes[..headers.len()]);
+
+        let mut buf = [0xaa; MAX_HEADERS];
+        let behind = &bytes[Bth::LEN..headers.len()];
+        prop_assert_eq!(headers.emit_extensions(&mut buf), behind.len());
+        prop_assert_eq!(&buf[..behind.len()], behind);
+        prop_assert!(buf[behind.len()..].iter().all(|byte| *byte == 0xaa));
     }
 
     /// Every cut inside the headers is noticed as one.
