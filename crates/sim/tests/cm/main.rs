@@ -9,6 +9,7 @@ mod fuzzed;
 mod listener;
 mod loss;
 mod many;
+mod messages;
 mod model;
 mod peer_gone;
 mod sidr;
