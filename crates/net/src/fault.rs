@@ -137,4 +137,47 @@ mod tests {
         assert_eq!(out.len() as u64, 10_000 - counters.lost + counters.duplicated);
         assert!(!out.is_sorted());
     }
+
+    /// The numbers that the generator's author publishes for this seed.
+    #[test]
+    fn decisions_follow_the_published_generator() {
+        let mut fault = Fault::new(FaultPolicy { seed: 1_234_567, ..FaultPolicy::default() });
+        let wanted = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ];
+        assert_eq!([(); 5].map(|()| fault.next()), wanted);
+    }
+
+    #[test]
+    fn every_bit_of_a_datagram_is_hit() {
+        let policy = FaultPolicy { corruption: 1.0, seed: 3, ..FaultPolicy::default() };
+        let (mut fault, mut hit) = (Fault::new(policy), [0u8; 5]);
+        for segment in 0..1000 {
+            let (mut bytes, mut out) = ([0u8; 5], Vec::new());
+            fault.apply(Delivery { message: 0, segment }, &mut bytes, &mut out);
+            assert_eq!(bytes.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+            hit.iter_mut().zip(bytes).for_each(|(hit, byte)| *hit |= byte);
+        }
+        assert_eq!(hit, [0xff; 5]);
+        // A datagram without bytes has none to be hit.
+        fault.apply(Delivery { message: 0, segment: 0 }, &mut [], &mut Vec::new());
+        assert_eq!(fault.counters().corrupted, 1000);
+    }
+
+    #[test]
+    fn what_always_happens_happens_to_each() {
+        let always = |policy: FaultPolicy| run(FaultPolicy { seed: 9, ..policy }, 4);
+        let none = FaultPolicy::default();
+        let (out, counters, _) = always(FaultPolicy { loss: 1.0, ..none });
+        assert_eq!((out, counters.lost), (vec![], 4));
+        let (out, counters, _) = always(FaultPolicy { duplication: 1.0, ..none });
+        assert_eq!((out, counters.duplicated), (vec![0, 0, 1, 1, 2, 2, 3, 3], 4));
+        // Nothing comes before them: they leave at the end of the batch, in their order.
+        let (out, counters, _) = always(FaultPolicy { reorder: 1.0, ..none });
+        assert_eq!((out, counters.reordered), (vec![0, 1, 2, 3], 4));
+    }
 }

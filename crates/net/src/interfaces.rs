@@ -186,3 +186,160 @@ pub(crate) fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn info(kind: &[u8], data: &[u8]) -> Vec<u8> {
+        let kind = attribute(libc::IFLA_INFO_KIND, kind);
+        [kind, attribute(libc::IFLA_INFO_DATA, data)].concat()
+    }
+
+    #[test]
+    fn a_vlan_interface_has_its_number() {
+        let id = attribute(IFLA_VLAN_ID, &0x0123u16.to_ne_bytes());
+        for kind in [&b"vlan\0"[..], b"vlan"] {
+            assert_eq!(vlan(&info(kind, &id)), Some(0x0123));
+        }
+        // Behind other attributes.
+        let behind = [attribute(5, &[1, 0, 0, 0]), id.clone()].concat();
+        assert_eq!(vlan(&info(b"vlan\0", &behind)), Some(0x0123));
+        for kind in [&b"veth\0"[..], b"vlan2\0", b"vla\0", b"\0", b""] {
+            assert_eq!(vlan(&info(kind, &id)), None, "the data mean something else");
+        }
+        assert_eq!(vlan(&info(b"vlan\0", &[])), None);
+        assert_eq!(vlan(&info(b"vlan\0", &attribute(IFLA_VLAN_ID, &[1]))), None);
+        assert_eq!(vlan(&attribute(libc::IFLA_INFO_KIND, b"vlan\0")), None);
+        assert_eq!(vlan(&attribute(libc::IFLA_INFO_DATA, &id)), None);
+        assert_eq!(vlan(&[]), None);
+    }
+
+    fn newlink(flags: i32, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = vec![0; 16];
+        bytes[4..8].copy_from_slice(&7i32.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
+        bytes.extend(attributes.concat());
+        bytes
+    }
+
+    #[test]
+    fn a_link_is_read_from_its_message() {
+        let vlan_id = attribute(IFLA_VLAN_ID, &9u16.to_ne_bytes());
+        let attributes = [
+            attribute(libc::IFLA_IFNAME, b"eth0\0"),
+            attribute(libc::IFLA_MTU, &1500u32.to_ne_bytes()),
+            attribute(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1]),
+            attribute(libc::IFLA_LINKINFO, &info(b"vlan\0", &vlan_id)),
+        ];
+        let wanted = Interface {
+            index: 7,
+            name: "eth0".to_owned(),
+            up: false,
+            running: false,
+            loopback: false,
+            multicast: false,
+            mtu: 1500,
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            vlan: Some(9),
+            addresses: Vec::new(),
+        };
+        assert_eq!(link(&newlink(0, &attributes)), Some(wanted.clone()));
+        let flags = |flags| {
+            let link = link(&newlink(flags, &attributes)).unwrap();
+            (link.up, link.running, link.loopback, link.multicast)
+        };
+        assert_eq!(flags(libc::IFF_UP), (true, false, false, false));
+        assert_eq!(flags(libc::IFF_RUNNING), (false, true, false, false));
+        assert_eq!(flags(libc::IFF_LOOPBACK), (false, false, true, false));
+        assert_eq!(flags(libc::IFF_MULTICAST), (false, false, false, true));
+        assert_eq!(flags(libc::IFF_BROADCAST | libc::IFF_PROMISC), (false, false, false, false));
+        let loopback = attribute(libc::IFLA_ADDRESS, &[0; 6]);
+        let plain = Interface { mac: None, vlan: None, ..wanted };
+        let [name, mtu, ..] = attributes;
+        assert_eq!(link(&newlink(0, &[name, mtu, loopback])), Some(plain));
+        assert_eq!(link(&newlink(0, &[])[..15]), None);
+    }
+
+    fn newaddr(family: i32, flags: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = vec![family as u8, 24, flags, 0];
+        bytes.extend(5u32.to_ne_bytes());
+        bytes.extend(attributes.concat());
+        bytes
+    }
+
+    #[test]
+    fn an_address_is_read_from_its_message() {
+        let (own, peer) = (
+            attribute(libc::IFA_LOCAL, &[10, 0, 0, 1]),
+            attribute(libc::IFA_ADDRESS, &[10, 0, 0, 2]),
+        );
+        let of = |attributes: &[Vec<u8>]| address(&newaddr(libc::AF_INET, 0, attributes));
+        let wanted = |ip: &str| InterfaceAddress {
+            ip: ip.parse().unwrap(),
+            prefix_len: 24,
+            scope_id: 0,
+            tentative: false,
+            deprecated: false,
+            secondary: false,
+        };
+        // On a point-to-point link the second one is the other end's.
+        assert_eq!(of(&[peer.clone(), own.clone()]), Some((5, wanted("10.0.0.1"))));
+        assert_eq!(of(&[peer]), Some((5, wanted("10.0.0.2"))));
+        assert_eq!(of(&[]), None);
+        assert_eq!(address(&newaddr(libc::AF_INET6, 0, &[own.clone()])), None, "of another length");
+        assert_eq!(address(&newaddr(libc::AF_UNIX, 0, &[own])), None);
+
+        let six = |ip: &str, flags: u32| {
+            let ip: Ipv6Addr = ip.parse().unwrap();
+            let ip = attribute(libc::IFA_ADDRESS, &ip.octets());
+            let flags = attribute(libc::IFA_FLAGS, &flags.to_ne_bytes());
+            // The long flags count, not the short ones of the header.
+            address(&newaddr(libc::AF_INET6, 0xff, &[ip, flags])).unwrap().1
+        };
+        assert_eq!(six("fd00::1", 0), wanted("fd00::1"));
+        let link_local = InterfaceAddress { scope_id: 5, ..wanted("fe80::1") };
+        assert_eq!(six("fe80::1", 0), link_local);
+        let state = |flags| {
+            let address = six("fd00::1", flags);
+            (address.tentative, address.deprecated, address.secondary)
+        };
+        assert_eq!(state(IFA_F_TENTATIVE), (true, false, false));
+        assert_eq!(state(IFA_F_TENTATIVE | IFA_F_OPTIMISTIC), (false, false, false));
+        assert_eq!(state(IFA_F_OPTIMISTIC), (false, false, false));
+        assert_eq!(state(IFA_F_DADFAILED), (true, false, false));
+        assert_eq!(
+            state(IFA_F_DADFAILED | IFA_F_OPTIMISTIC | IFA_F_TENTATIVE),
+            (true, false, false)
+        );
+        assert_eq!(state(IFA_F_DEPRECATED), (false, true, false));
+        assert_eq!(state(IFA_F_SECONDARY), (false, false, true));
+        assert_eq!(state(0x80), (false, false, false));
+    }
+
+    #[test]
+    fn addresses_of_one_link_are_known() {
+        let is_link_local = |ip: &str| {
+            let ip = ip.parse().unwrap();
+            let address = InterfaceAddress {
+                ip,
+                prefix_len: 1,
+                scope_id: 0,
+                tentative: false,
+                deprecated: false,
+                secondary: false,
+            };
+            address.is_link_local()
+        };
+        assert!(is_link_local("fe80::1") && is_link_local("169.254.3.4"));
+        assert!(!is_link_local("fd00::1") && !is_link_local("10.0.0.1"));
+    }
+}

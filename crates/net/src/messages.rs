@@ -400,4 +400,84 @@ mod tests {
         });
         assert_eq!((received, &last[..]), (sent + 1, &b"owed"[..]));
     }
+
+    #[test]
+    fn all_messages_of_an_ended_process_come_before_its_end() {
+        // More than are read in one go, by a connection that is known already, beside one of a process that lives.
+        const COUNT: u8 = BUDGET as u8 + 30;
+        let registry = crate::Registry::new(&format!("av-all-{}", std::process::id())).unwrap();
+        let listen = || Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap();
+        let (a, b, c) = (listen(), listen(), listen());
+        let [to, ends, lives] = [&a, &b, &c].map(|messages| messages.slot.number());
+        a.send(ends, b"question", Delivery::Owed).unwrap();
+        a.send(lives, b"question", Delivery::Owed).unwrap();
+        for from in [&b, &c] {
+            from.send(to, b"hello", Delivery::Owed).unwrap();
+        }
+        let mut heard = Vec::new();
+        while heard.len() < 2 {
+            heard.extend(told(&a));
+        }
+        for n in 0..COUNT {
+            b.send(to, &[n], Delivery::Owed).unwrap();
+        }
+        drop(b);
+        c.send(to, b"alive", Delivery::Owed).unwrap();
+        let mut heard = Vec::new();
+        while heard.len() < usize::from(COUNT) + 2 {
+            heard.extend(told(&a));
+        }
+        let of = |slot| heard.iter().filter(move |(from, _)| *from == slot).map(|(_, m)| m.clone());
+        let mut wanted: Vec<_> = (0..COUNT).map(|n| Some(vec![n])).collect();
+        wanted.push(None);
+        assert_eq!(of(ends).collect::<Vec<_>>(), wanted);
+        assert_eq!(of(lives).collect::<Vec<_>>(), [Some(b"alive".to_vec())]);
+        // The connection to the one that lives is still there.
+        a.send(lives, b"and you", Delivery::Owed).unwrap();
+        c.send(to, b"yes", Delivery::Owed).unwrap();
+        assert_eq!(told(&a), [(lives, Some(b"yes".to_vec()))]);
+    }
+
+    /// poll(2) refuses more descriptors than a process may have.
+    #[test]
+    fn a_wait_that_cannot_be_is_an_error() {
+        anyverbs_testing::in_own_process(
+            "messages::tests::a_wait_that_cannot_be_is_an_error",
+            || {
+                let [a, _b] = pair("poll");
+                let none = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
+                // SAFETY: a live value, and the process ends with this test.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+                let error = a.wait(&mut MessageBuffer::new(), &mut |_| {}).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+            },
+        );
+    }
+
+    #[test]
+    fn a_signal_ends_a_wait_without_an_error() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let [a, _b] = pair("signal");
+        // SAFETY: the handler does nothing, and without SA_RESTART the wait ends by it.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+        }
+        // SAFETY: it has no conditions.
+        let waiting = unsafe { libc::pthread_self() };
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Acquire) {
+                    // SAFETY: the thread waits for this one.
+                    unsafe { libc::pthread_kill(waiting, libc::SIGUSR2) };
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+            });
+            let waited = a.wait(&mut MessageBuffer::new(), &mut |_| panic!("nothing to tell"));
+            done.store(true, std::sync::atomic::Ordering::Release);
+            waited.unwrap();
+        });
+    }
 }

@@ -79,3 +79,26 @@ fn frames_cross_an_interface_with_their_tags() {
     assert_eq!(got, [plain, tagged]);
     assert_eq!(EthernetSocket::on_interface("vc").unwrap_err().raw_os_error(), Some(libc::ENODEV));
 }
+
+#[test]
+fn frames_without_room_are_counted() {
+    if !netns::isolate_as_root() {
+        return;
+    }
+    let open = || EthernetSocket::between_processes("full").unwrap();
+    let (a, b) = (open(), open());
+    b.listen().unwrap();
+    let long = vec![7; MAX_FRAME];
+    let frames = batch(&[&long[..]; 32]);
+    let mut sent = 0;
+    assert_eq!((a.send(&frames), b.dropped()), (0, 0));
+    sent += 32;
+    while b.dropped() == 0 {
+        assert_eq!(a.send(&frames), 0);
+        sent += 32;
+        assert!(sent < 1_000_000, "the buffer has no end");
+    }
+    let arrived = received(&b, 0).len() as u64;
+    assert!(arrived > 0);
+    assert_eq!(arrived + b.dropped(), sent);
+}
