@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::settings;
@@ -86,11 +87,29 @@ pub(crate) enum Command {
     },
 }
 
+impl Command {
+    /// The settings, of those commands that take any.
+    pub(crate) fn settings(&self) -> Option<&Settings> {
+        match self {
+            Self::Run(run) => Some(&run.settings),
+            Self::Devices(devices) => Some(&devices.settings),
+            Self::Doctor(doctor) => Some(&doctor.settings),
+            Self::LibDir(settings) => Some(settings),
+            Self::Cdi(cdi) => Some(&cdi.settings),
+            Self::Explain { .. }
+            | Self::Completions { .. }
+            | Self::DeviceFacts
+            | Self::DisconnectAbandoned
+            | Self::Man { .. } => None,
+        }
+    }
+}
+
 /// The settings of the device: each option is the environment variable of the same name.
 #[derive(Debug, Default, Clone, ClapArgs)]
 pub(crate) struct Settings {
     /// Configuration file (TOML) [env: ANYVERBS_CONFIG]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub(crate) config: Option<PathBuf>,
     /// Name of the device [env: ANYVERBS_DEVICE]
     #[arg(long, value_name = "NAME")]
@@ -100,8 +119,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// The directory of libibverbs.so.1 and of the objects that are preloaded [env: ANYVERBS_LIB_DIR]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub(crate) lib_dir: Option<PathBuf>,
+}
+
+/// A path that may be empty: [`Settings::check`] refuses it as the command refuses everything.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// A path that is the same file for a program that changes its directory.
@@ -110,6 +134,20 @@ pub(crate) fn absolute(path: &Path) -> OsString {
 }
 
 impl Settings {
+    /// Refuses options without a value. An empty variable counts as none, so that the option would mean nothing.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let is_empty =
+            |path: &Option<PathBuf>| path.as_ref().is_some_and(|p| p.as_os_str().is_empty());
+        for (option, is_empty, wanted) in [
+            ("config", is_empty(&self.config), "the name of a file"),
+            ("device", self.device.as_deref() == Some(""), "the name of a device"),
+            ("lib-dir", is_empty(&self.lib_dir), "the name of a directory"),
+        ] {
+            anyhow::ensure!(!is_empty, "--{option} is empty: expected {wanted}");
+        }
+        Ok(())
+    }
+
     /// The environment variables that these options stand for.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
         [

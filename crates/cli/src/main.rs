@@ -27,7 +27,20 @@ const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let done = match args.command {
+    let checked = args.command.settings().map_or(Ok(()), args::Settings::check);
+    let done = checked.and_then(|()| execute(args.command));
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            // `{:#}` is the whole chain of causes in one line. If standard error is closed, the message is lost.
+            let _ = writeln!(io::stderr(), "anyverbs: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Run(run) => run::run(&run),
         Command::Devices(list) => devices::print(&list),
         Command::Doctor(doctor) => doctor::print(&doctor),
@@ -42,14 +55,6 @@ fn main() -> ExitCode {
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),
-    };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
-            // `{:#}` is the whole chain of causes in one line. If standard error is closed, the message is lost.
-            let _ = writeln!(io::stderr(), "anyverbs: {error:#}");
-            ExitCode::from(FAILED)
-        }
     }
 }
 

@@ -124,6 +124,34 @@ fn a_configuration_that_cannot_be_read_is_the_launchers_failure() {
 }
 
 #[test]
+fn an_option_that_cannot_be_meant_is_refused_in_one_line() {
+    let scratch = Scratch::new("option");
+    for (option, value, expected) in [
+        ("--config", "", "the name of a file"),
+        ("--device", "", "the name of a device"),
+        ("--lib-dir", "", "the name of a directory"),
+        ("--device", ".", "a name of 1 to 48 bytes"),
+        ("--device", "..", "a name of 1 to 48 bytes"),
+        ("--device", "a/b", "a name of 1 to 48 bytes"),
+        ("--device", "a\nb", "a name of 1 to 48 bytes"),
+        ("--device", "a\x1b[7mb", "a name of 1 to 48 bytes"),
+    ] {
+        for view in [&[][..], &["--no-view"]] {
+            let options = [view, &[option, value, "--", "echo", "ran"]].concat();
+            let mut command = scratch.run(&options);
+            let (code, lines) = said(command.stdout(Stdio::piped()));
+            assert_eq!((code, lines.len()), (Some(125), 1), "{option} {value:?}: {lines:?}");
+            assert!(lines[0].contains(expected), "{lines:?}");
+            assert!(!lines[0].contains(char::is_control), "{lines:?}");
+        }
+        let mut devices = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+        let (code, lines) = said(devices.args(["devices", option, value]).stdout(Stdio::piped()));
+        assert_eq!((code, lines.len()), (Some(125), 1), "{option} {value:?}: {lines:?}");
+    }
+    assert_eq!(scratch.trees(), 0);
+}
+
+#[test]
 fn a_program_that_cannot_use_the_device_is_told_so() {
     let scratch = Scratch::new("hindered");
     let program = scratch.0.join("program");

@@ -182,11 +182,20 @@ impl Config {
             || policy.duplication > 0.0
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
-        let name = |s: &String| !s.is_empty() && s.len() <= 48 && !s.contains(['/', '\0']);
+        // It becomes the name of a directory, and a part of a line.
+        let name = |s: &String| {
+            let fits = (1..=48).contains(&s.len()) && s != "." && s != "..";
+            fits && !s.contains(|c: char| c == '/' || c.is_control())
+        };
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         Ok(Self {
             device: env
-                .parse("DEVICE", file.device, "a name of 1 to 48 bytes without a slash", name)?
+                .parse(
+                    "DEVICE",
+                    file.device,
+                    "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
+                    name,
+                )?
                 .unwrap_or(default.device),
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
@@ -195,7 +204,7 @@ impl Config {
                 .parse(
                     "REGISTRY",
                     file.registry,
-                    "a name of 1 to 32 bytes without a slash",
+                    "a name of 1 to 32 bytes, not . or .., without a slash or control characters",
                     registry_name,
                 )?
                 .unwrap_or(default.registry),
@@ -339,6 +348,11 @@ mod tests {
             ("ANYVERBS_LOSS", "1.5"),
             ("ANYVERBS_LOSS", "NaN"),
             ("ANYVERBS_DEVICE", "a/b"),
+            ("ANYVERBS_DEVICE", "."),
+            ("ANYVERBS_DEVICE", ".."),
+            ("ANYVERBS_DEVICE", "a\nb"),
+            ("ANYVERBS_REGISTRY", "."),
+            ("ANYVERBS_REGISTRY", "a\tb"),
             ("ANYVERBS_MAX_QP", "0"),
             ("ANYVERBS_RAW_INTERFACE", "a name that no interface has"),
             ("ANYVERBS_CONFIG", "/nonexistent/anyverbs.toml"),
@@ -347,6 +361,15 @@ mod tests {
             assert!(!text.contains('\n'), "{text}");
             assert!(text.contains(variable) || text.contains(value), "{text}");
         }
+    }
+
+    #[test]
+    fn a_device_is_named_by_up_to_48_bytes() {
+        let device = |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.device);
+        for name in ["a", "...", ".a", "mlx5_0", "two words", &"n".repeat(48)] {
+            assert_eq!(device(name).as_deref(), Ok(name));
+        }
+        assert!(device(&"n".repeat(49)).is_err());
     }
 
     #[test]
