@@ -334,7 +334,9 @@ fn copy(
         if !takes(&name.to_string_lossy()) || leaves(&path) {
             continue;
         }
-        let kind = entry.file_type()?;
+        // Links are followed: the copy has what they lead to.
+        let kind =
+            fs::metadata(&path).with_context(|| format!("cannot look at {}", path.display()))?;
         if kind.is_dir() {
             copy(&path, &to.join(name), takes, leaves)?;
         } else if kind.is_file() {
