@@ -295,7 +295,11 @@ mod tests {
         assert_eq!(of(&[peer.clone(), own.clone()]), Some((5, wanted("10.0.0.1"))));
         assert_eq!(of(&[peer]), Some((5, wanted("10.0.0.2"))));
         assert_eq!(of(&[]), None);
-        assert_eq!(address(&newaddr(libc::AF_INET6, 0, &[own.clone()])), None, "of another length");
+        assert_eq!(
+            address(&newaddr(libc::AF_INET6, 0, std::slice::from_ref(&own))),
+            None,
+            "of another length"
+        );
         assert_eq!(address(&newaddr(libc::AF_UNIX, 0, &[own])), None);
 
         let six = |ip: &str, flags: u32| {
