@@ -734,3 +734,6 @@ impl Qp {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
