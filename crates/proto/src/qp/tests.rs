@@ -1,15 +1,19 @@
 //! A queue pair with a bare device around it, call by call.
 
+mod trouble;
+
 use std::cell::RefCell;
+use std::fmt;
 
 use super::attr::{ModifyLimits, QpAttrMask};
 use super::*;
 use crate::comp_cntr::CompCntrOps;
 use crate::direct::{Direct, Direction};
-use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
+use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, Question, Side, TransmitError};
 use crate::memory::tests::Bytes;
 use crate::mr::{Keys, MrTable, Region};
 use crate::payload::Payload;
+use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
 use crate::time::Clock;
 use crate::types::Mtu;
@@ -50,6 +54,13 @@ struct Device {
     does_directly: bool,
     direct: Vec<(Direction, RemoteAddr, u32)>,
     keys: Keys,
+    /// Lines for the log, reasons that went with NAKs, and questions about silence.
+    lines: Vec<String>,
+    told: Vec<Told>,
+    questions: Vec<(Question, bool)>,
+    /// Whether the peer can be asked, and the reason that the network gives.
+    can_ask: bool,
+    network: Option<Told>,
 }
 
 impl Clock for Device {
@@ -61,6 +72,10 @@ impl Clock for Device {
 impl Env for Device {
     fn count(&self, counter: Counter, n: u64) {
         self.counters.borrow_mut().extend((0..n).map(|_| counter));
+    }
+
+    fn log(&mut self, line: fmt::Arguments<'_>) {
+        self.lines.push(line.to_string());
     }
 }
 
@@ -79,9 +94,32 @@ impl LinkEnv for Device {
         if self.room == 0 {
             return Err(TransmitError::Blocked);
         }
+        // Of longer ones only the keys would matter.
+        if payload.len() <= 64 {
+            payload.copy_to(&self.mrs, &self.memory, &mut vec![0; payload.len()])?;
+        }
         self.room -= 1;
         self.sent.push(Sent { headers: *headers, len: payload.len(), acks });
         Ok(())
+    }
+
+    fn refuse(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        told: Told,
+    ) -> Result<(), TransmitError> {
+        self.told.push(told);
+        self.transmit(av, headers, &Payload::EMPTY, None)
+    }
+
+    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
+        self.questions.push((*question, is_late));
+        self.can_ask
+    }
+
+    fn network_says(&mut self) -> Option<Told> {
+        self.network
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
@@ -203,6 +241,11 @@ impl World {
             does_directly: false,
             direct: Vec::new(),
             keys,
+            lines: Vec::new(),
+            told: Vec::new(),
+            questions: Vec::new(),
+            can_ask: false,
+            network: None,
         };
         let init = QpInit { qp_type, cap, sq_sig_all: false, srq: false, pd: PD };
         Self { qp: Qp::new(Qpn::new(OURS), &init), device }

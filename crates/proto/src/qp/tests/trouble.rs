@@ -1,0 +1,619 @@
+//! Each failure has its cause: in `vendor_err`, in the log, and in what the peer is told.
+
+use super::*;
+use crate::mr::{Bind, WindowType};
+use crate::wire::atomic::AtomicEth;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl World {
+    /// Posts one element.
+    fn post_sge(&mut self, op: SendOp, sge: Sge) {
+        let (flags, sges) = (SendFlags::SIGNALED, std::slice::from_ref(&sge));
+        let wr = SendWr { wr_id: 0xabc, op, flags, sges, ud: None, xrc_srqn: 0 };
+        self.qp.post_send(&wr, &mut self.device).unwrap();
+        self.qp.transmit(&mut self.device);
+    }
+
+    fn region(&self, pd: u32, access: Access, len: u64) -> Keys {
+        let region = Region { pd, access, iova: IOVA, len, addr: 0 };
+        self.device.mrs.register(region).unwrap()
+    }
+
+    /// The first failed completion: its status and the number of its cause. The log has one line about it.
+    #[track_caller]
+    fn failure(&mut self) -> (WcStatus, u32) {
+        let (_, wc, _) = *self
+            .device
+            .completions
+            .iter()
+            .find(|(_, wc, _)| wc.status != WcStatus::Success)
+            .unwrap();
+        let [line] = &self.device.lines[..] else { panic!("{:?}", self.device.lines) };
+        let code = format!("AV{:04}", wc.vendor_err);
+        assert!(line.contains(&code) && line.starts_with("queue pair 0x000011: "), "{line}");
+        (wc.status, wc.vendor_err)
+    }
+}
+
+fn cause(cause: Cause) -> u32 {
+    cause.number().into()
+}
+
+#[test]
+fn a_local_fault_names_its_cause() {
+    let sge = |keys: Keys| Sge { addr: IOVA, len: 8, lkey: keys.lkey };
+    // The queue pair's type, the request, and its element.
+    type Case = fn(&mut World) -> (SendOp, Sge);
+    let cases: [(QpType, Case, WcStatus, Cause, &str); 12] = [
+        (
+            QpType::Uc,
+            |w| (SendOp::Read(w.remote()), Sge { addr: IOVA, len: 8, lkey: w.device.keys.lkey }),
+            WcStatus::LocQpOpErr,
+            Cause::NoSuchOperation,
+            "READ",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let op = SendOp::FetchAdd { at: w.remote(), add: 1 };
+                (op, Sge { addr: IOVA, len: 7, lkey: w.device.keys.lkey })
+            },
+            WcStatus::LocLenErr,
+            Cause::FixedLength,
+            "atomic",
+        ),
+        (
+            QpType::Rc,
+            |w| (SendOp::Send, Sge { addr: IOVA, len: 8, lkey: w.device.keys.lkey ^ 1 << 20 }),
+            WcStatus::LocProtErr,
+            Cause::LkeyUnknown,
+            "SEND",
+        ),
+        (
+            QpType::Rc,
+            |w| (SendOp::Send, Sge { addr: IOVA, len: 8, lkey: w.device.keys.rkey }),
+            WcStatus::LocProtErr,
+            Cause::RkeyAsLkey,
+            "SEND",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                (
+                    SendOp::Write(w.remote()),
+                    Sge { addr: IOVA - 1, len: 8, lkey: w.device.keys.lkey },
+                )
+            },
+            WcStatus::LocProtErr,
+            Cause::LkeyRange,
+            "begins 1 bytes before",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let keys = w.region(PD + 1, Access::LOCAL_WRITE, 64);
+                (SendOp::Send, Sge { addr: IOVA, len: 8, lkey: keys.lkey })
+            },
+            WcStatus::LocProtErr,
+            Cause::LkeyOfOtherPd,
+            "SEND",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let keys = w.region(PD, Access::LOCAL_WRITE, 64);
+                w.device.mrs.deregister(keys.lkey).unwrap();
+                (SendOp::Send, Sge { addr: IOVA, len: 8, lkey: keys.lkey })
+            },
+            WcStatus::LocProtErr,
+            Cause::LkeyDeregistered,
+            "SEND",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                // The key is good, and nothing lies there.
+                (SendOp::Send, Sge { addr: IOVA + (1 << 30), len: 8, lkey: w.device.keys.lkey })
+            },
+            WcStatus::LocProtErr,
+            Cause::LocalMemoryGone,
+            "SEND",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let op = SendOp::LocalInv(w.device.keys.rkey);
+                (op, Sge { addr: IOVA, len: 0, lkey: 0 })
+            },
+            WcStatus::MwBindErr,
+            Cause::KeyNotInvalidated,
+            "local invalidation",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let window = w.device.mrs.alloc_window(PD, WindowType::Type2).unwrap();
+                let lkey = w.device.keys.lkey;
+                let (access, addr) = (Access::REMOTE_READ, IOVA);
+                let bind = Bind { window, rkey: 1, lkey, access, addr, len: 8 };
+                (SendOp::BindMw(bind), Sge { addr: IOVA, len: 0, lkey: 0 })
+            },
+            WcStatus::MwBindErr,
+            Cause::WindowNotBound,
+            "bind of a memory window",
+        ),
+        (
+            QpType::Uc,
+            |w| {
+                let op = SendOp::AtomicWrite { at: w.remote(), data: None };
+                (op, Sge { addr: IOVA, len: 8, lkey: w.device.keys.lkey })
+            },
+            WcStatus::LocQpOpErr,
+            Cause::NoSuchOperation,
+            "ATOMIC WRITE",
+        ),
+        (
+            QpType::Rc,
+            |w| {
+                let op = SendOp::CompareSwap { at: w.remote(), compare: 1, swap: 2 };
+                (op, Sge { addr: IOVA, len: 9, lkey: w.device.keys.lkey })
+            },
+            WcStatus::LocLenErr,
+            Cause::FixedLength,
+            "wr_id 0xabc",
+        ),
+    ];
+    for (n, (qp_type, case, status, wanted, word)) in cases.into_iter().enumerate() {
+        let mut world = World::new(qp_type);
+        let (op, sge) = case(&mut world);
+        world.post_sge(op, sge);
+        assert_eq!(world.failure(), (status, cause(wanted)), "{n}");
+        assert!(world.device.lines[0].contains(word), "{n}: {}", world.device.lines[0]);
+        assert!(world.device.lines[0].contains("to queue pair 0x000022 at "), "{n}");
+    }
+    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.max_rd_atomic = 0);
+    let keys = world.device.keys;
+    world.post_sge(SendOp::Read(world.remote()), sge(keys));
+    assert_eq!(world.failure(), (WcStatus::LocQpOpErr, cause(Cause::NoReadsGranted)));
+    // The place of an answer wants another right.
+    let mut world = World::new(QpType::Rc);
+    let keys = world.region(PD, Access::empty(), 64);
+    world.post_sge(SendOp::Read(world.remote()), sge(keys));
+    let mut answer = world.headers(Operation::ReadResponseOnly, 0);
+    answer.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+    world.receive(answer, &[1; 8]);
+    assert_eq!(world.failure(), (WcStatus::LocProtErr, cause(Cause::LkeyRight)));
+    assert!(world.device.lines[0].contains("IBV_ACCESS_LOCAL_WRITE"));
+    // An answer of another length.
+    let mut world = World::new(QpType::Rc);
+    let keys = world.device.keys;
+    world.post_sge(SendOp::Read(world.remote()), sge(keys));
+    world.receive(answer, &[1; 4]);
+    assert_eq!(world.failure(), (WcStatus::BadRespErr, cause(Cause::BadResponse)));
+}
+
+#[test]
+fn flushed_work_has_the_first_cause_until_the_queue_pair_is_reset() {
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 8);
+    world.post(SendOp::Send, 8);
+    world.answer(0, Syndrome::Nak(NakCode::RemoteOperational));
+    world.recv(8);
+    let vendor_errs: Vec<u32> =
+        world.device.completions.iter().map(|(_, wc, _)| wc.vendor_err).collect();
+    assert_eq!(vendor_errs, [cause(Cause::RemoteOperation); 3]);
+    let attr = world.qp.attr();
+    world.go(QpState::Reset, &attr);
+    world.device.completions.clear();
+    let attr = World::new(QpType::Rc).qp.attr();
+    world.go(QpState::Init, &attr);
+    world.go(QpState::Err, &attr);
+    world.recv(8);
+    assert_eq!(world.device.completions[0].1.vendor_err, cause(Cause::MovedToError));
+}
+
+#[test]
+fn the_peers_reason_for_a_nak_is_believed_where_it_fits() {
+    let told = |cause, value| Told { cause, value };
+    let fail = |code, psn: u32, told: Option<Told>| {
+        let mut world = World::new(QpType::Rc);
+        world.post(SendOp::Write(world.remote()), 8);
+        // A NAK for a packet that was not sent is none.
+        if let Some(told) = told {
+            let mut headers = world.headers(Operation::Ack, psn);
+            headers.aeth = Some(Aeth { syndrome: Syndrome::Nak(code), msn: 0 });
+            let bytes = told.to_bytes();
+            let incoming = Incoming::from(Packet { headers, payload: &bytes });
+            world.qp.receive(&from_peer(), &incoming, &mut world.device);
+        } else {
+            world.answer(psn, Syndrome::Nak(code));
+        }
+        world.failure()
+    };
+    for (code, status, plain, fits, other) in [
+        (
+            NakCode::InvalidRequest,
+            WcStatus::RemInvReqErr,
+            Cause::InvalidRequest,
+            Cause::QpRight,
+            Cause::RkeyUnknown,
+        ),
+        (
+            NakCode::RemoteAccess,
+            WcStatus::RemAccessErr,
+            Cause::RemoteAccess,
+            Cause::RkeyRange,
+            Cause::QpRight,
+        ),
+        (
+            NakCode::RemoteOperational,
+            WcStatus::RemOpErr,
+            Cause::RemoteOperation,
+            Cause::PeerReceiveUnwritable,
+            Cause::PeerEnded,
+        ),
+    ] {
+        assert_eq!(fail(code, 0, None), (status, cause(plain)));
+        assert_eq!(fail(code, 0, Some(told(fits, 8))), (status, cause(fits)));
+        assert_eq!(fail(code, 0, Some(told(other, 8))), (status, cause(plain)), "another status");
+    }
+    // The line has the memory that the request named.
+    let mut world = World::new(QpType::Rc);
+    let at = world.remote();
+    world.post(SendOp::Write(at), 8);
+    world.answer(0, Syndrome::Nak(NakCode::RemoteAccess));
+    let place = format!("(key {:#x}, 8 bytes at {:#x})", at.rkey, at.va);
+    assert!(world.device.lines[0].contains(&place), "{}", world.device.lines[0]);
+}
+
+/// The status of a request whose retries run out, and its cause; `change` may answer, and sees the world at each timeout.
+fn silent(change: &mut dyn FnMut(&mut World)) -> (World, (WcStatus, u32)) {
+    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.retry_cnt = 2);
+    world.post(SendOp::Send, 8);
+    for _ in 0..20 {
+        change(&mut world);
+        let Some(deadline) = world.qp.deadline() else { break };
+        world.device.now = deadline;
+        world.qp.on_timer(&mut world.device);
+    }
+    let failure = world.failure();
+    (world, failure)
+}
+
+#[test]
+fn silence_has_the_reason_that_somebody_knows() {
+    let (world, failure) = silent(&mut |_| {});
+    assert_eq!(failure, (WcStatus::RetryExcErr, cause(Cause::NeverAnswered)));
+    // The first timeout is no reason to ask. The second one asks the network, and the last ones the peer.
+    let late: Vec<bool> = world.device.questions.iter().map(|(_, is_late)| *is_late).collect();
+    assert_eq!(late, [true]);
+    let wanted = Question {
+        av: av(),
+        dest: Qpn::new(PEER),
+        from: Qpn::new(OURS),
+        sq_psn: Psn::new(0),
+        mtu: Mtu::Mtu1024,
+        qp_type: QpType::Rc,
+    };
+    assert_eq!(world.device.questions[0].0, wanted);
+
+    let network = Some(Told { cause: Cause::NoRoute, value: 0 });
+    let (_, failure) = silent(&mut |world| world.device.network = network);
+    assert_eq!(failure.1, cause(Cause::NoRoute));
+    let foreign = Some(Told { cause: Cause::BadPacket, value: 0 });
+    let (_, failure) = silent(&mut |world| world.device.network = foreign);
+    assert_eq!(failure.1, cause(Cause::NeverAnswered), "a cause of another status");
+
+    // The peer's device answers the question, and only that.
+    let told = Told { cause: Cause::PeerNotReady, value: 0 };
+    let (_, failure) = silent(&mut |world| {
+        world.device.can_ask = true;
+        let has_asked = !world.device.questions.is_empty();
+        assert!(!has_asked || world.qp.awaits_reason() || world.qp.deadline().is_none());
+        world.qp.note_answer(told);
+    });
+    assert_eq!(failure.1, cause(Cause::PeerNotReady));
+    let mut early = true;
+    let (_, failure) = silent(&mut |world| {
+        world.device.can_ask = true;
+        assert!(!early || !world.qp.awaits_reason());
+        if std::mem::take(&mut early) {
+            world.qp.note_answer(told);
+        }
+    });
+    assert_eq!(failure.1, cause(Cause::NeverAnswered), "nobody had asked");
+}
+
+#[test]
+fn a_peer_that_has_answered_before_is_silent_now() {
+    let run = |network: Option<Told>| {
+        let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |a| a.retry_cnt = 2);
+        world.device.network = network;
+        world.post(SendOp::Send, 8);
+        world.answer(0, Syndrome::ACK);
+        world.device.now = world.device.now + SECOND;
+        let begin = world.device.now;
+        world.post(SendOp::Send, 8);
+        while let Some(deadline) = world.qp.deadline() {
+            world.device.now = deadline;
+            world.qp.on_timer(&mut world.device);
+        }
+        let ms = world.device.now.since(begin).as_millis();
+        (world.failure().1, ms, world.device.lines[0].clone())
+    };
+    let (number, ms, line) = run(None);
+    assert_eq!(number, cause(Cause::SilentNow));
+    let said: u128 =
+        line.split("since ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((ms - 200..=ms).contains(&said), "{said} of {ms}: {line}");
+    // Where nobody holds the port any more, the process has ended.
+    let nobody = Some(Told { cause: Cause::NobodyOnPort, value: 0 });
+    assert_eq!(run(nobody).0, cause(Cause::PeerEnded));
+    let (_, failure) = silent(&mut |world| world.device.network = nobody);
+    assert_eq!(failure.1, cause(Cause::NobodyOnPort));
+}
+
+#[test]
+fn a_peer_that_has_ended_is_the_cause() {
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 8);
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(Cause::PeerEnded)));
+}
+
+#[test]
+fn a_peer_without_receives_is_waited_for_so_long() {
+    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.rnr_retry = 2);
+    world.post(SendOp::Send, 8);
+    let begin = world.device.now;
+    for _ in 0..3 {
+        world.answer(0, Syndrome::RnrNak { timer: 30 });
+        if let Some(deadline) = world.qp.deadline() {
+            world.device.now = deadline;
+            world.qp.on_timer(&mut world.device);
+        }
+    }
+    let ms = world.device.now.since(begin).as_millis();
+    assert!(ms > 600);
+    assert_eq!(world.failure(), (WcStatus::RnrRetryExcErr, cause(Cause::NoReceive)));
+    let text = format!("for {ms} ms, and rnr_retry is 2");
+    assert!(world.device.lines[0].contains(&text), "{}", world.device.lines[0]);
+}
+
+/// The peer's request: the cause at this end, the line, and what the peer is told.
+#[track_caller]
+fn refused(world: &mut World, headers: Headers, payload: &[u8]) -> (u32, Told) {
+    world.receive(headers, payload);
+    assert_eq!(world.qp.state(), QpState::Err);
+    let [told] = world.device.told[..] else { panic!("{:?}", world.device.told) };
+    let [line] = &world.device.lines[..] else { panic!("{:?}", world.device.lines) };
+    assert!(
+        line.contains("of queue pair 0x000022 at ") && line.contains(" was refused: "),
+        "{line}"
+    );
+    world.recv(8);
+    (world.device.completions.last().unwrap().1.vendor_err, told)
+}
+
+#[test]
+fn a_refused_request_names_its_cause_at_both_ends() {
+    let told = |cause, value| Told { cause, value };
+    let write = |world: &World, reth: Reth| {
+        let mut headers = world.headers(Operation::WriteOnly, 0);
+        headers.reth = Some(reth);
+        headers
+    };
+    let reth = |world: &World| Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 };
+
+    let mut world = World::new(QpType::Rc);
+    world.recv(5);
+    let headers = world.headers(Operation::SendOnly, 0);
+    let wanted = (cause(Cause::MessageTooLong), told(Cause::PeerMessageTooLong, 8 << 32 | 5));
+    assert_eq!(refused(&mut world, headers, &[1; 8]), wanted);
+    assert!(world.device.lines[0].contains("a SEND"));
+
+    // A message of two packets is too long with the second one.
+    let mut world = World::new(QpType::Rc);
+    world.recv(MTU + 5);
+    let first = world.headers(Operation::SendFirst, 0);
+    world.receive(first, &[1; MTU as usize]);
+    let headers = world.headers(Operation::SendLast, 1);
+    let value = u64::from(MTU + 8) << 32 | u64::from(MTU + 5);
+    let wanted = (cause(Cause::MessageTooLong), told(Cause::PeerMessageTooLong, value));
+    assert_eq!(refused(&mut world, headers, &[1; 8]), wanted);
+
+    let mut world = World::new(QpType::Rc);
+    let sge = Sge { addr: IOVA, len: 8, lkey: world.device.keys.rkey };
+    world.qp.post_recv(&RecvWr { wr_id: 2, sges: &[sge] }, &mut world.device).unwrap();
+    let headers = world.headers(Operation::SendOnly, 0);
+    let wanted = (cause(Cause::RkeyAsLkey), told(Cause::PeerReceiveUnwritable, 0));
+    assert_eq!(refused(&mut world, headers, &[1; 8]), wanted);
+
+    for (change, wanted) in [
+        ((|reth| reth.rkey ^= 1 << 20) as fn(&mut Reth), told(Cause::RkeyUnknown, 0)),
+        (|reth| reth.va -= 3, told(Cause::RkeyRange, (-3i64) as u64)),
+    ] {
+        let mut world = World::new(QpType::Rc);
+        let mut reth = reth(&world);
+        change(&mut reth);
+        let headers = write(&world, reth);
+        let refused = refused(&mut world, headers, &[1; 8]);
+        assert_eq!(refused, (cause(wanted.cause), wanted));
+        assert!(world.device.lines[0].contains("a WRITE"));
+    }
+    let mut world = World::new(QpType::Rc);
+    let lkey = world.device.keys.lkey;
+    let headers = write(&world, Reth { rkey: lkey, ..reth(&world) });
+    let wanted = (cause(Cause::LkeyAsRkey), told(Cause::LkeyAsRkey, 0));
+    assert_eq!(refused(&mut world, headers, &[1; 8]), wanted);
+    let mut world = World::new(QpType::Rc);
+    let keys = world.region(PD, Access::REMOTE_READ, 64);
+    let headers = write(&world, Reth { rkey: keys.rkey, ..reth(&world) });
+    let right = Access::REMOTE_WRITE.bits().into();
+    let wanted = (cause(Cause::RkeyRight), told(Cause::RkeyRight, right));
+    assert_eq!(refused(&mut world, headers, &[1; 8]), wanted);
+
+    // The queue pair gives each right by itself.
+    for (operation, right, name) in [
+        (Operation::WriteOnly, Access::REMOTE_WRITE, "a WRITE"),
+        (Operation::ReadRequest, Access::REMOTE_READ, "a READ"),
+        (Operation::FetchAdd, Access::REMOTE_ATOMIC, "an atomic"),
+        (Operation::CompareSwap, Access::REMOTE_ATOMIC, "an atomic"),
+        (Operation::AtomicWrite, Access::REMOTE_WRITE, "an ATOMIC WRITE"),
+    ] {
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let props = LinkProps::new(1 << 20);
+        let mut world = World::with(QpType::Rc, props, |attr| attr.access = all - right);
+        let mut headers = world.headers(operation, 0);
+        let is_atomic = right == Access::REMOTE_ATOMIC;
+        if is_atomic {
+            let rkey = world.device.keys.rkey;
+            headers.atomic = Some(AtomicEth { va: IOVA, rkey, swap_add: 1, compare: 0 });
+        } else {
+            headers.reth = Some(reth(&world));
+        }
+        let is_read = operation == Operation::ReadRequest;
+        let payload: &[u8] = if is_atomic || is_read { &[] } else { &[1; 8] };
+        let wanted = (cause(Cause::QpRight), told(Cause::QpRight, right.bits().into()));
+        assert_eq!(refused(&mut world, headers, payload), wanted, "{operation:?}");
+        assert!(world.device.lines[0].contains(name), "{}", world.device.lines[0]);
+    }
+
+    // An atomic at an odd address.
+    let mut world = World::new(QpType::Rc);
+    let mut headers = world.headers(Operation::FetchAdd, 0);
+    let rkey = world.device.keys.rkey;
+    headers.atomic = Some(AtomicEth { va: IOVA + 4, rkey, swap_add: 1, compare: 0 });
+    let wanted = (cause(Cause::Unaligned), told(Cause::Unaligned, 0));
+    assert_eq!(refused(&mut world, headers, &[]), wanted);
+    let place = format!("(key {rkey:#x}, 8 bytes at {:#x})", IOVA + 4);
+    assert!(world.device.lines[0].contains(&place), "{}", world.device.lines[0]);
+
+    // Packets of another path MTU, at the beginning and at the end.
+    for (operation, len) in [(Operation::SendFirst, 512u32), (Operation::SendOnly, MTU + 4)] {
+        let mut world = World::new(QpType::Rc);
+        world.recv(1 << 20);
+        let headers = world.headers(operation, 0);
+        let value = u64::from(MTU) << 32 | u64::from(len);
+        let wanted = (cause(Cause::MtuDiffers), told(Cause::MtuDiffers, value));
+        assert_eq!(refused(&mut world, headers, &vec![1; len as usize]), wanted);
+    }
+
+    // More READs than were agreed on.
+    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |a| a.max_dest_rd_atomic = 0);
+    let mut headers = world.headers(Operation::ReadRequest, 0);
+    headers.reth = Some(reth(&world));
+    let wanted = (cause(Cause::TooManyReads), told(Cause::TooManyReads, 0));
+    assert_eq!(refused(&mut world, headers, &[]), wanted);
+
+    // The middle of a message that has not begun.
+    let mut world = World::new(QpType::Rc);
+    let headers = world.headers(Operation::SendMiddle, 0);
+    let wanted = (cause(Cause::BadPacket), told(Cause::BadPacket, 0));
+    assert_eq!(refused(&mut world, headers, &[1; MTU as usize]), wanted);
+}
+
+#[test]
+fn a_key_that_a_send_cannot_invalidate_is_the_cause() {
+    let mut world = World::new(QpType::Rc);
+    world.recv(8);
+    let mut headers = world.headers(Operation::SendOnlyInv, 0);
+    headers.ieth = Some(world.device.keys.rkey);
+    world.receive(headers, &[1; 8]);
+    assert_eq!(world.device.told, []);
+    assert!(world.device.lines[0].contains("AV0602"), "{:?}", world.device.lines);
+}
+
+#[test]
+fn the_ends_of_a_connection_are_compared() {
+    let question = Question {
+        av: AddressVector { sgid: gid(2), dgid: gid(1), ..AddressVector::default() },
+        dest: Qpn::new(OURS),
+        from: Qpn::new(PEER),
+        sq_psn: Psn::new(0),
+        mtu: Mtu::Mtu1024,
+        qp_type: QpType::Rc,
+    };
+    let answer = |question: &Question| {
+        let mut world = World::new(QpType::Rc);
+        let first = world.qp.answer_to(question);
+        // The log says it once.
+        let again = world.qp.answer_to(question).map(|(told, line)| (told, line.is_some()));
+        assert_eq!(again, first.as_ref().map(|(told, _)| (*told, false)));
+        first
+    };
+    assert_eq!(answer(&question), None);
+    let other_path = AddressVector { dgid: gid(9), ..question.av };
+    let from_elsewhere = AddressVector { sgid: gid(9), ..question.av };
+    for (question, cause, value, word) in [
+        (
+            Question { qp_type: QpType::Uc, ..question },
+            Cause::TypeDiffers,
+            0,
+            "it is Rc here, and Uc there",
+        ),
+        (Question { av: other_path, ..question }, Cause::GidDiffers, 0, "the packets come from"),
+        (
+            Question { av: from_elsewhere, ..question },
+            Cause::GidDiffers,
+            0,
+            "the packets come from",
+        ),
+        (
+            Question { sq_psn: Psn::new(0x123), ..question },
+            Cause::PsnDiffers,
+            0,
+            "rq_psn is 0x0 here, and sq_psn is 0x123 there",
+        ),
+        (
+            Question { mtu: Mtu::Mtu256, ..question },
+            Cause::MtuOfPathDiffers,
+            256 << 32 | 1024,
+            "path_mtu is 1024 here, and 256 there",
+        ),
+    ] {
+        let (told, line) = answer(&question).unwrap();
+        assert_eq!(told, Told { cause, value });
+        let line = line.unwrap();
+        assert!(line.contains(word) && line.contains(&cause.to_string()), "{line}");
+        assert!(line.contains("queue pair 0x000011 does not answer queue pair 0x000022"), "{line}");
+    }
+    // Nobody here has to do with a stranger's queue pair.
+    let stranger = Question { from: Qpn::new(0x33), ..question };
+    assert_eq!(answer(&stranger), Some((Told { cause: Cause::QpnDiffers, value: 0 }, None)));
+    // A state of this end is no difference: its program knows it.
+    let in_state = |states: &[QpState]| {
+        let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
+        let attr = World::new(QpType::Rc).qp.attr();
+        states.iter().for_each(|state| world.go(*state, &attr));
+        world.qp.answer_to(&question)
+    };
+    let not_ready = Some((Told { cause: Cause::PeerNotReady, value: 0 }, None));
+    assert_eq!((in_state(&[]), in_state(&[QpState::Init])), (not_ready.clone(), not_ready));
+    assert_eq!(in_state(&[QpState::Init, QpState::Rtr]), None);
+    let in_error = in_state(&[QpState::Init, QpState::Rtr, QpState::Err]);
+    assert_eq!(in_error, Some((Told { cause: Cause::PeerInError, value: 0 }, None)));
+}
+
+#[test]
+fn a_send_queue_that_nothing_can_free_says_so_once() {
+    let fill = |flags: SendFlags, count: usize| {
+        let mut world = World::new(QpType::Rc);
+        for n in 0..count {
+            let sges = [Sge { addr: IOVA, len: 8, lkey: world.device.keys.lkey }];
+            // The first one may be signaled.
+            let flags = if n == 0 { flags } else { SendFlags::empty() };
+            let wr =
+                SendWr { wr_id: 0x77, op: SendOp::Send, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+            let posted = world.qp.post_send(&wr, &mut world.device);
+            assert_eq!(posted.is_ok(), n < 100, "{n}");
+        }
+        world.device.lines
+    };
+    assert_eq!(fill(SendFlags::empty(), 100), [] as [String; 0]);
+    let lines = fill(SendFlags::empty(), 103);
+    assert_eq!(lines.len(), 1);
+    assert!(lines[0].contains("100 requests since wr_id 0x77 are unsignaled"), "{}", lines[0]);
+    assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
+}
