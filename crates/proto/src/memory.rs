@@ -68,6 +68,14 @@ pub(crate) mod tests {
             Self(RefCell::new((0..len).map(|at| (at % 251) as u8).collect()))
         }
 
+        fn update(&self, addr: u64, new: impl FnOnce(u64) -> u64) -> Result<u64, Fault> {
+            let mut word = [0; 8];
+            self.read(addr, &mut word)?;
+            let old = u64::from_ne_bytes(word);
+            self.write(addr, &new(old).to_ne_bytes())?;
+            Ok(old)
+        }
+
         /// The bytes at an address.
         pub(crate) fn at(&self, addr: usize, len: usize) -> Vec<u8> {
             self.0.borrow()[addr..addr + len].to_vec()
@@ -87,20 +95,20 @@ pub(crate) mod tests {
             Ok(())
         }
 
-        fn compare_swap(&self, _: u64, _: u64, _: u64) -> Result<u64, Fault> {
-            Err(Fault)
+        fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+            self.update(addr, |old| if old == compare { swap } else { old })
         }
 
-        fn store(&self, _: u64, _: u64) -> Result<(), Fault> {
-            Err(Fault)
+        fn store(&self, addr: u64, value: u64) -> Result<(), Fault> {
+            self.update(addr, |_| value).map(drop)
         }
 
         fn persist(&self, _: u64, _: u64) -> Result<(), Fault> {
             Err(Fault)
         }
 
-        fn fetch_add(&self, _: u64, _: u64) -> Result<u64, Fault> {
-            Err(Fault)
+        fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault> {
+            self.update(addr, |old| old.wrapping_add(add))
         }
     }
 

@@ -1,5 +1,8 @@
 //! A queue pair with a bare device around it, call by call.
 
+mod answers;
+#[cfg(feature = "general-way")]
+mod stream;
 mod trouble;
 
 use std::cell::RefCell;
@@ -15,6 +18,7 @@ use crate::mr::{Keys, MrTable, Region};
 use crate::payload::Payload;
 use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
+use crate::run::Run;
 use crate::time::Clock;
 use crate::types::Mtu;
 use crate::wc::{Wc, WcOpcode, WcStatus};
@@ -28,6 +32,8 @@ const OURS: u32 = 0x11;
 const PEER: u32 = 0x22;
 const IOVA: u64 = 0x10_0000;
 const MTU: u32 = 1024;
+/// Payloads up to this length are copied, the smallest path MTU.
+const SHORT: usize = 256;
 
 /// A packet that was sent.
 #[derive(Clone, Debug)]
@@ -35,6 +41,8 @@ struct Sent {
     headers: Headers,
     len: usize,
     acks: Option<Psn>,
+    /// Of short ones.
+    bytes: Vec<u8>,
 }
 
 /// The device: it takes every packet, and keeps the headers.
@@ -44,6 +52,8 @@ struct Device {
     props: LinkProps,
     now: Time,
     sent: Vec<Sent>,
+    /// Packets that it got at a time.
+    runs: Vec<u32>,
     /// Packets that it takes before it has no room.
     room: usize,
     completions: Vec<(Side, Wc, bool)>,
@@ -94,13 +104,23 @@ impl LinkEnv for Device {
         if self.room == 0 {
             return Err(TransmitError::Blocked);
         }
-        // Of longer ones only the keys would matter.
-        if payload.len() <= 64 {
-            payload.copy_to(&self.mrs, &self.memory, &mut vec![0; payload.len()])?;
+        let mut bytes = Vec::new();
+        if payload.len() <= SHORT {
+            bytes.resize(payload.len(), 0);
+            payload.copy_to(&self.mrs, &self.memory, &mut bytes)?;
         }
         self.room -= 1;
-        self.sent.push(Sent { headers: *headers, len: payload.len(), acks });
+        self.sent.push(Sent { headers: *headers, len: payload.len(), acks, bytes });
         Ok(())
+    }
+
+    fn transmit_run(
+        &mut self,
+        av: &AddressVector,
+        run: &Run<'_>,
+    ) -> (u32, Result<(), TransmitError>) {
+        self.runs.push(run.len());
+        run.each(|headers, payload| self.transmit(av, headers, payload, None))
     }
 
     fn refuse(
@@ -153,6 +173,10 @@ impl CompletionEnv for Device {
 
     fn take_srq(&mut self, _: &mut RecvWqe) -> bool {
         false
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        (srqn < 10).then_some(PD)
     }
 
     fn raise(&mut self, event: QpEvent) {
@@ -224,6 +248,7 @@ impl World {
         };
         let mrs = MrTable::new(16, 1);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access = access | Access::REMOTE_ATOMIC;
         // So much that keys are right; no test copies all of it.
         let region = Region { pd: PD, access, iova: IOVA, len: 1 << 40, addr: 0 };
         let keys = mrs.register(region).unwrap();
@@ -233,6 +258,7 @@ impl World {
             props,
             now: Time::from_nanos(1_000_000_000),
             sent: Vec::new(),
+            runs: Vec::new(),
             room: usize::MAX,
             completions: Vec::new(),
             counted: Vec::new(),
@@ -259,7 +285,9 @@ impl World {
         let mask = match (state, qp_type) {
             (QpState::Init, QpType::Ud) => M::PKEY_INDEX | M::PORT | M::QKEY,
             (QpState::Init, _) => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
-            (QpState::Rtr, QpType::Rc) => connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            (QpState::Rtr, QpType::Rc | QpType::XrcRecv) => {
+                connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER
+            }
             (QpState::Rtr, QpType::Uc) => connected,
             (QpState::Rts, QpType::Rc) => {
                 M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC
