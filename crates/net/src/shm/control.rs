@@ -348,7 +348,7 @@ impl Shared {
         let side = side_len(hello.ring);
         let object = SharedObject::check(object, 2 * side).ok_or(Status::Nonsense)?;
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
-        let map = map.map_err(|error| refusal(&error))?;
+        let map = map.map_err(|error| Status::from(Unusable::NoPlace(error)))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
         let doorbell = peer_doorbell(&hello, epoch, doorbells, waker, published)?;
         let index = control.take_index().ok_or(Status::Full)?;
@@ -434,7 +434,11 @@ impl Shared {
             Status::Ok if channel.is_established() => return Err(Closed::Nonsense),
             Status::Ok => {}
             Status::Version => return Err(Closed::Version),
-            Status::Full if answer.is_err() => return Err(self.refuse(channel)),
+            // Its descriptors did not come with it: there is no place for them here.
+            Status::Full if answer.is_err() => {
+                let none_left = io::Error::from_raw_os_error(libc::EMFILE);
+                return Err(self.refuse(channel, &none_left));
+            }
             Status::Full => return Err(Closed::Refused),
             Status::Nonsense => return Err(Closed::Nonsense),
         }
@@ -445,7 +449,7 @@ impl Shared {
         };
         self.published.introduce(&channel.process, answer.probe);
         let doorbell = match peer_doorbell(&answer, epoch, doorbells, waker, published) {
-            Err(Status::Full) => return Err(self.refuse(channel)),
+            Err(Unusable::NoPlace(error)) => return Err(self.refuse(channel, &error)),
             doorbell => doorbell.map_err(|_| Closed::Nonsense)?,
         };
         channel.establish(doorbell);
@@ -453,9 +457,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Tells the other process, which takes the channel for good, that this one has no place for it.
-    fn refuse(&self, channel: &Channel) -> Closed {
-        self.report_scarcity(Some(channel.slot()), &io::ErrorKind::OutOfMemory.into());
+    /// Tells the other process, which takes the channel for good, that this one has no place for it, and the log what was
+    /// missing.
+    fn refuse(&self, channel: &Channel, error: &io::Error) -> Closed {
+        self.report_scarcity(Some(channel.slot()), error);
         let _ = handshake::send(channel.socket.as_fd(), &self.no().emit(), &[]);
         Closed::Refused
     }
@@ -490,10 +495,30 @@ impl Shared {
     }
 }
 
-/// A hello for which this process has no place is refused as [`Status::Full`].
-fn refusal(error: &io::Error) -> Status {
-    tracing::debug!(%error, "a channel has no place");
-    Status::Full
+/// Why the objects of a greeting cannot be used.
+#[derive(Debug)]
+enum Unusable {
+    Nonsense,
+    /// Descriptors or memory have run out.
+    NoPlace(io::Error),
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Self {
+        Self::NoPlace(error)
+    }
+}
+
+impl From<Unusable> for Status {
+    fn from(unusable: Unusable) -> Self {
+        match unusable {
+            Unusable::Nonsense => Self::Nonsense,
+            Unusable::NoPlace(error) => {
+                tracing::debug!(%error, "a channel has no place");
+                Self::Full
+            }
+        }
+    }
 }
 
 /// Checks the descriptors by which a peer wants to be woken.
@@ -503,18 +528,50 @@ fn peer_doorbell(
     doorbells: OwnedFd,
     waker: OwnedFd,
     published: OwnedFd,
-) -> Result<PeerDoorbell, Status> {
+) -> Result<PeerDoorbell, Unusable> {
     let map = |object: OwnedFd, access| {
-        let object = SharedObject::check(object, page()).ok_or(Status::Nonsense)?;
-        Area::map(object.as_fd(), page(), access).map_err(|error| refusal(&error))
+        let object = SharedObject::check(object, page()).ok_or(Unusable::Nonsense)?;
+        Area::map(object.as_fd(), page(), access).map_err(Unusable::NoPlace)
     };
     let (epoch, doorbells) = (map(epoch, Access::ReadOnly)?, map(doorbells, Access::ReadWrite)?);
-    let waker = Waker::open(waker.as_fd()).map_err(|error| refusal(&error))?;
-    let waker = waker.ok_or(Status::Nonsense)?;
-    let published = SharedObject::check(published, greeting.published).ok_or(Status::Nonsense)?;
-    let published =
-        PeerPublished::new(&published, greeting.published).map_err(|error| refusal(&error))?;
+    let waker = Waker::open(waker.as_fd())?.ok_or(Unusable::Nonsense)?;
+    let published = SharedObject::check(published, greeting.published).ok_or(Unusable::Nonsense)?;
+    let published = PeerPublished::new(&published, greeting.published)?;
     let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS);
-    let doorbell = Doorbell::new(doorbells, epoch, doorbell_of(index.ok_or(Status::Nonsense)?));
+    let doorbell = Doorbell::new(doorbells, epoch, doorbell_of(index.ok_or(Unusable::Nonsense)?));
     Ok(PeerDoorbell { doorbell, waker, probe: greeting.probe, published })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The log says what has run out.
+    #[test]
+    fn a_peers_pipe_that_finds_no_descriptor_names_that() {
+        let name = "shm::control::tests::a_peers_pipe_that_finds_no_descriptor_names_that";
+        anyverbs_testing::in_own_process(name, || {
+            let greeting = Greeting {
+                status: Status::Ok,
+                ring: 64 << 10,
+                max_payload: 16 << 10,
+                probe: Probe::default(),
+                index: 0,
+                slot: 7,
+                published: page(),
+            };
+            let word = SharedObject::new(page()).unwrap();
+            let (_reader, wake) = std::io::pipe().unwrap();
+            let given = || word.as_fd().try_clone_to_owned().unwrap();
+            let (epoch, doorbells, published) = (given(), given(), given());
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a live value, and the process ends with this test.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+            let unusable = peer_doorbell(&greeting, epoch, doorbells, wake.into(), published);
+            let Err(Unusable::NoPlace(error)) = unusable else { panic!("{unusable:?}") };
+            assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+            assert!(crate::sys::is_scarcity(&error));
+            assert_eq!(Status::from(Unusable::NoPlace(error)), Status::Full);
+        });
+    }
 }

@@ -304,3 +304,14 @@ fn while_one_process_is_silent_another_is_asked() {
     assert!(Store::ask(&registry, vec![connect(&silent)]).unwrap().is_none());
     assert!(begin.elapsed() >= WAIT);
 }
+
+#[test]
+fn a_store_is_found_by_the_name_of_its_registry() {
+    let [one, other] = ["named", "unnamed"].map(registry);
+    let store = Store::join(&one).unwrap();
+    let found = |registry| {
+        let store = Store::find_at(registry, std::process::id().cast_signed()).unwrap();
+        store.map(|store| inode(&store))
+    };
+    assert_eq!((found(&one), found(&other)), (Some(inode(&store)), None));
+}
