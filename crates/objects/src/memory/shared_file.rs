@@ -155,6 +155,9 @@ mod tests {
                 let file = SharedFile::create(c"test", 1 << 20).unwrap();
                 file.word(5).store(7, Ordering::Relaxed);
                 assert_eq!(file.word(5).load(Ordering::Relaxed), 7);
+                // There is no device memory then, as docs/differences.md says.
+                let error = file.map(0, 4096).unwrap_err();
+                assert_eq!((file.room().unwrap(), error.kind()), (0, io::ErrorKind::OutOfMemory));
             }
         });
     }
