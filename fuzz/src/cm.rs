@@ -380,7 +380,15 @@ impl World {
 }
 
 fn arrival(source: Gid, destination: Gid) -> Arrival {
-    Arrival { source, destination, traffic_class: 0, hop_limit: 64, flow_label: 0, interface: 0 }
+    Arrival {
+        source,
+        destination,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        interface: 0,
+        port: 0,
+    }
 }
 
 fn header(from: u8, to: u8) -> IpHeader {

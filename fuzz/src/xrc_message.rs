@@ -158,6 +158,7 @@ impl Run {
             hop_limit: 64,
             flow_label: 0,
             interface: 0,
+            port: 0,
         };
         let packets = u32::from(input.byte() % 9);
         let packet = Incoming { headers, payload: Data::Bytes(&payload), packets, acks: None };

@@ -131,6 +131,7 @@ impl Inproc {
             hop_limit: av.hop_limit,
             flow_label: av.flow_label,
             interface: 0,
+            port: 0,
         };
         queue.packets.push(Entry { arrival, headers, hand_on, start, len });
         queue.used += len;

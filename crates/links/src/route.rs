@@ -19,7 +19,7 @@ use crate::path::Path;
 use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
 use crate::times::PROBE_AFTER;
 use crate::udp::{Asked, CreditPacket, Staged, UdpRoute};
-use crate::why::WhyPacket;
+use crate::why::ReasonPacket;
 use crate::{Links, inproc};
 
 /// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
@@ -54,9 +54,9 @@ impl Outbox {
         }
     }
 
-    /// Explains something to queue pair `dest` at the address `av`, or asks for an explanation.
-    pub fn explain(&mut self, links: &Links, av: &AddressVector, dest: Qpn, packet: &WhyPacket) {
-        self.udp.explain(links, &UdpRoute::new(links, av, dest.slot()), packet);
+    /// Stages the reason of the NAK that comes next by this route.
+    pub fn explain(&mut self, links: &Links, route: &UdpRoute, packet: &ReasonPacket) {
+        self.udp.explain(links, route, packet);
     }
 
     /// Sends what is staged.

@@ -23,7 +23,7 @@ use crate::Links;
 use crate::outgoing::Outgoing;
 use crate::pace::{Credit, ECHO, PROBE, Probe};
 use crate::path::Path;
-use crate::why::WhyPacket;
+use crate::why::ReasonPacket;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 
@@ -227,12 +227,13 @@ impl Staged {
         }
     }
 
-    /// Stages a datagram that explains, to a queue pair of the peer.
-    pub(crate) fn explain(&mut self, links: &Links, route: &UdpRoute, packet: &WhyPacket) {
+    /// Stages the reason of the NAK that comes next.
+    pub(crate) fn explain(&mut self, links: &Links, route: &UdpRoute, packet: &ReasonPacket) {
         let Some(flow) = &route.flow else { return };
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
-        if let Ok((room, id)) = batch.segment(&links.port, &route.to, WhyPacket::LEN + ICRC_LEN) {
-            room[..WhyPacket::LEN].copy_from_slice(&packet.to_bytes());
+        let len = ReasonPacket::LEN + ICRC_LEN;
+        if let Ok((room, id)) = batch.segment(&links.port, &route.to, len) {
+            room[..ReasonPacket::LEN].copy_from_slice(&packet.to_bytes());
             seal(flow, id, room);
         }
     }

@@ -1,47 +1,53 @@
-//! Datagrams by which two devices of this make explain failures to each other. Others ignore them.
+//! What two devices of this make tell each other about failures. Others get none of it.
 //!
-//! A queue pair whose peer is silent asks the peer's device for the reason. A refusal, which has room for a code only, is
-//! preceded by its reason. Both are UDP datagrams, whatever the link of the queue pair is: they are rare, and a silent peer
-//! may have lost its link.
+//! A refusal has room for a code only, so its reason goes ahead of it, in a datagram. A packet that has no answer is sent once
+//! more, from a socket of its own. It asks for the reason, and whoever drops it answers that socket.
 
 use std::io;
 use std::net::UdpSocket;
 
 use anyverbs_causes::Cause;
-use anyverbs_net::{self as net, Uncancelled};
-use anyverbs_proto::env::Question;
-use anyverbs_proto::qp::attr::QpType;
+use anyverbs_net::{self as net, Destination, Uncancelled};
+use anyverbs_proto::payload::Payload;
 use anyverbs_proto::reason::Told;
-use anyverbs_proto::types::{Gid, Mtu, Psn, Qpn};
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
-use crate::udp::address;
+use crate::udp::{address, seal};
 
-/// Opcode of a question: BTH (PSN: the asker's QPN); then the asker's first PSN, 4 bytes, its path MTU and type, 1 byte each,
-/// as in C.
-const QUESTION: u8 = 0xc3;
-/// Opcode of a reason: BTH (PSN: that of the NAK, or 0 in an answer), then the cause and its value.
+/// Opcode of a reason, by its length of either kind: BTH (destination and PSN of the NAK that follows), the cause and its value.
+/// Or BTH alone (in the place of the destination the cause, PSN of the packet that was dropped).
 const REASON: u8 = 0xc4;
 
-/// Such a datagram, without its ICRC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhyPacket {
-    /// Why does this queue pair not answer? The addresses are those of the datagram.
-    Question(Question),
-    /// The reason for a NAK, or the answer to a question.
-    Reason {
-        /// The queue pair that it is for.
-        dest: Qpn,
-        /// The PSN of the NAK that follows; 0 in an answer.
-        psn: Psn,
-        /// The reason.
-        told: Told,
-    },
+/// The bytes of a base header that stands for a reason.
+fn bth(high: u32, psn: Psn) -> [u8; Bth::LEN] {
+    let ([_, a, b, c], [_, x, y, z]) = (high.to_be_bytes(), psn.get().to_be_bytes());
+    [REASON, 0, 0xff, 0xff, 0, a, b, c, 0, x, y, z]
 }
 
-impl WhyPacket {
+/// The numbers in such a header.
+fn parse_bth(bytes: [u8; Bth::LEN]) -> Option<(u32, Psn)> {
+    let [opcode, _, _, _, _, a, b, c, _, x, y, z] = bytes;
+    let psn = Psn::new(u32::from_be_bytes([0, x, y, z]));
+    (opcode == REASON).then_some((u32::from_be_bytes([0, a, b, c]), psn))
+}
+
+/// The reason for the NAK that follows it, without its ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReasonPacket {
+    /// The queue pair that it is for.
+    pub dest: Qpn,
+    /// The PSN of the NAK.
+    pub psn: Psn,
+    /// The reason.
+    pub told: Told,
+}
+
+impl ReasonPacket {
     /// Bytes.
     pub const LEN: usize = Bth::LEN + Told::LEN;
 
@@ -49,59 +55,46 @@ impl WhyPacket {
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let (opcode, dest, psn) = match self {
-            Self::Question(question) => {
-                bytes[12..16].copy_from_slice(&question.sq_psn.get().to_be_bytes());
-                bytes[16] = question.mtu as u8;
-                bytes[17] = question.qp_type as u8;
-                (QUESTION, question.dest, question.from.get())
-            }
-            Self::Reason { dest, psn, told } => {
-                bytes[12..].copy_from_slice(&told.to_bytes());
-                (REASON, *dest, psn.get())
-            }
-        };
-        bytes[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
-        bytes[5..8].copy_from_slice(&dest.get().to_be_bytes()[1..]);
-        bytes[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
+        bytes[..Bth::LEN].copy_from_slice(&bth(self.dest.get(), self.psn));
+        bytes[Bth::LEN..].copy_from_slice(&self.told.to_bytes());
         bytes
     }
 
-    /// Reads one that came from one address to another. `None` for anything else.
+    /// Reads one. `None` for anything else.
     #[must_use]
-    pub fn parse(bytes: &[u8], from: Gid, to: Gid) -> Option<Self> {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let at = |at: usize| u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]);
-        let (dest, psn) = (Qpn::new(at(5)), at(9));
-        match bytes[0] {
-            QUESTION => {
-                let sq_psn = Psn::new(at(13));
-                let qp_type = qp_type(bytes[17])?;
-                let mtu = Mtu::from_code(bytes[16].into())?;
-                let av = AddressVector { sgid: from, dgid: to, ..AddressVector::default() };
-                Some(Self::Question(Question {
-                    av,
-                    dest,
-                    from: Qpn::new(psn),
-                    sq_psn,
-                    mtu,
-                    qp_type,
-                }))
-            }
-            REASON => {
-                let told = Told::from_bytes(bytes[12..].try_into().ok()?)?;
-                Some(Self::Reason { dest, psn: Psn::new(psn), told })
-            }
-            _ => None,
-        }
+        let (head, told) = bytes.split_first_chunk()?;
+        let (dest, psn) = parse_bth(*head)?;
+        let told = Told::from_bytes(told.try_into().ok()?)?;
+        Some(Self { dest: Qpn::new(dest), psn, told })
     }
 }
 
-/// The type of this number, among those that answer.
-fn qp_type(number: u8) -> Option<QpType> {
-    [QpType::Rc, QpType::Uc, QpType::XrcSend, QpType::XrcRecv]
-        .into_iter()
-        .find(|qp_type| *qp_type as u8 == number)
+/// The reason why a packet was dropped. It is as short as the shortest packet.
+fn drop_reason(cause: Cause, psn: Psn) -> [u8; Bth::LEN] {
+    bth(cause.number().into(), psn)
+}
+
+fn parse_drop_reason(bytes: &[u8], psn: Psn) -> Option<Cause> {
+    let (number, of) = parse_bth(bytes.try_into().ok()?)?;
+    let cause = Cause::from_number(number.try_into().ok()?)?;
+    // A cause of another status would be a lie of the peer.
+    (of == psn && number / 100 == 12).then_some(cause)
+}
+
+/// Tells the sender of a packet that was dropped why. `to` is where it came from, with the address that it was sent to as
+/// source.
+pub fn tell_why(links: &Links, to: &Destination, psn: Psn, cause: Cause) {
+    let Some(source) = to.source else { return };
+    let port = links.core.config.udp_port;
+    let flow = Flow::new(source, to.address.ip(), port, to.address.port());
+    let mut bytes = [0; Bth::LEN + ICRC_LEN];
+    bytes[..Bth::LEN].copy_from_slice(&drop_reason(cause, psn));
+    seal(&flow, 0, &mut bytes);
+    if let Err(error) = links.port.answer(to, &bytes) {
+        tracing::debug!(%error, "a reason was not sent");
+    }
 }
 
 /// Whether the system has a route from the local address to the peer.
@@ -114,39 +107,82 @@ pub fn check_route(links: &Links, av: &AddressVector) -> io::Result<()> {
     UdpSocket::bind(address(av.sgid.to_ip(), 0, av.scope_id))?.connect(to)
 }
 
-/// A question to the network whether it can deliver to a peer.
+/// A packet that had no answer, sent once more for what the network and the peer's device have to say about it.
 #[derive(Debug)]
 pub struct Sounding {
-    socket: io::Result<net::Sounding>,
+    /// With the way back from the peer.
+    socket: io::Result<(net::Sounding, Flow)>,
+    psn: Psn,
     /// The network tells each error once.
     found: Option<Cause>,
 }
 
 impl Sounding {
-    /// Asks.
+    /// Sends it.
     #[must_use]
-    pub fn new(links: &Links, av: &AddressVector) -> Self {
-        let to = address(av.dgid.to_ip(), links.core.config.udp_port, av.scope_id);
-        let from = address(av.sgid.to_ip(), 0, av.scope_id);
-        Self { socket: net::Sounding::new(from, to), found: None }
+    pub fn new(
+        links: &Links,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Self {
+        Self { socket: send(links, av, headers, payload), psn: headers.bth.psn, found: None }
     }
 
-    /// The reason that the network has given so far.
+    /// What was said so far. The peer's device knows more than the network.
     #[must_use]
     pub fn verdict(&mut self) -> Option<Cause> {
         use io::ErrorKind as K;
-        let kind = match &self.socket {
-            Ok(socket) => socket.error().map_or(K::Other, |error| error.kind()),
+        let network = match &self.socket {
+            Ok((socket, _)) => socket.error().map_or(K::Other, |error| error.kind()),
             Err(error) => error.kind(),
         };
-        let found = match kind {
+        let mut found = match network {
             K::ConnectionRefused => Some(Cause::NobodyOnPort),
             K::HostUnreachable | K::NetworkUnreachable | K::NetworkDown => Some(Cause::NoRoute),
             _ => None,
         };
+        if let Ok((socket, back)) = &self.socket {
+            let mut room = [0; Bth::LEN + ICRC_LEN + 1];
+            for _ in 0..MOST_ANSWERS {
+                let Some(len) = socket.receive(&mut room) else { break };
+                found = parse_answer(&room[..len], back, self.psn).or(found);
+            }
+        }
         self.found = found.or(self.found);
         self.found
     }
+}
+
+/// Datagrams that are looked at in one go.
+const MOST_ANSWERS: usize = 16;
+
+fn parse_answer(datagram: &[u8], back: &Flow, psn: Psn) -> Option<Cause> {
+    let (bytes, _) = datagram.split_last_chunk::<ICRC_LEN>()?;
+    let is_whole = back.check(datagram, 0) != IcrcVerdict::Wrong;
+    if is_whole { parse_drop_reason(bytes, psn) } else { None }
+}
+
+fn send(
+    links: &Links,
+    av: &AddressVector,
+    headers: &Headers,
+    payload: &Payload<'_>,
+) -> io::Result<(net::Sounding, Flow)> {
+    let (here, there, port) = (av.sgid.to_ip(), av.dgid.to_ip(), links.core.config.udp_port);
+    let socket = net::Sounding::new(address(here, 0, av.scope_id))?;
+    let pad = Bth::pad_of(payload.len());
+    let headers = Headers { bth: Bth { pad, ..headers.bth }, ..*headers };
+    let (head, end) = (headers.len(), headers.len() + payload.len());
+    let mut packet = vec![0; end + usize::from(pad) + ICRC_LEN];
+    headers.emit(&mut packet);
+    payload
+        .copy_to(&links.core.mrs, &links.core.memory, &mut packet[head..end])
+        .map_err(|_| io::Error::other("its memory is gone"))?;
+    seal(&Flow::new(here, there, socket.port(), port), 0, &mut packet);
+    socket.send(address(there, port, av.scope_id), &packet)?;
+    let back = Flow::new(there, here, port, socket.port());
+    Ok((socket, back))
 }
 
 #[cfg(test)]
@@ -154,22 +190,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_survive_the_way() {
-        let (here, there) = (Gid([1; 16]), Gid([2; 16]));
-        let question = Question {
-            av: AddressVector { sgid: here, dgid: there, ..AddressVector::default() },
-            dest: Qpn::new(0x02_0007),
-            from: Qpn::new(0x01_0005),
-            sq_psn: Psn::new(0x12_3456),
-            mtu: Mtu::Mtu1024,
-            qp_type: QpType::Rc,
+    fn the_reason_of_a_nak_survives_the_way() {
+        let told = Told { cause: Cause::RkeyUnknown, value: 7 };
+        let packet = ReasonPacket { dest: Qpn::new(9), psn: Psn::new(0xab_cdef), told };
+        assert_eq!(ReasonPacket::parse(&packet.to_bytes()), Some(packet));
+        assert_eq!(ReasonPacket::parse(&[0xc1; ReasonPacket::LEN]), None);
+        assert_eq!(ReasonPacket::parse(&packet.to_bytes()[1..]), None);
+    }
+
+    #[test]
+    fn the_reason_of_a_drop_is_taken_for_its_packet_alone() {
+        let (here, there) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (back, psn) = (Flow::new(there, here, 4791, 50_000), Psn::new(0x12_3456));
+        let datagram = |cause, psn| {
+            let mut bytes = [0; Bth::LEN + ICRC_LEN];
+            bytes[..Bth::LEN].copy_from_slice(&drop_reason(cause, psn));
+            seal(&back, 0, &mut bytes);
+            bytes
         };
-        let told = Told { cause: Cause::PsnDiffers, value: 7 };
-        let reason = WhyPacket::Reason { dest: Qpn::new(9), psn: Psn::new(0xab_cdef), told };
-        for packet in [WhyPacket::Question(question), reason] {
-            assert_eq!(WhyPacket::parse(&packet.to_bytes(), here, there), Some(packet));
+        let good = datagram(Cause::PsnDiffers, psn);
+        assert_eq!(parse_answer(&good, &back, psn), Some(Cause::PsnDiffers));
+        assert_eq!(parse_answer(&good, &back, psn.plus(1)), None);
+        assert_eq!(parse_answer(&datagram(Cause::RkeyUnknown, psn), &back, psn), None);
+        let mut damaged = good;
+        damaged[10] ^= 1;
+        assert_eq!(parse_answer(&damaged, &back, psn), None);
+        for len in 0..good.len() {
+            assert_eq!(parse_answer(&good[..len], &back, psn), None, "{len}");
         }
-        assert_eq!(WhyPacket::parse(&[0xc1; WhyPacket::LEN], here, there), None);
-        assert_eq!(WhyPacket::parse(&reason.to_bytes()[1..], here, there), None);
     }
 }

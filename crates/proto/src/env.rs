@@ -3,6 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
+
+use crate::arrival::Arrival;
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::direct::Direct;
@@ -10,14 +13,14 @@ use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
-use crate::qp::attr::QpType;
 use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
 use crate::run::Run;
 use crate::tag_list::{Tagged, Taken};
 use crate::time::Clock;
-use crate::types::{Mtu, Psn, Qpn};
+use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
+use crate::wire::bth::Bth;
 use crate::wire::packet::Headers;
 use crate::wr::{AddressVector, Sge};
 
@@ -46,23 +49,6 @@ impl From<Fault> for TransmitError {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
     }
-}
-
-/// The view that one end has of its connection, for the other end to compare ([`Qp::answer_to`](crate::qp::Qp::answer_to)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Question {
-    /// Both addresses, as the asker has them.
-    pub av: AddressVector,
-    /// The queue pair that does not answer.
-    pub dest: Qpn,
-    /// The queue pair that asks.
-    pub from: Qpn,
-    /// The PSN with which the asker has begun.
-    pub sq_psn: Psn,
-    /// The asker's path MTU.
-    pub mtu: Mtu,
-    /// The asker's type.
-    pub qp_type: QpType,
 }
 
 /// Facts of the link of a connected queue pair. The device sets them when the route changes.
@@ -167,29 +153,34 @@ pub trait LinkEnv {
         run.each(|headers, payload| self.transmit(av, headers, payload, None))
     }
 
-    /// As [`transmit`](Self::transmit) of a NAK, and tells a peer of our make the reason. The NAK arrives there with the
-    /// bytes of `told` as its payload.
+    /// As [`transmit`](Self::transmit) of a NAK, and tells a peer of this make the reason. The NAK arrives there with the
+    /// bytes of `told` as its payload. `is_ours`: the request had the mark [`Bth::OURS`].
     fn refuse(
         &mut self,
         av: &AddressVector,
         headers: &Headers,
         told: Told,
+        is_ours: bool,
     ) -> Result<(), TransmitError> {
-        let _ = told;
+        let _ = (told, is_ours);
         self.transmit(av, headers, &Payload::EMPTY, None)
     }
 
-    /// Asks the network whether it can deliver to the peer and, if the retries run out (`is_late`), the peer's device why its
-    /// queue pair does not answer. False if the device cannot ask. That answer comes by
-    /// [`Qp::note_answer`](crate::qp::Qp::note_answer).
-    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
-        let _ = (question, is_late);
-        false
+    /// Sends the oldest packet that has no answer once more, by a way on which the network and the peer's device can say why.
+    /// The packet has the mark [`Bth::ASKS`].
+    fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
+        let _ = (av, headers, payload);
     }
 
-    /// The reason of the network why the last question did not reach the peer.
-    fn network_says(&mut self) -> Option<Told> {
+    /// What was said to that. `una` is the PSN of the packet.
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+        let _ = (av, una);
         None
+    }
+
+    /// A packet with the mark [`Bth::ASKS`] was dropped: tells its sender why.
+    fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
+        let _ = (arrival, dropped, cause);
     }
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.

@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
+pub mod arrival;
 pub mod cm;
 pub mod comp_cntr;
 pub mod counters;

@@ -150,7 +150,6 @@ impl fmt::Display for Reason {
                 f,
                 "path_mtu differs: it is {high} at the responder, and a packet of {low} bytes came"
             ),
-            C::MtuOfPathDiffers => write!(f, "path_mtu differs: it is {high} here, {low} there"),
             C::QpRight => {
                 write!(f, "qp_access_flags of the responder's queue pair lack {}", Rights(value))
             }

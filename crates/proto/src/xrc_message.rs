@@ -103,6 +103,7 @@ pub fn parse_packet(bytes: &[u8]) -> Option<(Qpn, Arrival, Incoming<'_>)> {
         hop_limit: from.u8()?,
         flow_label: from.u32()?,
         interface: 0,
+        port: 0,
     };
     let headers_len = usize::from(from.u8()?);
     let (headers, payload) = from.0.split_at_checked(headers_len)?;

@@ -252,6 +252,7 @@ impl LinkEnv for Around<'_> {
             hop_limit: av.hop_limit,
             flow_label: if ip_version_has_flow { av.flow_label } else { 0 },
             interface: 0,
+            port: 0,
         };
         if av.dgid.is_multicast() {
             let mut members: Vec<DeviceId> = self

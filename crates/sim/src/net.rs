@@ -296,7 +296,15 @@ pub fn emit(headers: Headers, payload: &[u8]) -> Vec<u8> {
 
 /// The address of a device as an arrival's source, ours as its destination.
 pub(crate) fn arrival(source: Gid, destination: Gid) -> Arrival {
-    Arrival { source, destination, traffic_class: 0, hop_limit: 64, flow_label: 0, interface: 0 }
+    Arrival {
+        source,
+        destination,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        interface: 0,
+        port: 0,
+    }
 }
 
 /// Damages a packet the way that a malicious peer would: mostly in the headers, and in its length.

@@ -43,7 +43,8 @@ impl Forged {
         Self { from, to: VICTIM, id: 0, tos: 0 }
     }
 
-    pub(crate) fn send(self, headers: Headers, payload: &[u8]) {
+    /// Sends one. An answer comes to this socket.
+    pub(crate) fn send(self, headers: Headers, payload: &[u8]) -> UdpSocket {
         let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
         let socket = UdpSocket::bind((self.from, 0)).unwrap();
         SockRef::from(&socket).set_tos_v4(self.tos.into()).unwrap();
@@ -54,6 +55,7 @@ impl Forged {
         let flow = Flow::new(IpAddr::V4(self.from), IpAddr::V4(self.to), from, port);
         bytes.extend(flow.compute(self.id, &bytes).to_le_bytes());
         socket.send_to(&bytes, (self.to, port)).unwrap();
+        socket
     }
 }
 

@@ -24,6 +24,7 @@ mod raw;
 mod rules;
 mod same_host;
 mod scarce;
+mod silence;
 mod spoiler;
 mod too_early;
 mod two_hosts;

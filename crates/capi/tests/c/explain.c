@@ -1,5 +1,5 @@
 /* Programs that do one thing wrong, and what their users see. The first argument says what, the second is "one" or "two"
- * hosts. Lines of the log of the other process begin with "peer: ". */
+ * hosts, or "link" for two with link-local addresses. Lines of the log of the other process begin with "peer: ". */
 #include "check.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ struct address {
 };
 
 static const char *mistake;
-static bool two, is_server, is_wrong;
+static bool two, by_link, is_server, is_wrong;
 static int other; /* socket to the other process */
 
 static bool is(const char *name)
@@ -53,8 +53,10 @@ static int gid_index(struct ibv_context *ctx)
 	uint8_t wanted[4] = { 127, 0, 0, 1 };
 	if (two)
 		memcpy(wanted, (uint8_t[]){ 10, 77, 0, is_server ? 2 : 1 }, 4);
+	if (by_link)
+		memcpy(wanted, (uint8_t[]){ 0, 0, 0, is_server ? 2 : 1 }, 4);
 	for (int i = 0; i < 16; i++)
-		if (!ibv_query_gid(ctx, 1, i, &gid) && !memcmp(gid.raw + 12, wanted, 4))
+		if (!ibv_query_gid(ctx, 1, i, &gid) && !memcmp(gid.raw + 12, wanted, 4) && (gid.raw[0] == 0xfe) == by_link)
 			return i;
 	fail_at(__FILE__, __LINE__, "no such GID", 0, 0);
 	return -1;
@@ -93,8 +95,8 @@ static int rights(void)
 /* The process whose requests fail. */
 static void client(struct ibv_context *ctx, struct end *e, struct address *peer, int index)
 {
-	if (is("nobody-on-port") || is("no-route"))
-		inet_pton(AF_INET, is("no-route") ? "10.99.0.1" : "10.77.0.2", peer->gid.raw + 12);
+	if (is("nobody-on-port") || is("no-route") || is("no-arp"))
+		inet_pton(AF_INET, is("no-route") ? "10.99.0.1" : is("no-arp") ? "10.77.0.3" : "10.77.0.2", peer->gid.raw + 12);
 	int ret = rtr(e->qp, index, peer, IBV_MTU_1024, 1);
 	if (ret) {
 		printf("ibv_modify_qp to RTR: %s\n", strerror(ret));
@@ -297,7 +299,7 @@ static void copy(FILE *from, int to, const char *before)
 int main(int argc, char **argv)
 {
 	TRUE(argc == 3);
-	mistake = argv[1], two = !strcmp(argv[2], "two");
+	mistake = argv[1], by_link = !strcmp(argv[2], "link"), two = by_link || !strcmp(argv[2], "two");
 	int pair[2], ready[2];
 	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
 	OK(pipe(ready));
@@ -338,12 +340,14 @@ int main(int argc, char **argv)
 	char network[64];
 	snprintf(network, sizeof network, "/proc/%d/ns/net", child);
 	TRUE(open(network, O_RDONLY) >= 0);
-	char setup[512] = "ip link set lo up";
+	char setup[1024] = "ip link set lo up";
 	if (two)
 		snprintf(setup, sizeof setup,
-			 "ip link add here type veth peer name there netns %d && ip addr add 10.77.0.1/24 dev here && "
-			 "ip link set here up && nsenter -n -t %d sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev there; "
-			 "ip link set there up'",
+			 "ip link set lo up && ip link add here type veth peer name there netns %d && ip addr add 10.77.0.1/24 dev here && "
+			 "echo 10 > /proc/sys/net/ipv4/neigh/here/retrans_time_ms && ip link set here up && "
+			 "ip addr add fe80::1/64 dev here nodad && "
+			 "nsenter -n -t %d sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev there; "
+			 "ip link set there up; ip addr add fe80::2/64 dev there nodad'",
 			 child, child);
 	OK(system(setup));
 	tell(&c, 1);

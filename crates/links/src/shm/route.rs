@@ -76,6 +76,7 @@ impl ShmRoute {
                 hop_limit: av.hop_limit,
                 flow_label: av.flow_label,
                 interface: 0,
+                port: 0,
             }),
         }
     }
@@ -329,6 +330,7 @@ impl Shm {
             hop_limit: 0,
             flow_label: 0,
             interface: 0,
+            port: 0,
         });
         put_credit(&peer, &front, out, links, packet)
     }

@@ -1,4 +1,4 @@
-//! A socket on the way to a peer, to which the network reports errors.
+//! A socket of one datagram, for what the network and the peer have to say about it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,65 +9,119 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::sockopt;
 use crate::sys::{self, Descriptor, Uncancelled};
 
-/// A socket that has sent an empty datagram to the port of a peer. Nobody takes that for anything, but the network answers if
-/// it cannot deliver it.
+/// A socket with a port of its own. The network reports errors to it, and the peer may answer.
 #[derive(Debug)]
-pub struct Sounding(Descriptor);
+pub struct Sounding {
+    socket: Descriptor,
+    port: u16,
+}
 
 impl Sounding {
-    /// Sends the datagram.
+    /// A socket at this address, which sends to addresses of its family.
     ///
     /// # Errors
-    /// Those of socket(2), bind(2), connect(2) and send(2).
-    pub fn new(from: SocketAddr, to: SocketAddr) -> io::Result<Self> {
+    /// Those of socket(2) and bind(2).
+    pub fn new(from: SocketAddr) -> io::Result<Self> {
         let _uncancelled = Uncancelled::new();
-        let domain = Domain::for_address(to);
+        let domain = Domain::for_address(from);
         let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         let fd = sys::above_standard_streams(OwnedFd::from(socket))?;
-        // Without this option only an unreachable port is reported (ip(7)).
-        match to {
-            SocketAddr::V4(_) => sockopt::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)?,
+        // The first option brings all errors: ip(7). With the second an IPv4 datagram has DF and the ID 0, as those of lanes.
+        match from {
+            SocketAddr::V4(_) => {
+                sockopt::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+                let discover = libc::IP_PMTUDISC_DO;
+                sockopt::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, discover)?;
+            }
             SocketAddr::V6(_) => {
                 sockopt::set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+                sockopt::set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
             }
         }
         let socket = SockRef::from(&fd);
         socket.bind(&from.into())?;
-        socket.connect(&to.into())?;
-        socket.send(&[])?;
-        Ok(Self(fd.into()))
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+        Ok(Self { socket: fd.into(), port })
+    }
+
+    /// Its port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sends the datagram. From then on only answers of this port come in.
+    ///
+    /// # Errors
+    /// Those of sendto(2) and connect(2).
+    pub fn send(&self, to: SocketAddr, datagram: &[u8]) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
+        let (socket, to) = (SockRef::from(&self.socket), to.into());
+        // A connected socket would count IPv4 IDs.
+        socket.send_to(datagram, &to)?;
+        socket.connect(&to)
     }
 
     /// The error that the network has reported since the last call.
     #[must_use]
     pub fn error(&self) -> Option<io::Error> {
-        SockRef::from(&self.0).take_error().ok().flatten()
+        SockRef::from(&self.socket).take_error().ok().flatten()
+    }
+
+    /// The next datagram that has come; how many of its bytes `into` holds now.
+    pub fn receive(&self, into: &mut [u8]) -> Option<usize> {
+        let mut socket = &*SockRef::from(&self.socket);
+        io::Read::read(&mut socket, into).ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
     use std::time::{Duration, Instant};
 
     use super::*;
 
+    fn here() -> SocketAddr {
+        "127.0.0.1:0".parse().unwrap()
+    }
+
+    fn soon<T>(look: impl Fn() -> Option<T>) -> T {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "nothing came");
+        }
+    }
+
     #[test]
     fn a_port_that_nobody_holds_is_reported_once() {
-        let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let nobody = UdpSocket::bind(here()).unwrap();
         let to = nobody.local_addr().unwrap();
-        let from = "127.0.0.1:0".parse().unwrap();
-        let quiet = Sounding::new(from, to).unwrap();
+        let quiet = Sounding::new(here()).unwrap();
+        quiet.send(to, b"a").unwrap();
         assert!(quiet.error().is_none());
         drop(nobody);
-        let sounding = Sounding::new(from, to).unwrap();
-        let begin = Instant::now();
-        let error = loop {
-            if let Some(error) = sounding.error() {
-                break error;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(5), "nothing was reported");
-        };
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let sounding = Sounding::new(here()).unwrap();
+        sounding.send(to, b"a").unwrap();
+        assert_eq!(soon(|| sounding.error()).kind(), io::ErrorKind::ConnectionRefused);
         assert!(sounding.error().is_none());
+    }
+
+    #[test]
+    fn answers_come_from_the_port_that_was_asked_alone() {
+        let (peer, other) = (UdpSocket::bind(here()).unwrap(), UdpSocket::bind(here()).unwrap());
+        let sounding = Sounding::new(here()).unwrap();
+        sounding.send(peer.local_addr().unwrap(), b"a").unwrap();
+        let mut room = [0; 8];
+        let (len, from) = peer.recv_from(&mut room).unwrap();
+        assert_eq!((&room[..len], from.port()), (&b"a"[..], sounding.port()));
+        assert!(other.send_to(b"forged", from).is_ok());
+        peer.send_to(b"true", from).unwrap();
+        let len = soon(|| sounding.receive(&mut [0; 8])).min(8);
+        assert_eq!(len, 4);
+        assert_eq!(sounding.receive(&mut room), None);
     }
 }

@@ -7,6 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
+use socket2::Socket;
+
 use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 use crate::sys;
@@ -277,27 +279,10 @@ impl TxBatch {
 
     /// One sendmsg for the whole batch.
     fn send_batch(&mut self, lane: &Lane) -> io::Result<()> {
-        let (name, name_len) = name(&self.to);
         let segment_size = (self.segments > 1).then_some(self.segment_size as u16);
-        let control_len = write_control(&mut self.control, &self.to, segment_size);
-        let mut iovec =
-            libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: self.len };
-        // SAFETY: all-zero is a valid msghdr.
-        let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        header.msg_name = (&raw const name).cast_mut().cast();
-        header.msg_namelen = name_len;
-        header.msg_iov = &raw mut iovec;
-        header.msg_iovlen = 1;
-        if control_len > 0 {
-            header.msg_control = (&raw mut self.control).cast();
-            header.msg_controllen = control_len as _;
-        }
-        waiting(lane, || {
-            // SAFETY: `header` points to a live name, iovec, staging bytes and control buffer, of the given sizes.
-            let n = unsafe {
-                sys::sendmsg(lane.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT)
-            };
-            if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let bytes = &self.staging[..self.len];
+        with_sender(&self.to, &mut self.control, segment_size, bytes, |send| {
+            waiting(lane, || send(&lane.socket))
         })?;
         self.stats.sends += 1;
         Ok(())
@@ -345,6 +330,20 @@ impl TxBatch {
             self.stats.sends += 1;
         }
         Ok(())
+    }
+}
+
+impl UdpPort {
+    /// Sends one datagram from the port itself, by which a firewall takes it for the answer to one that came there.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    pub fn answer(&self, to: &Destination, datagram: &[u8]) -> io::Result<()> {
+        let socket = self.socket_for(to.address.ip())?;
+        if let Some(capture) = self.capture() {
+            capture.record_sent(self.port(), to, 0, datagram);
+        }
+        with_sender(to, &mut ControlBuffer::new(), None, datagram, |send| send(socket))
     }
 }
 
@@ -401,6 +400,35 @@ fn waiting<T>(lane: &Lane, mut send: impl FnMut() -> io::Result<T>) -> io::Resul
             _ => return Err(error),
         }
     }
+}
+
+/// Calls `f` with a function that sends these bytes by one sendmsg(2), without waiting.
+fn with_sender<R>(
+    to: &Destination,
+    control: &mut ControlBuffer,
+    segment_size: Option<u16>,
+    bytes: &[u8],
+    f: impl FnOnce(&dyn Fn(&Socket) -> io::Result<()>) -> R,
+) -> R {
+    let (name, name_len) = name(to);
+    let control_len = write_control(control, to, segment_size);
+    let mut iovec =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: all-zero is a valid msghdr.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_name = (&raw const name).cast_mut().cast();
+    header.msg_namelen = name_len;
+    header.msg_iov = &raw mut iovec;
+    header.msg_iovlen = 1;
+    if control_len > 0 {
+        header.msg_control = std::ptr::from_mut(control).cast();
+        header.msg_controllen = control_len as _;
+    }
+    f(&|socket| {
+        // SAFETY: `header` points to a live name, iovec, bytes and control buffer, of the given sizes, which are only read.
+        let n = unsafe { sys::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+        if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
 }
 
 /// The destination as the kernel wants it.

@@ -58,6 +58,7 @@ impl Cm {
                 hop_limit: c.to.hop_limit,
                 flow_label: c.to.flow_label,
                 interface: c.to.interface,
+                port: 0,
             };
             let (local_comm_id, remote_comm_id) = (c.remote(), id);
             let tid = c.transaction_id;

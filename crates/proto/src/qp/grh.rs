@@ -69,6 +69,7 @@ mod tests {
             hop_limit: 63,
             flow_label: 0xabcde,
             interface: 0,
+            port: 0,
         }
     }
 

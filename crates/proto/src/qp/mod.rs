@@ -23,6 +23,7 @@ use std::time::Duration;
 use anyverbs_causes::Cause;
 use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 
+pub use crate::arrival::Arrival;
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::Env;
@@ -31,7 +32,7 @@ use crate::mr::Access;
 use crate::payload::Data;
 use crate::recv_queue::RecvQueue;
 use crate::time::Time;
-use crate::types::{Gid, PKey, Psn, QKey, Qpn};
+use crate::types::{PKey, Psn, QKey, Qpn};
 use crate::wc::WcStatus;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
@@ -68,40 +69,6 @@ impl SqCredit {
     #[must_use]
     pub fn released(&self) -> u32 {
         self.0.load(Ordering::Acquire)
-    }
-}
-
-/// The IP header of a packet, as far as the machines need it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Arrival {
-    /// Sender.
-    pub source: Gid,
-    /// The address that it was sent to: ours, or a group's.
-    pub destination: Gid,
-    /// Traffic class or TOS.
-    pub traffic_class: u8,
-    /// Hop limit or TTL.
-    pub hop_limit: u8,
-    /// IPv6 flow label.
-    pub flow_label: u32,
-    /// The interface by which the packet of a link-local sender came; 0 if it has another address, or one of ours.
-    pub interface: u32,
-}
-
-impl Arrival {
-    /// Tells whether the network has marked the packet: it met congestion (RFC 3168).
-    #[must_use]
-    pub fn is_marked(&self) -> bool {
-        self.traffic_class & 3 == 3
-    }
-
-    /// Tells whether the packet came from the peer at `av`, to the address that is its peer. Hosts on other links may have the
-    /// same link-local addresses.
-    #[must_use]
-    pub fn is_from(&self, av: &AddressVector) -> bool {
-        self.source == av.dgid
-            && self.destination == av.sgid
-            && (self.interface == 0 || self.interface == av.scope_id)
     }
 }
 
@@ -554,6 +521,7 @@ impl Qp {
         let notifies = bth.opcode.service == Service::Cnp;
         if !self.attr.state.receives() || (bth.opcode.service != service && !notifies) {
             self.note_too_early(packet);
+            self.explain_drop(arrival, packet, env);
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(PKey::DEFAULT) {
@@ -567,6 +535,7 @@ impl Qp {
         }
         // Only the peer may touch a connection, and only on the path that it is on.
         if !arrival.is_from(&self.attr.av) {
+            self.explain_drop(arrival, packet, env);
             return env.count(Counter::DropForeign, 1);
         }
         if arrival.is_marked() {
@@ -585,7 +554,7 @@ impl Qp {
         } else if is_response {
             self.receive_response(packet, env);
         } else {
-            self.receive_request(packet, env);
+            self.receive_request(arrival, packet, env);
         }
         // The requests for which many responses make room leave together.
         if !(is_response && env.more_follow()) {
@@ -728,6 +697,7 @@ impl Qp {
             pkey: PKey::DEFAULT,
             fecn: false,
             becn: false,
+            reserved: Bth::OURS,
             dest_qpn: self.attr.dest_qpn,
             ack_req: false,
             psn,

@@ -324,26 +324,12 @@ impl Qp {
         if !self.paces_one_more(env) {
             return Ok(false);
         }
-        let mtu = self.mtu();
         let position = self.sq.next;
         let sqe = *self.sq.at(position);
         let k = self.requester.k;
         let psn = sqe.first_psn.plus(k);
-        let offset = k * mtu;
-        let left = sqe.len - offset.min(sqe.len);
-
-        // A READ goes out in pieces, everything else packet by packet.
-        let (packets, bytes) = match sqe.op {
-            SendOp::Read(_) => {
-                let piece = if sqe.split { mtu } else { READ_PIECE - offset % READ_PIECE };
-                let piece = left.min(piece);
-                (self.packets(piece), piece)
-            }
-            _ => {
-                let bytes = left.min(self.segment(env));
-                (self.packets(bytes), bytes)
-            }
-        };
+        let offset = k * self.mtu();
+        let (packets, bytes) = self.piece(&sqe, offset, self.segment(env));
         if self.init.qp_type.is_reliable() {
             let limit = usize::from(self.attr.max_rd_atomic);
             if sqe.op.has_response() && self.requester.responses.len() >= limit {
@@ -359,16 +345,7 @@ impl Qp {
 
         let last = k + packets == sqe.packets;
         let headers = self.request_headers(&sqe, psn, (offset, bytes, packets), last, window);
-        let payload = match sqe.op {
-            _ if sqe.op.has_response_data() => Payload::EMPTY,
-            SendOp::AtomicWrite { data: Some(ref data), .. } => Payload::bytes(data),
-            _ if sqe.flags.contains(SendFlags::INLINE) => Payload::bytes(
-                &self.sq.inline(position)[offset as usize..(offset + bytes) as usize],
-            ),
-            _ => {
-                Payload::gather(self.sq.sges(position), offset.into(), bytes as usize, self.init.pd)
-            }
-        };
+        let payload = self.payload(&sqe, position, offset, bytes);
         let acks = self.piggybacked_ack(env.props());
         env.transmit(&self.attr.av, &headers, &payload, acks)?;
         let sent = payload.len() as u32;
@@ -398,6 +375,48 @@ impl Qp {
             }
         }
         Ok(true)
+    }
+
+    /// The packets and bytes of the piece of a request that begins at `offset`. A READ goes out in pieces, everything else
+    /// packet by packet.
+    #[inline]
+    fn piece(&self, sqe: &Sqe, offset: u32, segment: u32) -> (u32, u32) {
+        let left = sqe.len - offset.min(sqe.len);
+        let most = match sqe.op {
+            SendOp::Read(_) if sqe.split => self.mtu(),
+            SendOp::Read(_) => READ_PIECE - offset % READ_PIECE,
+            _ => segment,
+        };
+        let bytes = left.min(most);
+        (self.packets(bytes), bytes)
+    }
+
+    #[inline]
+    fn payload<'a>(&'a self, sqe: &'a Sqe, position: u32, offset: u32, bytes: u32) -> Payload<'a> {
+        match &sqe.op {
+            op if op.has_response_data() => Payload::EMPTY,
+            SendOp::AtomicWrite { data: Some(data), .. } => Payload::bytes(data),
+            _ if sqe.flags.contains(SendFlags::INLINE) => Payload::bytes(
+                &self.sq.inline(position)[offset as usize..(offset + bytes) as usize],
+            ),
+            _ => {
+                Payload::gather(self.sq.sges(position), offset.into(), bytes as usize, self.init.pd)
+            }
+        }
+    }
+
+    /// Calls `f` with the oldest packet that has no answer, as a link would send it that has no long pieces.
+    pub(super) fn with_oldest(&self, f: impl FnOnce(Headers, Payload<'_>)) {
+        let (position, k) = self.place_of_psn(self.requester.una);
+        if position == self.sq.started {
+            return;
+        }
+        let sqe = self.sq.at(position);
+        let offset = k * self.mtu();
+        let (packets, bytes) = self.piece(sqe, offset, self.mtu());
+        let (last, psn) = (k + packets == sqe.packets, sqe.first_psn.plus(k));
+        let headers = self.request_headers(sqe, psn, (offset, bytes, packets), last, 0);
+        f(headers, self.payload(sqe, position, offset, bytes));
     }
 
     fn request_headers(
@@ -461,16 +480,22 @@ impl Qp {
 
     /// Moves the cursor to `psn`, which is not answered, or was not sent yet.
     fn move_cursor(&mut self, psn: Psn) {
+        (self.sq.next, self.requester.k) = self.place_of_psn(psn);
+    }
+
+    /// The place in the send queue of a packet that is not answered, or was not sent yet, and the packets of its request before
+    /// it.
+    fn place_of_psn(&self, psn: Psn) -> (u32, u32) {
         let mut position = self.sq.done;
         while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {
             position = position.wrapping_add(1);
         }
-        self.sq.next = position;
-        self.requester.k = if position == self.sq.started {
+        let k = if position == self.sq.started {
             0
         } else {
             psn.since(self.sq.at(position).first_psn).max(0) as u32
         };
+        (position, k)
     }
 
     /// Everything before `una` was answered meanwhile: a cursor that went back does not stay behind it.

@@ -21,11 +21,12 @@ use crate::time::Time;
 use crate::types::Psn;
 use crate::wc::{Wc, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
+use crate::wire::bth::Bth;
 use crate::wire::opcode::Operation;
 
 use super::attr::QpType;
 use super::trouble::request_name;
-use super::{Incoming, Qp};
+use super::{Arrival, Incoming, Qp};
 use answers::{Answer, AnswerKind, Answers};
 use out_of_order::OutOfOrder;
 pub use out_of_order::OutOfOrderBytes;
@@ -85,6 +86,8 @@ pub(super) struct Responder {
     wrong_keys: u8,
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
+    /// The request that was refused last, or the last READ, came from a device of this make.
+    is_ours: bool,
     /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
     out_of_order: Option<Box<OutOfOrder>>,
     /// Further gaps for which the requester counts as one that goes back N.
@@ -167,6 +170,11 @@ impl Refusal {
     };
 }
 
+/// Whether a request has the mark of a device of this make.
+fn is_ours(packet: &Incoming<'_>) -> bool {
+    packet.headers.bth.reserved & Bth::OURS != 0
+}
+
 /// The reason why the chain of checks stopped.
 enum Stop {
     /// No receive is posted.
@@ -182,7 +190,12 @@ impl From<Refusal> for Stop {
 
 impl Qp {
     /// Takes a request on a connected queue pair.
-    pub(super) fn receive_request<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+    pub(super) fn receive_request<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) {
         if !self.init.qp_type.has_responder() {
             return env.count(Counter::DropQpState, 1);
         }
@@ -192,8 +205,14 @@ impl Qp {
         }
         match packet.headers.bth.psn.since(self.responder.expected) {
             0 => self.receive_next(packet, env),
-            1.. => self.receive_out_of_order(packet, env),
-            _ => self.receive_duplicate(packet, env),
+            1.. => {
+                self.explain_drop(arrival, packet, env);
+                self.receive_out_of_order(packet, env);
+            }
+            _ => {
+                self.explain_drop(arrival, packet, env);
+                self.receive_duplicate(packet, env);
+            }
         }
     }
 
@@ -213,6 +232,7 @@ impl Qp {
             }
             Err(Stop::Refused(refusal)) => {
                 let reason = self.reason_of_refusal(&refusal, packet, env);
+                self.responder.is_ours = is_ours(packet);
                 self.refuse(psn, request_name(packet.headers.bth.opcode), refusal, &reason, env);
                 return false;
             }
@@ -326,6 +346,12 @@ impl Qp {
             AnswerKind::Atomic { .. } | AnswerKind::Placed => Reason::new(Cause::PeerMemoryGone),
         };
         self.refuse(psn, "a READ", Refusal::ACCESS, &reason, env);
+    }
+
+    /// Whether `psn` may be the oldest request that the peer has without an answer. A peer whose requests were executed before
+    /// has the right numbers.
+    pub(super) fn expects(&self, psn: Psn) -> bool {
+        self.responder.expected != self.attr.rq_psn || psn == self.attr.rq_psn
     }
 
     /// Tells whether one more request with an answer of its own may come.

@@ -4,26 +4,23 @@
 //! means for the connection.
 
 use std::fmt;
-use std::time::Duration;
 
 use anyverbs_causes::Cause;
 
-use crate::env::{Env, Question};
+use crate::env::Env;
 use crate::mr::Access;
 use crate::reason::{KeyOf, Place, Reason, Told, pair};
 use crate::time::Time;
 use crate::types::{Psn, Qpn};
 use crate::wc::WcStatus;
 use crate::wire::aeth::NakCode;
+use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wr::{SendFlags, SendOp, Sge};
 
 use super::attr::{QpState, QpType};
 use super::responder::Refusal;
-use super::{Incoming, Qp};
-
-/// The time that an answer to [`Question`] takes at most, where the peer answers at all.
-const ASKING: Duration = Duration::from_millis(20);
+use super::{Arrival, Incoming, Qp};
 
 /// Exists once something went wrong.
 #[derive(Debug, Default)]
@@ -32,14 +29,17 @@ pub(super) struct Trouble {
     first: Option<Cause>,
     /// The peer's reason for the NAK of this PSN, which came ahead of it.
     told: Option<(Psn, Told)>,
-    /// The reason that the peer's device gave for silence.
-    silence: Option<Told>,
-    /// The oldest PSN for which the network was asked, and whether the peer's device was, too.
+    /// The peer's process has ended.
+    peer_ended: bool,
+    /// The oldest packet for which the network and the peer's device were asked last, and whether the retries were about to run
+    /// out.
     asked: Option<(Psn, bool)>,
     /// The log says how this end differs from the other.
     has_told: bool,
     /// The log says that the send queue is full for good.
     is_stuck: bool,
+    /// The place of a request that makes room in the full send queue when it completes.
+    makes_room: Option<u32>,
     /// The oldest packet that has no answer, and when its timeout began first.
     silent: Option<(Psn, Time)>,
     /// The oldest packet that the peer was not ready for, and when it said so first.
@@ -67,14 +67,7 @@ impl Qp {
         self.trouble = None;
     }
 
-    /// The peer's device answers the question why its queue pair is silent.
-    pub fn note_answer(&mut self, told: Told) {
-        if self.awaits_reason() {
-            self.trouble().silence = Some(told);
-        }
-    }
-
-    /// Whether the oldest packet is one for which the peer's device was asked.
+    /// Whether the oldest packet is one for which [`LinkEnv::sound`](crate::env::LinkEnv::sound) was called.
     #[must_use]
     pub fn awaits_reason(&self) -> bool {
         let asked = self.trouble.as_ref().and_then(|trouble| trouble.asked);
@@ -94,7 +87,7 @@ impl Qp {
 
     /// The peer's process has ended.
     pub(super) fn note_peer_ended(&mut self) {
-        self.trouble().silence = Some(Told { cause: Cause::PeerEnded, value: 0 });
+        self.trouble().peer_ended = true;
     }
 
     /// The peer was not ready for the oldest packet.
@@ -105,108 +98,85 @@ impl Qp {
         }
     }
 
-    /// The oldest packet has had no answer since then. If the retries are about to run out, this asks the network and the
-    /// peer's device for the reason, once for each packet. Returns the time that the answer needs, if the timeout has to wait
-    /// for it.
-    pub(super) fn ask_peer<E: Env>(
+    /// The oldest packet has had no answer since then. Asks the network and the peer's device why, if the retries are about to
+    /// run out.
+    pub(super) fn sound<E: Env>(
         &mut self,
         (una, since): (Psn, Time),
         (retries_left, was_timeout): (u8, bool),
         env: &mut E,
-    ) -> Option<Duration> {
-        let silent = &mut self.trouble().silent;
-        if silent.is_none_or(|(psn, _)| psn != una) {
-            *silent = Some((una, since));
+    ) {
+        let trouble = self.trouble.get_or_insert_default();
+        if trouble.silent.is_none_or(|(psn, _)| psn != una) {
+            trouble.silent = Some((una, since));
         }
         let is_late = retries_left <= 1;
-        let asked = self.trouble().asked.filter(|(psn, _)| *psn == una);
-        if asked.is_none() {
-            // An answer about an earlier packet is old.
-            self.trouble().silence = None;
-        }
-        // The network is asked early about a peer that was never there: its host reports the first packets, and then a few in
-        // a second. It is asked at the second timeout, since a host that is slow to begin has answered by then.
+        let asked = trouble.asked.filter(|(psn, _)| *psn == una);
+        // They are asked early about a peer that was never there: its host reports the first packets, and then a few in a
+        // second. It is at the second timeout, since a host that is slow to begin has answered by then.
         let asks = is_late || una == self.attr.sq_psn && was_timeout;
         if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
-            return None;
+            return;
         }
-        let question = Question {
-            av: self.attr.av,
-            dest: self.attr.dest_qpn,
-            from: self.qpn,
-            sq_psn: self.attr.sq_psn,
-            mtu: self.attr.path_mtu,
-            qp_type: self.init.qp_type,
-        };
-        let asks = env.ask_peer(&question, is_late);
-        self.trouble().asked = Some((una, is_late));
-        (asks && retries_left == 0).then_some(ASKING)
-    }
-
-    /// The answer to a peer's device that asks why this queue pair is silent, and a line for the log of this end. The line
-    /// comes once, and only if the two ends differ. `None`: there is no reason at this end.
-    pub fn answer_to(&mut self, question: &Question) -> Option<(Told, Option<String>)> {
-        let (cause, value) = self.difference_to(question)?;
-        let is_ours = matches!(cause, Cause::PeerNotReady | Cause::PeerInError);
-        let is_peer = question.from == self.attr.dest_qpn;
-        let tells = !is_ours && is_peer && !std::mem::replace(&mut self.trouble().has_told, true);
-        let line = tells.then(|| {
-            let av = &self.attr.av;
-            let detail = match cause {
-                Cause::GidDiffers => format!(
-                    "the packets come from {} to {}, and the queue pair is connected from {} to {}",
-                    question.av.sgid.to_ip(),
-                    question.av.dgid.to_ip(),
-                    av.dgid.to_ip(),
-                    av.sgid.to_ip()
-                ),
-                Cause::PsnDiffers => format!(
-                    "rq_psn is {:#x} here, and sq_psn is {:#x} there",
-                    self.attr.rq_psn.get(),
-                    question.sq_psn.get()
-                ),
-                Cause::MtuOfPathDiffers => format!(
-                    "path_mtu is {} here, and {} there",
-                    self.attr.path_mtu.bytes(),
-                    question.mtu.bytes()
-                ),
-                _ => format!("it is {:?} here, and {:?} there", self.init.qp_type, question.qp_type),
-            };
-            let peer = Peer { ip: question.av.sgid.to_ip(), qpn: question.from };
-            format!(
-                "queue pair {:#08x} does not answer {peer}: {detail}; see `anyverbs explain {cause}`",
-                self.qpn.get()
-            )
+        trouble.asked = Some((una, is_late));
+        self.with_oldest(|mut headers, payload| {
+            headers.bth.reserved |= Bth::ASKS;
+            env.sound(&self.attr.av, &headers, &payload);
         });
-        Some((Told { cause, value }, line))
     }
 
-    fn difference_to(&self, question: &Question) -> Option<(Cause, u64)> {
+    /// A packet was dropped. If its sender asks, this tells it why. The log says it once if the two ends differ.
+    #[cold]
+    pub(super) fn explain_drop<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) {
+        let bth = &packet.headers.bth;
+        if bth.reserved & Bth::ASKS == 0 || !bth.opcode.is_request() {
+            return;
+        }
+        let Some(cause) = self.reason_of_drop(arrival, bth) else { return };
+        env.tell_why(arrival, bth, cause);
+        if matches!(cause, Cause::PeerNotReady | Cause::PeerInError)
+            || std::mem::replace(&mut self.trouble().has_told, true)
+        {
+            return;
+        }
+        let (source, av) = (arrival.source.to_ip(), &self.attr.av);
+        let (qpn, psn, rq_psn) = (self.qpn.get(), bth.psn.get(), self.attr.rq_psn.get());
+        let said = match cause {
+            Cause::GidDiffers => format!(
+                "they go to {}, and the queue pair is connected from {} to {}",
+                arrival.destination.to_ip(),
+                av.sgid.to_ip(),
+                av.dgid.to_ip()
+            ),
+            Cause::PsnDiffers => format!("they begin at PSN {psn:#x}, and rq_psn is {rq_psn:#x}"),
+            _ => format!(
+                "the queue pair is of type {:?}, and {} came",
+                self.init.qp_type, bth.opcode
+            ),
+        };
+        env.log(format_args!(
+            "queue pair {qpn:#08x} drops packets from {source}: {said}; see `anyverbs explain {cause}`"
+        ));
+    }
+
+    fn reason_of_drop(&self, arrival: &Arrival, bth: &Bth) -> Option<Cause> {
         let attr = &self.attr;
-        let peer_type = match self.init.qp_type {
-            QpType::XrcRecv => QpType::XrcSend,
-            other => other,
-        };
-        let is_path = attr.av.dgid == question.av.sgid && attr.av.sgid == question.av.dgid;
-        let cause = if question.qp_type != peer_type {
-            Cause::TypeDiffers
+        if bth.opcode.service != self.init.qp_type.service() {
+            Some(Cause::TypeDiffers)
         } else if matches!(attr.state, QpState::Reset | QpState::Init) {
-            Cause::PeerNotReady
-        } else if attr.dest_qpn != question.from {
-            Cause::QpnDiffers
-        } else if !is_path {
-            Cause::GidDiffers
+            Some(Cause::PeerNotReady)
+        } else if !arrival.is_from(&attr.av) {
+            Some(Cause::GidDiffers)
         } else if attr.state == QpState::Err {
-            Cause::PeerInError
-        } else if attr.rq_psn != question.sq_psn {
-            Cause::PsnDiffers
-        } else if attr.path_mtu != question.mtu {
-            let mtus = pair(question.mtu.bytes(), attr.path_mtu.bytes());
-            return Some((Cause::MtuOfPathDiffers, mtus));
+            Some(Cause::PeerInError)
         } else {
-            return None;
-        };
-        Some((cause, 0))
+            (!self.expects(bth.psn)).then_some(Cause::PsnDiffers)
+        }
     }
 
     /// A work request of this end fails: notes why, and says it.
@@ -230,20 +200,22 @@ impl Qp {
     #[cold]
     pub(super) fn explain_full<E: Env>(&mut self, env: &mut E) {
         // Flushed requests make completions, whether they are signaled or not.
-        if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
+        if self.init.sq_sig_all || matches!(self.attr.state, QpState::Err | QpState::Sqe) {
             return;
         }
         let first = self.credit.released();
         let queued = self.sq.head.wrapping_sub(first);
-        let is_signaled = |n: u32| {
-            let sqe = self.sq.at(first.wrapping_add(n));
-            sqe.flags.contains(SendFlags::SIGNALED)
-        };
-        if self.init.sq_sig_all
-            || queued == 0
-            || (0..queued).rev().any(is_signaled)
-            || std::mem::replace(&mut self.trouble().is_stuck, true)
-        {
+        let is_queued = |position: u32| position.wrapping_sub(first) < queued;
+        let trouble = self.trouble.get_or_insert_default();
+        // A program may try again and again, and most find what they found the last time.
+        if trouble.is_stuck || trouble.makes_room.is_some_and(is_queued) || queued == 0 {
+            return;
+        }
+        let last = first.wrapping_add(queued).wrapping_sub(1);
+        let is_signaled = |n: &u32| self.sq.at(*n).flags.contains(SendFlags::SIGNALED);
+        trouble.makes_room = (0..queued).map(|n| last.wrapping_sub(n)).find(is_signaled);
+        trouble.is_stuck = trouble.makes_room.is_none();
+        if !trouble.is_stuck {
             return;
         }
         env.log(format_args!(
@@ -328,23 +300,23 @@ impl Qp {
     }
 
     fn reason_of_silence<E: Env>(&mut self, env: &mut E) -> Reason {
-        let is_current = self.awaits_reason();
-        let known = self.trouble().silence.take();
-        let known = known.filter(|told| is_current || told.cause == Cause::PeerEnded);
-        let network = env.network_says();
-        if let Some(Told { cause, value }) = known.or(network)
-            && cause.number() / 100 == 12
-        {
-            let has_ended =
-                cause == Cause::NobodyOnPort && self.first_unanswered() != self.attr.sq_psn;
-            return Reason::with(if has_ended { Cause::PeerEnded } else { cause }, value);
-        }
         let una = self.first_unanswered();
-        let silent = self.trouble().silent;
-        let since = silent.filter(|(psn, _)| *psn == una).map_or(env.now(), |(_, since)| since);
-        let ms = env.now().since(since).as_millis().try_into().unwrap_or(u64::MAX);
+        let trouble = self.trouble.as_deref();
+        if trouble.is_some_and(|trouble| trouble.peer_ended) {
+            return Reason::new(Cause::PeerEnded);
+        }
+        let silent = trouble.and_then(|trouble| trouble.silent).filter(|(psn, _)| *psn == una);
         let was_answered = una != self.attr.sq_psn;
-        Reason::with(if was_answered { Cause::SilentNow } else { Cause::NeverAnswered }, ms)
+        let heard = if self.awaits_reason() { env.heard(&self.attr.av, una) } else { None };
+        match (heard, silent) {
+            (Some(Cause::NobodyOnPort), _) if was_answered => Reason::new(Cause::PeerEnded),
+            (Some(cause), _) => Reason::new(cause),
+            (None, None) => Reason::new(Cause::PacketLost),
+            (None, Some((_, since))) => {
+                let ms = env.now().since(since).as_millis().try_into().unwrap_or(u64::MAX);
+                Reason::with(if was_answered { Cause::SilentNow } else { Cause::NeverAnswered }, ms)
+            }
+        }
     }
 
     /// The reason why a request of the peer cannot be executed.
@@ -354,7 +326,6 @@ impl Qp {
         packet: &Incoming<'_>,
         env: &E,
     ) -> Reason {
-        let opcode = packet.headers.bth.opcode;
         match (refusal.nak, refusal.recv) {
             (_, WcStatus::LocLenErr) => {
                 let (end, room) = self.length_of_send(packet);
@@ -363,7 +334,7 @@ impl Qp {
             (_, WcStatus::LocProtErr) => self.receive_fault(env),
             (None, _) => Reason::new(Cause::KeyNotInvalidated),
             (Some(NakCode::RemoteAccess), _) => match self.place_of(packet) {
-                Some(place) => self.remote_fault(place, need(opcode), env),
+                Some(place) => self.remote_fault(place, need(packet), env),
                 None => Reason::new(Cause::NoXrcSrq),
             },
             _ => self.reason_of_invalid(packet),
@@ -372,7 +343,7 @@ impl Qp {
 
     fn reason_of_invalid(&self, packet: &Incoming<'_>) -> Reason {
         let opcode = packet.headers.bth.opcode;
-        let lacks = need(opcode).difference(self.attr.access);
+        let lacks = need(packet).difference(self.attr.access);
         let len = packet.payload.len() as u32;
         let mtu = self.attr.path_mtu.bytes();
         let whole = opcode.is_only() || opcode.is_last();
@@ -421,11 +392,15 @@ fn local_fault<E: Env>(sges: &[Sge], pd: u32, need: Access, env: &E) -> Reason {
 }
 
 /// The rights that a request needs.
-fn need(opcode: Opcode) -> Access {
+fn need(packet: &Incoming<'_>) -> Access {
+    let opcode = packet.headers.bth.opcode;
     match opcode.operation {
         Operation::ReadRequest => Access::REMOTE_READ,
         Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
         Operation::AtomicWrite => Access::REMOTE_WRITE,
+        Operation::Flush => {
+            packet.headers.feth.map_or(Access::empty(), |feth| feth.placement.rights())
+        }
         _ if opcode.is_write() => Access::REMOTE_WRITE,
         _ => Access::empty(),
     }

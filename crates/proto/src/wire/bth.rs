@@ -24,6 +24,8 @@ pub struct Bth {
     pub fecn: bool,
     /// The receiver of an earlier packet saw congestion.
     pub becn: bool,
+    /// The six reserved bits beside them, for [`OURS`](Self::OURS) and [`ASKS`](Self::ASKS).
+    pub reserved: u8,
     /// Destination queue pair.
     pub dest_qpn: Qpn,
     /// The requester asks for an acknowledgement.
@@ -36,6 +38,14 @@ impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
+    /// In [`reserved`](Self::reserved): the sender is a device of this make, and understands reasons. Other receivers ignore
+    /// these bits, and no checksum covers them.
+    pub const OURS: u8 = 1;
+
+    /// In [`reserved`](Self::reserved): the sender repeats a packet that had no answer. If the receiver drops it, the sender
+    /// wants to know why.
+    pub const ASKS: u8 = 2;
+
     /// A header with the default partition and no flags.
     #[must_use]
     pub const fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Self {
@@ -47,6 +57,7 @@ impl Bth {
             pkey: PKey::DEFAULT,
             fecn: false,
             becn: false,
+            reserved: 0,
             dest_qpn,
             ack_req: false,
             psn,
@@ -59,7 +70,7 @@ impl Bth {
         (len.wrapping_neg() & 3) as u8
     }
 
-    /// Reads a header; reserved bits are ignored.
+    /// Reads a header; the reserved bits of byte 8 are ignored.
     ///
     /// # Errors
     /// [`Malformed::Version`] and [`Malformed::Opcode`].
@@ -79,19 +90,20 @@ impl Bth {
             pkey: PKey(u16_at(b, 2)),
             fecn: b[4] & 0x80 != 0,
             becn: b[4] & 0x40 != 0,
+            reserved: b[4] & 0x3f,
             dest_qpn: Qpn::new(u24_at(b, 5)),
             ack_req: b[8] & 0x80 != 0,
             psn: Psn::new(u24_at(b, 9)),
         })
     }
 
-    /// Writes the header, reserved bits as zero.
+    /// Writes the header, the reserved bits of byte 8 as zero.
     #[inline]
     pub fn emit(&self, b: &mut [u8; Self::LEN]) {
-        debug_assert!(self.opcode.is_legal() && self.pad < 4);
+        debug_assert!(self.opcode.is_legal() && self.pad < 4 && self.reserved < 64);
         let flags =
             u8::from(self.solicited) << 7 | u8::from(self.migreq) << 6 | (self.pad & 3) << 4;
-        let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
+        let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved;
         let [p, k] = self.pkey.0.to_be_bytes();
         let [c, q, r, s] = byte_and_u24(congestion, self.dest_qpn.get());
         let [a, x, y, z] = byte_and_u24(u8::from(self.ack_req) << 7, self.psn.get());
@@ -108,6 +120,7 @@ impl fmt::Display for Bth {
             (self.solicited, " se"),
             (self.fecn, " fecn"),
             (self.becn, " becn"),
+            (self.reserved & Self::ASKS != 0, " asks"),
         ];
         for (_, name) in flags.into_iter().filter(|(set, _)| *set) {
             f.write_str(name)?;
@@ -130,16 +143,19 @@ mod tests {
         let bth = Bth::parse(&BYTES).unwrap();
         assert!(bth.solicited && bth.migreq && bth.fecn && bth.becn && bth.ack_req);
         assert_eq!((bth.pad, bth.pkey, bth.psn), (3, PKey(0x8001), Psn::new(17)));
+        assert_eq!(bth.reserved, 0x3f);
         assert_eq!(bth.dest_qpn, Qpn::new(0x0a_0001));
-        assert_eq!(bth.to_string(), "RC SEND_ONLY qp 0x0a0001 psn 17 ack se fecn becn pkey 0x8001");
+        assert_eq!(
+            bth.to_string(),
+            "RC SEND_ONLY qp 0x0a0001 psn 17 ack se fecn becn asks pkey 0x8001"
+        );
     }
 
     #[test]
-    fn writes_reserved_bits_as_zero() {
+    fn writes_the_reserved_bits_that_have_no_meaning_as_zero() {
         let mut out = [0xff; 12];
         Bth::parse(&BYTES).unwrap().emit(&mut out);
         let mut expected = BYTES;
-        expected[4] = 0xc0;
         expected[8] = 0x80;
         assert_eq!(out, expected);
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::mr::Access;
+
 bitflags::bitflags! {
     /// The depth that written data shall reach before the FLUSH is answered. Reserved bits are kept, so that a
     /// responder can refuse them.
@@ -11,6 +13,17 @@ bitflags::bitflags! {
         const GLOBAL = 1;
         /// Safe from a loss of power.
         const PERSISTENCE = 2;
+    }
+}
+
+impl Placement {
+    /// The rights that it needs.
+    #[must_use]
+    pub fn rights(self) -> Access {
+        let mut rights = Access::empty();
+        rights.set(Access::FLUSH_GLOBAL, self.contains(Self::GLOBAL));
+        rights.set(Access::FLUSH_PERSISTENT, self.contains(Self::PERSISTENCE));
+        rights
     }
 }
 

@@ -380,6 +380,7 @@ impl World {
                         hop_limit: out.hop_limit,
                         flow_label: out.flow_label,
                         interface: out.interface,
+                        port: 0,
                     };
                     let flying = Flying { to: out.dgid, arrival, bytes: out.mad.to_vec() };
                     self.sent += 1;
@@ -404,6 +405,7 @@ impl World {
             hop_limit: 64,
             flow_label: 0,
             interface: self.interface,
+            port: 0,
         };
         self.hosts[to].cm.handle(self.now, &arrival, bytes);
     }

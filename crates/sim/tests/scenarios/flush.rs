@@ -89,6 +89,21 @@ fn what_is_refused() {
 }
 
 #[test]
+fn the_right_that_is_missing_is_named() {
+    // By the queue pair, then by the region.
+    for (rights, cause) in [(Access::empty(), 903), (BOTH, 1006)] {
+        let options = QpOptions { access: rights | Access::REMOTE_WRITE, ..QpOptions::rc() };
+        // The receives of an SRQ are not flushed.
+        let Some((mut t, a, b)) = both_ways(options) else { return };
+        let at = b.mr.remote(0);
+        t.recv(b, 7, &[b.mr.sge(0, 10)]);
+        t.post(a, 1, op(at, 8, Placement::GLOBAL, Selectivity::Range), &[]);
+        t.run();
+        assert_eq!(t.recvs(b)[0].vendor_err, cause);
+    }
+}
+
+#[test]
 fn memory_that_is_gone() {
     let (mut t, a, b, mr) = flushing(BOTH);
     t.memory(b.device).unmap(mr.addr, 4096);

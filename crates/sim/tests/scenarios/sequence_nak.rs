@@ -32,6 +32,16 @@ fn one_for_each_gap() {
 }
 
 #[test]
+fn a_lost_packet_that_ends_the_retries_is_no_silence() {
+    let (mut t, a, b) = rc(QpOptions { retry_cnt: 0, ..QpOptions::rc() });
+    t.net.once(psn(QpOptions::rc().sq_psn.plus(2)), Fate::Drop);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 30_000)]);
+    t.run();
+    let wc = t.sends(a)[0];
+    assert_eq!((wc.status, wc.vendor_err), (RetryExcErr, 1214));
+}
+
+#[test]
 fn it_acknowledges_what_came_before() {
     let (mut t, a, b) = rc(QpOptions::rc());
     let lost = QpOptions::rc().sq_psn.plus(1);

@@ -364,7 +364,7 @@ fn bytes_of_the_requests() {
     assert_eq!(records.len(), after.len());
     for (i, (record, (opcode, after))) in records.iter().zip(after).enumerate() {
         let psn = QpOptions::rc().sq_psn.plus(i as u32).get().to_be_bytes();
-        let mut bth = vec![opcode, 0x40, 0xff, 0xff, 0, qpn[1], qpn[2], qpn[3]];
+        let mut bth = vec![opcode, 0x40, 0xff, 0xff, Bth::OURS, qpn[1], qpn[2], qpn[3]];
         bth.extend([0x80, psn[1], psn[2], psn[3]]);
         let expected = [&bth[..], &[0, srqn[1], srqn[2], srqn[3]], &after].concat();
         assert_eq!(emit(record.headers, &[]), expected, "{}", record.headers);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyverbs_links::udp::CreditPacket;
-use anyverbs_links::why::WhyPacket;
+use anyverbs_links::why::ReasonPacket;
 use anyverbs_net::Datagram;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
@@ -16,6 +16,7 @@ use super::Driver;
 use super::Mad as ToGsi;
 use super::deliver::Arrived;
 use super::ip_ids::{IpIds, Place};
+use super::why::ReasonAhead;
 
 /// The kinds of received datagrams.
 pub(super) enum Received<'a> {
@@ -24,16 +25,8 @@ pub(super) enum Received<'a> {
     /// To QP1, which every process has. Boxed: it is rare, and long.
     Gsi(Box<ToGsi<'a>>),
     Credit(CreditPacket),
-    /// An explanation, or a question for one. Boxed as well.
-    Why(Box<Why<'a>>),
-}
-
-/// A datagram that explains.
-pub(super) struct Why<'a> {
-    pub(super) arrival: Arrival,
-    pub(super) packet: WhyPacket,
-    /// The bytes of the reason.
-    pub(super) bytes: &'a [u8],
+    /// The reason of a NAK. Boxed as well.
+    Reason(Box<ReasonAhead<'a>>),
 }
 
 /// Packets that were received, to be counted together.
@@ -151,31 +144,31 @@ impl Driver {
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
             interface: if known.is_link_local { self.link_of(datagram) } else { 0 },
+            port: datagram.source.port(),
         };
         if to_gsi {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
         }
         if into.read(bytes).is_err() {
-            return self.classify_why(bytes, into.arrival, to_group);
+            return self.classify_reason(bytes, into.arrival, to_group);
         }
         self.tally(datagram, &into.arrival, tally);
         Some(Received::Packet)
     }
 
     #[cold]
-    fn classify_why<'d>(
+    fn classify_reason<'d>(
         &self,
         bytes: &'d [u8],
         arrival: Arrival,
         to_group: bool,
     ) -> Option<Received<'d>> {
-        let packet = WhyPacket::parse(bytes, arrival.source, arrival.destination);
-        let Some(packet) = packet.filter(|_| !to_group) else {
+        let Some(packet) = ReasonPacket::parse(bytes).filter(|_| !to_group) else {
             self.core.count(Counter::DropMalformed, 1);
             return None;
         };
         let bytes = &bytes[bytes.len() - Told::LEN..];
-        Some(Received::Why(Box::new(Why { arrival, packet, bytes })))
+        Some(Received::Reason(Box::new(ReasonAhead { arrival, packet, bytes })))
     }
 
     /// Tells whether a datagram from a link-local address came by another interface than the one that has its

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyverbs_links::shm::Digest;
 use anyverbs_objects::base::Caller;
-use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
@@ -178,7 +177,7 @@ impl Driver {
                 _ => self.transport.qps.find(run.qpn),
             });
             let Some(cell) = found else {
-                self.core.count(Counter::DropNoQp, 1);
+                self.drop_unclaimed(source);
                 more = source.advance();
                 continue;
             };
@@ -188,7 +187,7 @@ impl Driver {
                 // Its number may be another's by now.
                 *last = self.transport.qps.find(run.qpn).filter(|other| !Arc::ptr_eq(other, &cell));
                 if last.is_none() {
-                    self.core.count(Counter::DropNoQp, 1);
+                    self.drop_unclaimed(source);
                     more = source.advance();
                 }
                 continue;

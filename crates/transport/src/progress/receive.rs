@@ -11,7 +11,6 @@ use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
 use anyverbs_links::times;
 use anyverbs_links::udp::{Asked, CreditPacket};
-use anyverbs_links::why::WhyPacket;
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -20,7 +19,6 @@ use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_objects::base::Caller;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
@@ -28,7 +26,7 @@ use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
-use super::why::{ReasonAhead, is_answer};
+use super::why::ReasonAhead;
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
@@ -83,13 +81,11 @@ pub(super) struct Deferred {
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
-    /// Questions and answers about silent queue pairs.
-    whys: Vec<(Arrival, WhyPacket)>,
 }
 
 impl Deferred {
     fn is_empty(&self) -> bool {
-        self.resume.is_empty() && self.probes.is_empty() && self.whys.is_empty()
+        self.resume.is_empty() && self.probes.is_empty()
     }
 }
 
@@ -124,11 +120,7 @@ impl RxState {
             calls: 0,
             failed: false,
             since_acks: 0,
-            deferred: Deferred {
-                resume: Vec::with_capacity(64),
-                probes: Vec::with_capacity(64),
-                whys: Vec::new(),
-            },
+            deferred: Deferred { resume: Vec::with_capacity(64), probes: Vec::with_capacity(64) },
             senders: Senders::new(),
         })
     }
@@ -384,9 +376,6 @@ impl Driver {
             n += self.receive_forwarded(&mut rx, now);
         }
         self.answer(&mut rx.deferred.probes);
-        if !rx.deferred.whys.is_empty() {
-            self.explain(&mut rx.deferred.whys);
-        }
         let is_empty = n == 0 && !quiet && rx.batch.asked_all();
         if is_empty && !self.transport.owed.now().is_any() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
@@ -455,13 +444,7 @@ impl Driver {
                     Some(Received::Credit(credit)) => {
                         self.take_credit(asked(credit, &datagram), deferred);
                     }
-                    Some(Received::Why(why)) => match why.packet {
-                        WhyPacket::Reason { dest, psn, told: reason } if !is_answer(reason) => {
-                            let (arrival, bytes) = (why.arrival, why.bytes);
-                            ahead = Some(ReasonAhead { arrival, dest, psn, bytes });
-                        }
-                        packet => deferred.whys.push((why.arrival, packet)),
-                    },
+                    Some(Received::Reason(reason)) => ahead = Some(*reason),
                     None => {}
                 }
             }
@@ -499,8 +482,7 @@ impl Driver {
                     self.take_credit(asked(credit, &datagram), &mut rx.deferred);
                 }
                 // The reason of a NAK that comes by a detour is lost.
-                Some(Received::Why(why)) => rx.deferred.whys.push((why.arrival, why.packet)),
-                None => {}
+                Some(Received::Reason(_)) | None => {}
             }
             self.count_received(tally);
         }

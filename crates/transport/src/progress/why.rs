@@ -1,38 +1,32 @@
-//! Explains failures: silent queue pairs to the devices of their peers, and completion queues that have overrun.
+//! Explains failures: packets that nobody takes to their senders, refusals that come, and completion queues that have overrun.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyverbs_causes::Cause;
-use anyverbs_links::route::Outbox;
-use anyverbs_links::why::WhyPacket;
+use anyverbs_links::shm::Digest;
+use anyverbs_links::why::ReasonPacket;
 use anyverbs_net::Datagram;
 use anyverbs_objects::cq::CqCell;
-use anyverbs_proto::env::Question;
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::reason::Told;
-use anyverbs_proto::types::{Gid, Psn, Qpn};
+use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::aeth::Syndrome;
-use anyverbs_proto::wire::packet::ICRC_LEN;
-use anyverbs_proto::wr::AddressVector;
+use anyverbs_proto::wire::bth::Bth;
 
 use super::Driver;
+use super::deliver::Source;
 use crate::qp::QpCell;
 use crate::qp::transport::Overrun;
-
-/// Tells whether a reason answers a question. Other reasons precede a NAK.
-pub(super) fn is_answer(told: Told) -> bool {
-    told.cause.number() / 100 == 12
-}
 
 /// A reason that came ahead of a NAK.
 #[derive(Clone, Copy)]
 pub(super) struct ReasonAhead<'d> {
     pub(super) arrival: Arrival,
-    pub(super) dest: Qpn,
-    pub(super) psn: Psn,
+    pub(super) packet: ReasonPacket,
+    /// The bytes of the reason.
     pub(super) bytes: &'d [u8],
 }
 
@@ -42,7 +36,7 @@ impl<'d> ReasonAhead<'d> {
         let headers = &packet.headers;
         let is_nak = headers.aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
         if is_nak
-            && (headers.bth.dest_qpn, headers.bth.psn) == (self.dest, self.psn)
+            && (headers.bth.dest_qpn, headers.bth.psn) == (self.packet.dest, self.packet.psn)
             && (arrival.source, arrival.destination)
                 == (self.arrival.source, self.arrival.destination)
             && packet.payload.is_empty()
@@ -53,66 +47,43 @@ impl<'d> ReasonAhead<'d> {
 }
 
 impl Driver {
-    /// Answers questions and takes answers. No queue pair is locked.
+    /// A packet came for a queue pair that is not here.
     #[cold]
-    pub(super) fn explain(&'static self, whys: &mut Vec<(Arrival, WhyPacket)>) {
-        let mut out = Outbox::default();
-        for (arrival, packet) in whys.drain(..) {
-            match packet {
-                WhyPacket::Question(mut question) => {
-                    question.av.scope_id = arrival.interface;
-                    if let Some(told) = self.reason_of_silence(&question) {
-                        self.tell(&mut out, &question, told);
-                    }
-                }
-                WhyPacket::Reason { dest, told, .. } => {
-                    let Some(cell) = self.transport.qps.find(dest) else { continue };
-                    let mut state = cell.state.lock();
-                    if arrival.is_from(&state.machine.attr().av) {
-                        state.machine.note_answer(told);
-                    }
-                }
-            }
+    pub(super) fn drop_unclaimed<S: Source>(&self, source: &S) {
+        let (arrival, packet) = source.packet();
+        let bth = &packet.headers.bth;
+        self.core.count(Counter::DropNoQp, 1);
+        if bth.opcode.is_response() {
+            let of_udp = || Digest::new(arrival.source, arrival.destination);
+            let from = source.digest().unwrap_or_else(of_udp);
+            self.transport.overruns.note_stray(from, bth.psn);
         }
-        out.flush(self.links);
+        self.tell_why(arrival, bth, Cause::PeerHasNoQp);
     }
 
     /// A datagram that came for a process of this host which has ended: if it asks for the reason, this is it.
     #[cold]
     pub(super) fn answer_for_dead(&self, datagram: &Datagram<'_>) {
-        let bytes = &datagram.bytes[..datagram.bytes.len() - ICRC_LEN];
-        let gid = |ip: std::net::IpAddr| Gid::from(ip.to_canonical());
-        let (from, to) = (gid(datagram.source.ip()), gid(datagram.destination));
-        if let Some(WhyPacket::Question(mut question)) = WhyPacket::parse(bytes, from, to) {
-            if let SocketAddr::V6(source) = datagram.source {
-                question.av.scope_id = source.scope_id();
-            }
-            let mut out = Outbox::default();
-            self.tell(&mut out, &question, Told { cause: Cause::PeerEnded, value: 0 });
-            out.flush(self.links);
+        let gid = |ip: IpAddr| Gid::from(ip.to_canonical());
+        let arrival = Arrival {
+            source: gid(datagram.source.ip()),
+            destination: gid(datagram.destination),
+            interface: match datagram.source {
+                SocketAddr::V6(source) => source.scope_id(),
+                SocketAddr::V4(_) => 0,
+            },
+            port: datagram.source.port(),
+            ..Arrival::default()
+        };
+        if let Some(Ok(bth)) = datagram.bytes.first_chunk().map(Bth::parse) {
+            self.tell_why(&arrival, &bth, Cause::PeerEnded);
         }
     }
 
-    fn tell(&self, out: &mut Outbox, question: &Question, told: Told) {
-        let Question { av, from, .. } = question;
-        let back = AddressVector { sgid: av.dgid, dgid: av.sgid, hop_limit: 64, ..*av };
-        let packet = WhyPacket::Reason { dest: *from, psn: Psn::default(), told };
-        out.explain(self.links, &back, *from, &packet);
-    }
-
-    /// The reason why a queue pair does not answer another one. Both ends log a difference between them, this one once.
-    fn reason_of_silence(&'static self, question: &Question) -> Option<Told> {
-        let nobody = Some(Told { cause: Cause::PeerHasNoQp, value: 0 });
-        let Some(cell) = self.transport.qps.find(question.dest) else { return nobody };
-        let mut state = cell.state.lock();
-        if state.is_dead() {
-            return nobody;
+    fn tell_why(&self, arrival: &Arrival, bth: &Bth, cause: Cause) {
+        if bth.reserved & Bth::ASKS != 0 && bth.opcode.is_request() {
+            self.transport.tell_why(self.core.now(), arrival, bth.psn, cause);
         }
-        let (told, line) = state.machine.answer_to(question)?;
-        if let Some(line) = line {
-            self.transport.overruns.log(self.core.now(), line);
-        }
-        Some(told)
     }
 
     /// Says of each completion queue that has overrun whose completion was lost, and how much feeds it.
@@ -153,5 +124,44 @@ impl Driver {
             seen.push(cq);
         }
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs_links::why::ReasonPacket;
+    use anyverbs_proto::reason::Told;
+    use anyverbs_proto::types::{Psn, Qpn};
+    use anyverbs_proto::wire::aeth::{Aeth, NakCode};
+    use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+    use anyverbs_proto::wire::packet::Headers;
+
+    use super::*;
+
+    #[test]
+    fn a_forged_reason_does_not_go_with_a_nak() {
+        let (dest, psn) = (Qpn::new(0x03_0001), Psn::new(7));
+        let gids = |source| (Gid([source; 16]), Gid([9; 16]));
+        let arrival = |source| {
+            let (source, destination) = gids(source);
+            Arrival { source, destination, ..Arrival::default() }
+        };
+        let told = Told { cause: Cause::RkeyUnknown, value: 0 };
+        let bytes = told.to_bytes();
+        let joins = |reason: ReasonPacket, from, syndrome| {
+            let opcode = Opcode::new(Service::Rc, Operation::Ack);
+            let mut headers = Headers::new(Bth::new(opcode, dest, psn));
+            headers.aeth = Some(Aeth { syndrome, msn: 0 });
+            let mut nak = Incoming { headers, ..Incoming::default() };
+            let ahead = ReasonAhead { arrival: arrival(from), packet: reason, bytes: &bytes };
+            ahead.join(&arrival(1), &mut nak);
+            !nak.payload.is_empty()
+        };
+        let (good, nak) = (ReasonPacket { dest, psn, told }, Syndrome::Nak(NakCode::RemoteAccess));
+        assert!(joins(good, 1, nak));
+        assert!(!joins(good, 2, nak), "from another address");
+        assert!(!joins(ReasonPacket { dest: Qpn::new(0x03_0002), ..good }, 1, nak));
+        assert!(!joins(ReasonPacket { psn: psn.plus(1), ..good }, 1, nak));
+        assert!(!joins(good, 1, Syndrome::ACK));
     }
 }

@@ -3,16 +3,16 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use anyverbs_causes::Cause;
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{
-    CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Question, Side, TransmitError,
-};
+use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::recv_queue::RecvWqe;
@@ -30,8 +30,9 @@ use super::link::Link;
 use super::transport::Transport;
 use super::{QpCell, State};
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
+use anyverbs_links::shm::Digest;
 use anyverbs_links::udp::Asked;
-use anyverbs_links::why::{Sounding, WhyPacket};
+use anyverbs_links::why::{ReasonPacket, Sounding};
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 
@@ -320,12 +321,14 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         av: &AddressVector,
         headers: &Headers,
         told: Told,
+        is_ours: bool,
     ) -> Result<(), TransmitError> {
         let Bth { dest_qpn: dest, psn, .. } = headers.bth;
-        // Peers on other links are of our make.
-        if let Some(Route::Udp(_)) = &self.link.route {
-            let packet = WhyPacket::Reason { dest, psn, told };
-            self.out.explain(self.transport.links, av, dest, &packet);
+        // Peers on other links are of this make.
+        if let Some(Route::Udp(route)) = &self.link.route {
+            if is_ours {
+                self.out.explain(self.transport.links, route, &ReasonPacket { dest, psn, told });
+            }
             return self.transmit(av, headers, &Payload::EMPTY, None);
         }
         if self.cell.qp_type != QpType::Rc {
@@ -336,22 +339,28 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
-    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
-        let links = self.transport.links;
-        if is_late {
-            self.out.explain(links, &question.av, question.dest, &WhyPacket::Question(*question));
-        }
+    fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
         let known = self.link.sounding.as_mut().and_then(|sounding| sounding.verdict());
         if known.is_none() {
-            self.link.sounding = Some(Box::new(Sounding::new(links, &question.av)));
+            let sounding = Sounding::new(self.transport.links, av, headers, payload);
+            self.link.sounding = Some(Box::new(sounding));
         }
-        true
     }
 
     #[cold]
-    fn network_says(&mut self) -> Option<Told> {
-        let cause = self.link.sounding.take().as_mut()?.verdict()?;
-        Some(Told { cause, value: 0 })
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+        let verdict = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
+        let digests = [Some(Digest::new(av.dgid, av.sgid)), self.link.digest_of_peer()];
+        let overruns = &self.transport.overruns;
+        verdict.or_else(|| {
+            let is_stray = digests.into_iter().flatten().any(|peer| overruns.is_stray(peer, una));
+            is_stray.then_some(Cause::QpnDiffers)
+        })
+    }
+
+    #[cold]
+    fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
+        self.transport.tell_why(self.now(), arrival, dropped.psn, cause);
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {

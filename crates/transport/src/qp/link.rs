@@ -117,6 +117,11 @@ impl Link {
         self.peer_gone_at = None;
     }
 
+    /// The digest of the peer's packets, if it is on this host.
+    pub(super) fn digest_of_peer(&self) -> Option<Digest> {
+        self.from_peer.map(|(digest, _)| digest)
+    }
+
     /// Whether a packet with this digest of its addresses came from the peer.
     #[inline]
     pub(crate) fn is_from_peer(&self, digest: Digest) -> bool {

@@ -5,14 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_links::Links;
+use anyverbs_links::shm::Digest;
+use anyverbs_links::udp::address;
+use anyverbs_links::why::tell_why;
 use anyverbs_locks::{Mutex, rank};
+use anyverbs_net::Destination;
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
-use anyverbs_proto::qp::OutOfOrderBytes;
 use anyverbs_proto::qp::attr::ModifyLimits;
+use anyverbs_proto::qp::{Arrival, OutOfOrderBytes};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Mtu, Qpn};
+use anyverbs_proto::types::{Mtu, Psn, Qpn};
 
 use super::QpCell;
 use super::owed::{ACK_DELAY, OwedList};
@@ -73,6 +78,20 @@ impl Transport {
         }
     }
 
+    /// Tells the sender of a packet that was dropped why.
+    #[cold]
+    pub(crate) fn tell_why(&self, now: Time, arrival: &Arrival, psn: Psn, cause: Cause) {
+        let Arrival { source, destination, interface, port, .. } = *arrival;
+        if port != 0 && self.overruns.may_tell(now) {
+            let to = Destination {
+                source: Some(destination.to_ip()),
+                interface,
+                ..Destination::new(address(source.to_ip(), port, interface))
+            };
+            tell_why(self.links, &to, psn, cause);
+        }
+    }
+
     pub(super) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
         let attr = &self.core.attr;
         ModifyLimits {
@@ -102,15 +121,40 @@ pub struct Overruns {
 struct Aftermath {
     overruns: Vec<Overrun>,
     lines: Vec<String>,
-    /// When the present second began, and the lines that came since.
-    begin: Time,
-    said: u32,
+    said: Second,
+    told: Second,
+    /// The last answer that came for a queue pair that is not here.
+    stray: Option<(Digest, Psn)>,
     /// Lines that were left out since the last one.
     unsaid: u64,
 }
 
 /// Lines in the log in one second.
 const LINES_A_SECOND: u32 = 20;
+
+/// Reasons in one second that peers are told whose packets were dropped.
+const REASONS_A_SECOND: u32 = 1000;
+
+/// Packets that may wait for an answer.
+const MOST_UNANSWERED: i32 = 1 << 16;
+
+/// Counts what happens in a second.
+#[derive(Debug, Default)]
+struct Second {
+    begin: Time,
+    n: u32,
+}
+
+impl Second {
+    /// How often it has happened, with this time.
+    fn count(&mut self, now: Time) -> u32 {
+        if now.since(self.begin) >= Duration::from_secs(1) || self.n == 0 {
+            (self.begin, self.n) = (now, 0);
+        }
+        self.n = self.n.saturating_add(1);
+        self.n
+    }
+}
 
 /// A completion queue that has overrun, and the queue pair whose completion was lost.
 #[derive(Debug)]
@@ -135,11 +179,7 @@ impl Overruns {
     #[cold]
     pub(crate) fn log(&self, now: Time, line: String) {
         let mut list = self.list.lock();
-        if now.since(list.begin) >= Duration::from_secs(1) || list.said == 0 {
-            (list.begin, list.said) = (now, 0);
-        }
-        list.said += 1;
-        match list.said {
+        match list.said.count(now) {
             ..=LINES_A_SECOND => {
                 let unsaid = std::mem::take(&mut list.unsaid);
                 if unsaid > 0 {
@@ -151,6 +191,23 @@ impl Overruns {
         }
         drop(list);
         self.any.store(true, Ordering::Release);
+    }
+
+    /// Whether a peer may be told a reason now. Strangers can ask for some, so that there is a bound.
+    pub(crate) fn may_tell(&self, now: Time) -> bool {
+        self.list.lock().told.count(now) <= REASONS_A_SECOND
+    }
+
+    /// An answer came for a queue pair that is not here.
+    pub(crate) fn note_stray(&self, from: Digest, psn: Psn) {
+        self.list.lock().stray = Some((from, psn));
+    }
+
+    /// Whether the last of them may have been the answer of this peer to the packet `una`, or to one behind it. Then the peer is
+    /// connected to another queue pair than the one that sends to it.
+    pub(crate) fn is_stray(&self, peer: Digest, una: Psn) -> bool {
+        let is_answer = |psn: Psn| (0..MOST_UNANSWERED).contains(&psn.since(una));
+        self.list.lock().stray.is_some_and(|(from, psn)| from == peer && is_answer(psn))
     }
 
     #[inline]
@@ -170,7 +227,19 @@ impl Overruns {
 
 #[cfg(test)]
 mod tests {
+    use anyverbs_proto::types::Gid;
+
     use super::*;
+
+    #[test]
+    fn a_stray_answer_is_that_of_its_sender_to_what_was_sent() {
+        let [peer, other] = [1, 2].map(|n| Digest::new(Gid([n; 16]), Gid([9; 16])));
+        let (overruns, psn) = (Overruns::default(), Psn::new(5));
+        assert!(!overruns.is_stray(peer, psn));
+        overruns.note_stray(peer, psn);
+        assert!(overruns.is_stray(peer, psn) && overruns.is_stray(peer, Psn::new(0xff_ffff)));
+        assert!(!overruns.is_stray(other, psn) && !overruns.is_stray(peer, psn.plus(1)));
+    }
 
     #[test]
     fn lines_beyond_a_bound_in_a_second_are_counted() {

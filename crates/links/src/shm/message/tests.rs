@@ -27,6 +27,7 @@ fn arrival(last: u8) -> Arrival {
         hop_limit: 64,
         flow_label: 0xabcde,
         interface: 0,
+        port: 0,
     }
 }
 

@@ -1,7 +1,5 @@
 //! Carries out what [`LossRecovery`] decides: goes back N, or sends a single packet again.
 
-use std::time::Duration;
-
 use crate::counters::Counter;
 use crate::env::Env;
 use crate::types::{Psn, timer_code};
@@ -123,19 +121,22 @@ impl Qp {
         self.count_and_carry_out(Counter::RnrNakReceived, decision, env);
     }
 
-    /// See [`Qp::ask_peer`].
-    fn ask_about_silence<E: Env>(&mut self, silence: Expired, env: &mut E) -> Option<Duration> {
+    /// See [`Qp::sound`].
+    fn look_into_silence<E: Env>(&mut self, silence: Expired, env: &mut E) {
         let since = (self.requester.una, silence.since);
         let recovery = &self.requester.recovery;
         // A peer that has answered meanwhile is not silent.
-        if recovery.has_answered() || !self.awaits_answer() {
-            return None;
+        if !recovery.has_answered() && self.awaits_answer() {
+            let retries = (recovery.retries_left(), recovery.has_timed_out());
+            self.sound(since, retries, env);
         }
-        let retries = (recovery.retries_left(), recovery.has_timed_out());
-        self.ask_peer(since, retries, env)
     }
 
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
+        if self.requester.recovery.retries_left() == 0 {
+            // The ACK timeout that comes ends it.
+            self.look_into_silence(silence, env);
+        }
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_probe_timeout(silence, moment);
         if decision == Decision::GoBackN {
@@ -145,9 +146,7 @@ impl Qp {
     }
 
     pub(in crate::qp) fn on_ack_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
-        if let Some(wait) = self.ask_about_silence(silence, env) {
-            return self.timers.start(Timer::Ack, env.now(), wait);
-        }
+        self.look_into_silence(silence, env);
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_ack_timeout(silence, moment);
         self.count_and_carry_out(Counter::LocalAckTimeoutErr, decision, env);

@@ -360,14 +360,13 @@ impl Qp {
         self.send_aeth(psn, syndrome, env);
     }
 
-    /// Sends the NAK of a request that is refused, with the reason for a peer of our make. If it finds no room, the reason is
-    /// lost.
+    /// Sends the NAK of a request that is refused, with the reason. If it finds no room, the reason is lost.
     pub(super) fn send_refusal<E: Env>(&mut self, psn: Psn, nak: NakCode, told: Told, env: &mut E) {
         self.acknowledged();
         self.responder.last_ack = None;
         let syndrome = Syndrome::Nak(nak);
         let headers = self.aeth_headers(psn, syndrome);
-        let result = env.refuse(&self.attr.av, &headers, told);
+        let result = env.refuse(&self.attr.av, &headers, told, self.responder.is_ours);
         self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
     }
 

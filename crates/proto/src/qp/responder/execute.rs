@@ -17,7 +17,7 @@ use crate::wr::MAX_MESSAGE;
 use super::super::attr::QpType;
 use super::super::{Incoming, Qp};
 use super::answers::{Answer, AnswerKind};
-use super::{Inbound, PingPong, Refusal, Stop};
+use super::{Inbound, PingPong, Refusal, Stop, is_ours};
 
 impl Qp {
     /// Checks and executes the packet that comes next.
@@ -222,6 +222,7 @@ impl Qp {
             },
         };
         self.responder.answers.add(answer);
+        self.responder.is_ours = is_ours(packet);
         self.responder.expected = psn.plus(packets);
         self.count_completion(CompCntrOps::REMOTE_RDMA_READ, reth.len, false, env);
         Ok(())
@@ -287,9 +288,7 @@ impl Qp {
         let (Some(reth), Some(feth)) = (packet.headers.reth, packet.headers.feth) else {
             return Err(Refusal::INVALID.into());
         };
-        let mut need = Access::empty();
-        need.set(Access::FLUSH_GLOBAL, feth.placement.contains(Placement::GLOBAL));
-        need.set(Access::FLUSH_PERSISTENT, feth.placement.contains(Placement::PERSISTENCE));
+        let need = feth.placement.rights();
         let known = Placement::from_bits(feth.placement.bits()).is_some() && !need.is_empty();
         if !known || !self.attr.access.contains(need) || !self.responder.answers.have_room() {
             return Err(Refusal::INVALID.into());

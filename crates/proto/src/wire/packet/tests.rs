@@ -13,8 +13,8 @@ fn any_opcode() -> impl Strategy<Value = Opcode> {
 
 fn any_bth() -> impl Strategy<Value = Bth> {
     let flags = any::<[bool; 5]>();
-    (any_opcode(), flags, any::<u16>(), 0..1u32 << 24, 0..1u32 << 24).prop_map(
-        |(opcode, [solicited, migreq, fecn, becn, ack_req], pkey, qpn, psn)| Bth {
+    (any_opcode(), flags, 0..64u8, any::<u16>(), 0..1u32 << 24, 0..1u32 << 24).prop_map(
+        |(opcode, [solicited, migreq, fecn, becn, ack_req], reserved, pkey, qpn, psn)| Bth {
             opcode,
             solicited,
             migreq,
@@ -22,6 +22,7 @@ fn any_bth() -> impl Strategy<Value = Bth> {
             pkey: PKey(pkey),
             fecn,
             becn,
+            reserved,
             dest_qpn: Qpn::new(qpn),
             ack_req,
             psn: Psn::new(psn),
