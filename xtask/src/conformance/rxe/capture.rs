@@ -39,8 +39,6 @@ const ETHERNET_GUESSER: &str = "eth_over_ib";
 
 /// BTH opcode, from the manufacturers' range, of the device's credit probes on unreliable paths, which other makes ignore.
 const PROBE: u8 = 0xc1;
-/// BTH opcode, from the same range, of the reason for a NAK, which other makes ignore as well.
-const REASON: u8 = 0xc4;
 const ACKNOWLEDGE: u8 = 0x11;
 /// Syndromes of a responder that has no receive (IBA 9.7.5.2.8).
 const RNR_NAKS: RangeInclusive<u8> = 0x20..=0x3f;
@@ -304,7 +302,6 @@ fn opcodes(case: &Case, client: bool, here: bool, seen: &BTreeMap<u8, u64>) -> R
         posts.iter().any(|operation| operation.requests().contains(opcode))
             || answers.iter().any(|wanted| wanted.contains(opcode))
             || (*opcode == ACKNOWLEDGE && !answers.is_empty())
-            || (here && *opcode == REASON && case.access_error)
             || (here
                 && *opcode == PROBE
                 && [posts, case.posts(!client)].concat().into_iter().any(Operation::is_paced))
