@@ -9,6 +9,7 @@
 //! No packet is lost on the way, unless the peer has not read for [`SILENCE`]. Packets to it then vanish, and
 //! connections end by their retries, as they would on a network.
 
+mod lanes;
 mod message;
 mod route;
 mod traffic;
@@ -30,7 +31,8 @@ use anyverbs_proto::types::Qpn;
 use super::direct;
 use super::mapped::MappedRegions;
 use super::times::{ASK_AGAIN, GRACE, SILENCE};
-pub use message::{Digest, Inbox, Received, ShortArrival};
+pub use lanes::{Lanes, MAX_LANES, Short};
+pub use message::{Digest, Inbox, LaneCall, Received, ShortArrival};
 pub use route::{ShmRoute, ShortData};
 use traffic::Traffic;
 pub use unflushed::{Spare, Unflushed};
@@ -119,7 +121,8 @@ impl Peer {
         self.mapped.clear();
     }
 
-    pub(crate) fn channel(&self) -> &Channel {
+    /// The channel to it.
+    pub fn channel(&self) -> &Channel {
         &self.channel
     }
 

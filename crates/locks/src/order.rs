@@ -153,6 +153,8 @@ ranks! {
     MappedRegions,
     /// The part of a ring's traffic that the counters have.
     TrafficCounted,
+    /// The lanes to another process, and the counts of lanes.
+    Lanes,
     /// The part of the copies without a message that the counters have.
     CopiesCounted,
     /// The connections of the same-host link.

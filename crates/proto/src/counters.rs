@@ -29,6 +29,8 @@ counters! {
     RcvdPkts = "rcvd_pkts",
     /// Packets sent through shared memory; [`SentPkts`](Self::SentPkts) counts them as well.
     ShmSentPkts = "shm_sent_pkts",
+    /// Those of them that left by a lane.
+    ShmLanePkts = "shm_lane_pkts",
     /// Packets received through shared memory; [`RcvdPkts`](Self::RcvdPkts) counts them as well.
     ShmRcvdPkts = "shm_rcvd_pkts",
     /// WRITEs that this process made straight into the memory of another; no packets.

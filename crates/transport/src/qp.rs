@@ -29,10 +29,11 @@ use anyverbs_objects::holders::{Held, Holdable, Holder};
 use anyverbs_objects::pd::{Pd, PdCell};
 use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
+use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wr::{RecvWr, SendWr};
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendWr, Sge};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
 
@@ -434,6 +435,24 @@ impl Qp {
         wrs.iter().enumerate().try_for_each(|(i, wr)| poster.recv(wr).map_err(|e| (i, e)))
     }
 
+    /// Posts a SEND of one element by a short way, if one is open. With false nothing was posted, and [`post`](Self::post) takes
+    /// it.
+    #[inline]
+    #[must_use]
+    pub fn send_short(&self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
+        let transport = self.0.transport;
+        if !transport.core.is_current() {
+            return false;
+        }
+        let mut state = self.0.state.lock();
+        let mut region = LastLocal::default();
+        let sent = state.send_short(transport.links, &mut region, (wr_id, flags, sge));
+        if sent {
+            state.link.knock();
+        }
+        sent
+    }
+
     /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so
     /// post a whole list through one poster. A thread that has a poster uses no other queue pair, and deregisters no region:
     /// both could wait for the end of this one. Allocates nothing.
@@ -449,7 +468,15 @@ impl Qp {
             return Err(PostError::Gone);
         }
         let short = Unflushed::default();
-        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false, short })
+        Ok(Poster {
+            cell: &self.0,
+            state: Some(state),
+            call: None,
+            sends: false,
+            short,
+            by_lane: false,
+            region: LastLocal::default(),
+        })
     }
 
     /// Attaches it to a multicast group (`ibv_attach_mcast`). It gets a copy of all datagrams to the group on any

@@ -14,6 +14,7 @@ mod fork;
 mod frozen;
 mod host;
 mod hostile;
+mod lanes;
 mod many_processes;
 mod mapped;
 mod multicast;

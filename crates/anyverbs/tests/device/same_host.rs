@@ -176,6 +176,9 @@ fn peer() {
     if role.contains("frozen") {
         crate::frozen::talk(&role, &e, &buffer, remote);
     }
+    if role.contains("lanes") {
+        crate::lanes::serve(&e, &buffer);
+    }
     if role.ends_with("windows") {
         crate::windows::serve(&e);
     }

@@ -3,7 +3,7 @@
 
 use std::{ffi::c_int, mem::MaybeUninit};
 
-use anyverbs::{MAX_SGE, Poster, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use anyverbs::{MAX_SGE, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use crate::{
     abi::*,
@@ -109,21 +109,19 @@ unsafe fn send_wr<'a>(
     }
 }
 
-/// Posts a SEND of one element, if it can leave at once; false: nothing was posted.
+/// The flags and the element of a SEND that has one, and no immediate data.
 ///
 /// # Safety
 /// `wr` is as its manual page says.
 #[inline]
-unsafe fn send_short(poster: &mut Poster<'_>, wr: &ibv_send_wr) -> bool {
+unsafe fn plain_send(wr: &ibv_send_wr) -> Option<(SendFlags, Sge)> {
     if wr.opcode != IBV_WR_SEND || wr.num_sge != 1 {
-        return false;
+        return None;
     }
     // SAFETY: the caller's promise.
-    let sge = unsafe { wr.sg_list.as_ref() }.copied();
-    sge.zip(SendFlags::from_bits(wr.send_flags)).is_some_and(|(sge, flags)| {
-        let sge = Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey };
-        poster.send_short(wr.wr_id, flags, sge)
-    })
+    let sge = unsafe { wr.sg_list.as_ref() }?;
+    let flags = SendFlags::from_bits(wr.send_flags)?;
+    Some((flags, Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }))
 }
 
 /// Reports the request that was refused.
@@ -153,13 +151,24 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise.
         return unsafe { post_send_raw(device, wr, bad_wr) };
     }
+    // SAFETY: the caller's promise.
+    if let (Some(qp), Some(one)) = (qp, unsafe { wr.as_ref() })
+        && one.next.is_null()
+        // SAFETY: as above.
+        && let Some((flags, sge)) = unsafe { plain_send(one) }
+        && qp.inner.device.transport().is_ok_and(|qp| qp.send_short(one.wr_id, flags, sge))
+    {
+        return 0;
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
         while let Some(next) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
-            if unsafe { send_short(&mut poster, next) } {
+            if let Some((flags, sge)) = unsafe { plain_send(next) }
+                && poster.send_short(next.wr_id, flags, sge)
+            {
                 wr = next.next;
                 continue;
             }

@@ -35,6 +35,56 @@ const ACK_REQ: u64 = 1 << 9;
 /// It carries an ACK.
 const ACKS: u64 = 1 << 10;
 
+/// The first byte of a message that opens a lane ([`LaneCall`]). The number of the lane follows. All else stands where a packet
+/// between connected queue pairs has it, with the number of the first cell in place of PSNs.
+const OPENS_LANE: u8 = 0x10;
+
+/// A process has opened a lane from one of its queue pairs to one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneCall {
+    /// The lane.
+    pub index: u8,
+    /// The number of its first cell.
+    pub first: u32,
+    /// Source and destination of its packets.
+    pub digest: Digest,
+    /// The queue pair that sends.
+    pub from: Qpn,
+    /// The queue pair that receives.
+    pub dest: Qpn,
+}
+
+impl LaneCall {
+    /// Bytes of the message.
+    pub(super) const LEN: usize = CONNECTED_LEN;
+
+    pub(super) fn emit(&self) -> [u8; Self::LEN] {
+        let first = u64::from(OPENS_LANE)
+            | u64::from(self.index) << 8
+            | u64::from(self.from.get() as u16) << 16
+            | u64::from(self.digest.0) << 32;
+        let second = u64::from(self.first) | u64::from(self.dest.get() as u16) << 48;
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&first.to_ne_bytes());
+        bytes[8..].copy_from_slice(&second.to_ne_bytes());
+        bytes
+    }
+
+    fn parse(head: &[u8], (from, to): (u8, u8)) -> Option<Self> {
+        let fixed: &[u8; Self::LEN] = head.try_into().ok()?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
+        let (first, second) = (word(0), word(8));
+        let qpn = |slot: u8, low: u16| Qpn::new(u32::from(slot) << 16 | u32::from(low));
+        Some(Self {
+            index: (first >> 8) as u8,
+            first: second as u32,
+            digest: Digest((first >> 32) as u32).from_slot(from),
+            from: qpn(from, (first >> 16) as u16),
+            dest: qpn(to, (second >> 48) as u16),
+        })
+    }
+}
+
 /// The front of other packets: flow label with the family above it, traffic class, hop limit; then the addresses.
 const FIXED: usize = 8;
 const V4: u8 = 0x40;
@@ -221,6 +271,8 @@ pub enum Received {
     Packet,
     /// Credit, or a question for it.
     Credit(CreditPacket),
+    /// A lane was opened.
+    Lane(LaneCall),
 }
 
 /// A packet, as it was read last: it stays where it is, since its parts are long to move about.
@@ -263,6 +315,9 @@ impl Inbox {
         match head.split_first_chunk() {
             Some((fixed, extensions)) if fixed[0] == CONNECTED => {
                 self.parse_connected(fixed, extensions, payload, (from, to))
+            }
+            Some((fixed, _)) if fixed[0] == OPENS_LANE => {
+                LaneCall::parse(head, (from, to)).map(Received::Lane)
             }
             _ => self.parse_addressed(head, payload, is_of_host),
         }

@@ -81,6 +81,10 @@ impl ShmRoute {
         }
     }
 
+    pub(super) fn digest(&self) -> Digest {
+        self.digest
+    }
+
     pub(crate) fn source(&self) -> Gid {
         self.source
     }

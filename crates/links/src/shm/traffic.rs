@@ -1,5 +1,6 @@
 //! Counts of packets through rings, without a locked instruction: each place has one writer at a time.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
@@ -7,7 +8,7 @@ use anyverbs_proto::counters::{Counter, Counters};
 
 /// Packets, their bytes, and piggybacked ACKs. A thread that adds holds a lock, always the same.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(super) struct Tally {
     packets: AtomicU64,
     bytes: AtomicU64,
     acks: AtomicU64,
@@ -15,7 +16,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     #[inline]
-    fn add(&self, packets: u64, bytes: u64, acks: u64) {
+    pub(super) fn add(&self, packets: u64, bytes: u64, acks: u64) {
         for (to, n) in [(&self.packets, packets), (&self.bytes, bytes), (&self.acks, acks)] {
             to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         }
@@ -33,17 +34,31 @@ pub struct Traffic {
     sent: Box<[Tally]>,
     /// The places in use, a bit each.
     used: [AtomicU64; 4],
+    /// Of lanes, each under its queue pair's lock. One that nobody else holds is free.
+    lanes: Mutex<rank::Lanes, Vec<Arc<Tally>>>,
     /// Under that of the receive path.
     received: Tally,
     /// The part that is in the port's counters.
-    counted: Mutex<rank::TrafficCounted, [[u64; 3]; 2]>,
+    counted: Mutex<rank::TrafficCounted, [[u64; 3]; 3]>,
 }
 
 impl Traffic {
     pub(super) fn new() -> Self {
         let sent = (0..256).map(|_| Tally::default()).collect();
         let used = Default::default();
-        Self { sent, used, received: Tally::default(), counted: Mutex::default() }
+        let (received, lanes) = (Tally::default(), Mutex::default());
+        Self { sent, used, lanes, received, counted: Mutex::default() }
+    }
+
+    /// A place for the packets that leave by a lane.
+    pub(super) fn of_lane(&self) -> Arc<Tally> {
+        let mut lanes = self.lanes.lock();
+        let free = lanes.iter().find(|tally| Arc::strong_count(tally) == 1);
+        free.cloned().unwrap_or_else(|| {
+            let tally = Arc::<Tally>::default();
+            lanes.push(Arc::clone(&tally));
+            tally
+        })
     }
 
     /// Notes packets sent to a process. The caller has the sending side of its ring.
@@ -62,8 +77,8 @@ impl Traffic {
         self.received.add(packets, bytes, 0);
     }
 
-    /// Packets, bytes and ACKs out, and in.
-    fn read(&self) -> [[u64; 3]; 2] {
+    /// Packets, bytes and ACKs out, in, and out by lanes.
+    fn read(&self) -> [[u64; 3]; 3] {
         let mut sent = [0; 3];
         for (i, used) in self.used.iter().enumerate() {
             let mut bits = used.load(Ordering::Relaxed);
@@ -74,13 +89,19 @@ impl Traffic {
                 bits &= bits - 1;
             }
         }
-        [sent, self.received.read()]
+        let mut by_lane = [0; 3];
+        for tally in &*self.lanes.lock() {
+            let more = tally.read();
+            by_lane = std::array::from_fn(|i| by_lane[i] + more[i]);
+        }
+        sent = std::array::from_fn(|i| sent[i] + by_lane[i]);
+        [sent, self.received.read(), by_lane]
     }
 
     /// Bytes out and in that are not in the port's counters.
     pub fn uncounted(&self) -> u64 {
         let counted = self.counted.lock();
-        let bytes = |traffic: [[u64; 3]; 2]| traffic[0][1].wrapping_add(traffic[1][1]);
+        let bytes = |traffic: [[u64; 3]; 3]| traffic[0][1].wrapping_add(traffic[1][1]);
         bytes(self.read()).wrapping_sub(bytes(*counted))
     }
 }
@@ -101,6 +122,7 @@ impl Traffic {
             counters.add(packets, since(0));
             counters.add(bytes, since(1));
         }
+        counters.add(Counter::ShmLanePkts, now[2][0].wrapping_sub(past[2][0]));
         counters.add(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
     }
 }
@@ -116,8 +138,10 @@ mod tests {
             traffic.note_sent(slot, packets, bytes, acks);
         }
         traffic.note_received(5, 50);
-        assert_eq!(traffic.read(), [[7, 70, 4], [5, 50, 0]]);
-        assert_eq!(traffic.uncounted(), 120);
+        traffic.of_lane().add(3, 30, 0);
+        assert!(traffic.of_lane().read() == [3, 30, 0], "nobody has it any more");
+        assert_eq!(traffic.read(), [[10, 100, 4], [5, 50, 0], [3, 30, 0]]);
+        assert_eq!(traffic.uncounted(), 150);
         *traffic.counted.lock() = traffic.read();
         traffic.note_received(1, 9);
         assert_eq!(traffic.uncounted(), 9);

@@ -13,7 +13,8 @@ use thiserror::Error;
 
 use super::endpoint::Waker;
 use super::handshake::Probe;
-use super::layout::{LINE, REVOKED, ROOM_GIVEN};
+use super::lane::{LaneReader, LaneWriter, Place};
+use super::layout::{LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, lanes};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -99,6 +100,22 @@ pub struct Channel {
     marks: Marks<Area>,
     /// The kernel forbade a copy that it had permitted before.
     denied: AtomicBool,
+    lanes: Lanes,
+}
+
+/// The lanes to the other process, and the places of those that come from it.
+struct Lanes {
+    /// The part that this side writes.
+    own: Area,
+    /// Bytes of a ring, behind which lanes lie.
+    ring: usize,
+    taken: Mutex<rank::Lanes, [Option<Arc<LaneWriter>>; LANES]>,
+}
+
+impl Lanes {
+    fn place(&self, index: usize) -> Place {
+        Place::new(index, lanes(self.ring), answers(self.ring))
+    }
 }
 
 impl Channel {
@@ -106,8 +123,9 @@ impl Channel {
         (index, key, slot): (usize, u64, u8),
         process: Arc<PeerProcess>,
         socket: OwnedFd,
-        writer: Writer,
+        (writer, ring): (Writer, usize),
         marks: Marks<Area>,
+        own: Area,
     ) -> Self {
         Self {
             index,
@@ -124,6 +142,52 @@ impl Channel {
             remote: OnceLock::new(),
             marks,
             denied: AtomicBool::new(false),
+            lanes: Lanes { own, ring, taken: Mutex::default() },
+        }
+    }
+
+    /// A lane to the other process, which has to be told of it. `None` if there is no free one, or no memory.
+    #[must_use]
+    pub fn open_lane(&self) -> Option<Arc<LaneWriter>> {
+        if !self.is_established() || self.closed().is_some() {
+            return None;
+        }
+        let Lanes { own, taken, .. } = &self.lanes;
+        let mut taken = taken.lock();
+        let is_free = |lane: &Option<Arc<LaneWriter>>| lane.as_ref().is_none_or(|l| l.is_free());
+        let index = taken.iter().position(is_free)?;
+        let place = self.lanes.place(index);
+        let first = match &taken[index] {
+            Some(last) => last.next(),
+            None if own.allocate(place.cells, LANE) => 1,
+            None => return None,
+        };
+        let lane = Arc::new(LaneWriter::new(own.clone(), self.peer.clone(), place, first));
+        taken[index] = Some(Arc::clone(&lane));
+        Some(lane)
+    }
+
+    /// Accepts lane `index` of the other process, whose first cell has the number `first`. `None` if there is no such lane.
+    #[must_use]
+    pub fn accept_lane(&self, index: usize, first: u32) -> Option<LaneReader> {
+        let place = (index < LANES).then(|| self.lanes.place(index))?;
+        Some(LaneReader::new(self.lanes.own.clone(), self.peer.clone(), place, first))
+    }
+
+    /// Refuses lane `index` of the other process.
+    pub fn refuse_lane(&self, index: usize, first: u32) {
+        if index < LANES {
+            LaneReader::refuse(&self.lanes.own, self.lanes.place(index), first);
+        }
+    }
+
+    /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
+    #[inline]
+    pub fn knock(&self) {
+        if let Some(doorbell) = self.doorbell.get()
+            && doorbell.doorbell.knock()
+        {
+            doorbell.waker.wake();
         }
     }
 

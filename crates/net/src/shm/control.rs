@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::channel::{Channel, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, Probe, Received, Status};
+use super::lane::LaneWriter;
 use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Doorbell, doorbell_of};
@@ -36,6 +37,8 @@ pub(super) enum News {
     Opened(Arc<Channel>, Box<Reader>),
     Answered(Arc<Channel>),
     Closed(Arc<Channel>),
+    /// A lane whose answers are to be looked at, and its tag.
+    Lane(Arc<LaneWriter>, u32),
 }
 
 /// The descriptors that are watched, and the channels.
@@ -145,7 +148,7 @@ impl Shared {
         std::mem::take(&mut *self.news.lock())
     }
 
-    fn tell(&self, news: News) {
+    pub(super) fn tell(&self, news: News) {
         self.news.lock().push(news);
         if self.doorbell.ring_always() {
             self.wake();
@@ -158,10 +161,11 @@ impl Shared {
         peer.make_read_only()?;
         let writer = Writer::new(own.clone(), peer.clone(), page(), ring, max_payload);
         let marks = Marks::new(own.clone());
-        let reader = Box::new(Reader::new(own, peer, page(), ring, max_payload));
+        let reader = Box::new(Reader::new(own.clone(), peer, page(), ring, max_payload));
         let key = control.next_key;
         control.next_key += 1;
-        let channel = Arc::new(Channel::new((index, key, slot), process, socket, writer, marks));
+        let channel =
+            Arc::new(Channel::new((index, key, slot), process, socket, (writer, ring), marks, own));
         self.watch(channel.socket.as_fd(), key << 1, EventFlags::IN | EventFlags::RDHUP)?;
         if let Some(pidfd) = &channel.process.pidfd
             && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, EventFlags::IN)

@@ -1,7 +1,7 @@
 //! The layout of shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -44,10 +44,29 @@ pub(crate) fn page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_or(WORDS, |n| n.max(WORDS))
 }
 
-/// Bytes of one side with a ring of `ring` bytes: a page of words, and the ring.
+/// Bytes of one side with a ring of `ring` bytes: a page of words, the ring, a page of answers, and the lanes.
 pub(crate) fn side_len(ring: usize) -> usize {
+    lanes(ring) + LANES * LANE
+}
+
+/// The place of the answers to the lanes of the other side.
+pub(crate) fn answers(ring: usize) -> usize {
     page() + ring
 }
+
+/// The place of the lanes.
+pub(crate) fn lanes(ring: usize) -> usize {
+    answers(ring) + page()
+}
+
+/// Lanes of a side.
+pub(crate) const LANES: usize = 32;
+/// Bytes of a lane.
+pub(crate) const LANE: usize = CELLS as usize * LINE;
+/// Cells of a lane.
+pub(crate) const CELLS: u32 = 128;
+/// Answers lie this far apart.
+pub(crate) const ANSWER: usize = 128;
 
 /// The word in front of each message. 0 is "nothing here yet".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,6 +31,7 @@
 //! | 384 | the last question for room that it asked |
 //! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
 //! | one page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
+//! | behind it | a page of its answers to the other's lanes, then its own lanes ([`lane`]) |
 //!
 //! A message is `control word 8 | header 0 to 120 | payload`, at a multiple of 64. A header and payload that fit into
 //! one line share it; longer payloads begin on a line. Messages do not wrap: a *skip* fills the end of the ring.
@@ -81,6 +82,7 @@ mod channel;
 mod control;
 mod endpoint;
 mod handshake;
+pub mod lane;
 mod layout;
 mod memory;
 pub mod notify;
@@ -94,6 +96,7 @@ mod shared_range;
 
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
+pub use lane::{LaneReader, LaneWriter};
 pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory};
 pub(crate) use memory::{allocate, check_length, memfd};

@@ -75,6 +75,14 @@ impl<M: Memory> Doorbell<M> {
         self.is_asleep()
     }
 
+    /// As [`ring`](Self::ring), for news that a reader who is awake finds by itself.
+    #[inline]
+    #[must_use]
+    pub fn knock(&self) -> bool {
+        self.doorbells.fence();
+        self.is_asleep()
+    }
+
     #[inline]
     fn is_asleep(&self) -> bool {
         let epoch = self.epoch.load(WORD, Ordering::Relaxed);

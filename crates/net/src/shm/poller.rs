@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::channel::{Channel, Closed};
 use super::control::News;
 use super::endpoint::{Shared, read_wakes};
+use super::lane::{LaneReader, LaneWriter};
 use super::notify::{self, Ears, OWN_DOORBELL, doorbell_of};
 use super::ring::{Batch, Reader};
 
@@ -45,6 +46,40 @@ pub struct Poller {
     polls: u64,
     sweep: usize,
     events: VecDeque<Event>,
+    lanes: Vec<Lane>,
+}
+
+/// An end of a lane, which is looked at in each poll.
+#[derive(Debug)]
+struct Lane {
+    end: LaneEnd,
+    /// The name that its owner has for it.
+    tag: u32,
+    /// The channel by which it was opened, if it is read.
+    channel: Option<Arc<Channel>>,
+}
+
+#[derive(Debug)]
+enum LaneEnd {
+    Reader(Arc<LaneReader>),
+    Writer(Arc<LaneWriter>),
+}
+
+impl LaneEnd {
+    #[inline]
+    fn has_news(&self) -> bool {
+        match self {
+            Self::Reader(lane) => lane.is_ready(),
+            Self::Writer(lane) => lane.has_answer(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Reader(lane) => !lane.is_open(),
+            Self::Writer(lane) => lane.is_given_up(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -69,7 +104,61 @@ impl Poller {
             polls: 0,
             sweep: 0,
             events: VecDeque::new(),
+            lanes: Vec::new(),
         }
+    }
+
+    /// Reads a lane from now on that was opened by `channel`, and names it by `tag`.
+    pub fn watch_lane(&mut self, channel: &Arc<Channel>, lane: Arc<LaneReader>, tag: u32) {
+        let channel = Some(Arc::clone(channel));
+        self.add_lane(Lane { end: LaneEnd::Reader(lane), tag, channel });
+    }
+
+    fn add_lane(&mut self, lane: Lane) {
+        self.lanes.retain(|lane| !lane.end.is_over());
+        self.lanes.push(lane);
+    }
+
+    /// The peer has written nonsense to the lane at this place: closes its channel.
+    #[cold]
+    pub fn break_lane(&mut self, place: usize) {
+        if let Some(channel) = self.lanes.get(place).and_then(|lane| lane.channel.as_ref()) {
+            channel.close(Closed::Nonsense);
+            self.closed.push(channel.index);
+            self.rung |= OWN_DOORBELL;
+        }
+    }
+
+    /// Forgets the lane at this place, if nobody uses it any more; whether it did.
+    #[cold]
+    pub fn forget_lane(&mut self, place: usize) -> bool {
+        let is_over = self.lanes.get(place).is_some_and(|lane| lane.end.is_over());
+        if is_over {
+            self.lanes.remove(place);
+        }
+        is_over
+    }
+
+    /// Whether a ring has messages that were not read.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        self.lines.iter().flatten().any(|line| line.reader.is_ready())
+    }
+
+    /// Lanes that are read.
+    #[must_use]
+    pub fn lanes_read(&self) -> usize {
+        let is_read = |lane: &&Lane| matches!(lane.end, LaneEnd::Reader(_)) && !lane.end.is_over();
+        self.lanes.iter().filter(is_read).count()
+    }
+
+    /// The first lane from place `from` on with a cell or an answer: its place and tag.
+    #[inline]
+    #[must_use]
+    pub fn next_lane(&self, from: usize) -> Option<(usize, u32)> {
+        let rest = self.lanes.get(from..)?;
+        let at = rest.iter().position(|lane| lane.end.has_news())?;
+        Some((from + at, rest[at].tag))
     }
 
     /// Hands the messages that have come to `each`, those of one channel together, in the order of sending. Messages
@@ -105,7 +194,10 @@ impl Poller {
             || self.look_into_all
             || self.ears.is_rung()
             || !self.events.is_empty();
-        if is_due || self.watched.iter().map_while(Option::as_ref).any(is_ready) {
+        if is_due
+            || self.watched.iter().map_while(Option::as_ref).any(is_ready)
+            || self.next_lane(0).is_some()
+        {
             return false;
         }
         self.polls = polls;
@@ -155,6 +247,7 @@ impl Poller {
             && self.rung == 0
             && !self.ears.is_rung()
             && !self.lines.iter().flatten().any(Line::has_work)
+            && self.next_lane(0).is_none()
     }
 
     #[cold]
@@ -211,6 +304,9 @@ impl Poller {
                     self.rung |= doorbell_of(index);
                 }
                 News::Answered(channel) => self.events.push_back(Event::Established(channel)),
+                News::Lane(lane, tag) => {
+                    self.add_lane(Lane { end: LaneEnd::Writer(lane), tag, channel: None });
+                }
                 News::Closed(channel) => {
                     let line = self.lines.get(channel.index).and_then(Option::as_ref);
                     if line.is_some_and(|line| Arc::ptr_eq(&line.channel, &channel)) {

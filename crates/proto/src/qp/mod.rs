@@ -43,7 +43,7 @@ use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 pub use posting::PostSendError;
 use requester::Requester;
-pub use requester::single::ShortSend;
+pub use requester::single::{ShortSend, ShortWays};
 use responder::Responder;
 pub use responder::single::ShortRequest;
 use responder::tag_matching::{SEND_CAP, TagMatching};

@@ -22,6 +22,9 @@ pub(super) trait Source {
     /// A packet is read before the one in front of it is executed.
     const LOOKS_AHEAD: bool = false;
 
+    /// The senders may have lanes as well.
+    const HAS_LANES: bool = false;
+
     /// When they came. `None`: the first look at the clock tells.
     fn now(&self) -> Option<Time> {
         None
@@ -206,6 +209,10 @@ impl Driver {
                 }
                 arrivals.more = source.ahead().is_some_and(|next| run.has(next));
                 let (arrival, packet) = source.packet();
+                if S::HAS_LANES && packet.headers.bth.opcode.is_request() {
+                    let psn = packet.headers.bth.psn;
+                    self.catch_up(&mut state, &mut call, &mut arrivals, psn);
+                }
                 let is_elsewhere = is_target
                     && self
                         .transport

@@ -7,6 +7,7 @@ mod datagrams;
 mod deliver;
 mod handing;
 mod ip_ids;
+mod lanes;
 mod moderation;
 mod owed;
 mod receive;

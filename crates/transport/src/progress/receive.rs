@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyverbs_links::pace::{NO_LIMIT, Probe};
 use anyverbs_links::route::Outbox;
-use anyverbs_links::shm::{self, Gone, Inbox};
+use anyverbs_links::shm::{self, Gone, Inbox, LaneCall};
 use anyverbs_links::times;
 use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_locks::{MutexGuard, rank};
@@ -25,9 +25,11 @@ use anyverbs_proto::types::Qpn;
 use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::{Ahead, Arrived};
+use super::lanes::Ring;
 use super::owed::Debts;
 use super::why::ReasonAhead;
 use super::worker::{Shared, WAKE_UP};
+use crate::qp::arrivals::reborrow;
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
@@ -81,6 +83,8 @@ pub(super) struct Deferred {
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
+    /// Lanes that other processes have opened.
+    pub(super) lanes: Vec<(Arc<Channel>, LaneCall)>,
 }
 
 impl Deferred {
@@ -120,7 +124,11 @@ impl RxState {
             calls: 0,
             failed: false,
             since_acks: 0,
-            deferred: Deferred { resume: Vec::with_capacity(64), probes: Vec::with_capacity(64) },
+            deferred: Deferred {
+                resume: Vec::with_capacity(64),
+                probes: Vec::with_capacity(64),
+                lanes: Vec::new(),
+            },
             senders: Senders::new(),
         })
     }
@@ -142,6 +150,22 @@ impl RxState {
         self.since_shm += 1;
         self.since_acks = 0;
         true
+    }
+
+    /// The likely poll of a program to which a message or an answer comes by a lane. False if none has come, or more is to
+    /// be done.
+    #[inline]
+    fn receive_by_lane(&mut self, driver: &'static Driver, into: Option<&mut dyn Caller>) -> bool {
+        let calls = self.calls.wrapping_add(1);
+        let Some(poller) = self.poller.as_mut().filter(|_| !calls.is_multiple_of(CLOCK_EVERY))
+        else {
+            return false;
+        };
+        let found = driver.receive_lanes(poller, &mut self.last, Ring::Unread, into);
+        if found.any {
+            (self.calls, self.since_shm) = (calls, 0);
+        }
+        found.any && !found.is_early
     }
 
     /// Whether ACKs are to leave after `n` more packets; `if_empty`: also after none.
@@ -182,12 +206,22 @@ struct Step {
 
 impl Driver {
     /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
-    pub(crate) fn poll_progress(&'static self, into: Option<&mut dyn Caller>) -> bool {
+    pub(crate) fn poll_progress(&'static self, mut into: Option<&mut dyn Caller>) -> bool {
         // A count that two threads make at once may be lost; it only has to move.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Release);
         self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
+        if !polls.is_multiple_of(CLOCK_EVERY.into())
+            && rx.as_mut().is_some_and(|rx| rx.receive_by_lane(self, reborrow(&mut into)))
+        {
+            rx = None;
+            if !self.worker.is_left_to_reader() {
+                return false;
+            }
+            // The worker has left the sockets to this poll.
+            rx = self.rx.try_lock();
+        }
         let nothing_came = self.is_end_of_poll(&mut rx);
         if !nothing_came && self.receive_with(rx, Reader::Poll, into) == 0 {
             self.flush(Debts::All);
@@ -330,7 +364,7 @@ impl Driver {
         &'static self,
         rx: &mut RxState,
         reader: Reader,
-        into: Option<&mut dyn Caller>,
+        mut into: Option<&mut dyn Caller>,
     ) -> usize {
         let RxState { poller, last, inbox, closed, since_shm, deferred, .. } = rx;
         let Some(poller) = poller else { return 0 };
@@ -338,7 +372,15 @@ impl Driver {
             // The worker knows that somebody polls; the peers need not wake it.
             poller.disarm();
         }
-        let mut n = self.receive_ring(poller, (last, inbox), deferred, into);
+        let by_lane = self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into));
+        let mut n = by_lane.taken;
+        n += self.receive_ring(poller, (last, inbox), deferred, reborrow(&mut into));
+        if by_lane.is_early && !poller.has_messages() {
+            n += self.receive_lanes(poller, last, Ring::Read, into).taken;
+        }
+        for (channel, call) in deferred.lanes.drain(..) {
+            self.accept_lane(poller, &channel, call);
+        }
         *since_shm = if n > 0 { 0 } else { since_shm.saturating_add(1) };
         while let Some(event) = poller.next_event() {
             n += 1;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyverbs_links::shm::{Digest, Inbox, Received, ShortArrival};
 use anyverbs_links::udp::Asked;
-use anyverbs_net::shm::{Batch, Message, Poller};
+use anyverbs_net::shm::{Batch, Channel, Message, Poller};
 use anyverbs_objects::base::Caller;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Data;
@@ -29,6 +29,7 @@ const RING_BYTES: usize = 64 << 10;
 struct Intake<'a> {
     driver: &'static Driver,
     batch: Batch<'a>,
+    channel: &'a Arc<Channel>,
     /// Slots of the writer and of this process.
     slots: (u8, u8),
     inbox: &'a mut Inbox,
@@ -56,6 +57,7 @@ impl Driver {
             let mut intake = Intake {
                 driver: self,
                 batch,
+                channel,
                 slots: (channel.slot(), self.core.slot),
                 inbox,
                 deferred,
@@ -159,6 +161,8 @@ impl Driver {
 }
 
 impl Source for Intake<'_> {
+    const HAS_LANES: bool = true;
+
     /// Reads messages up to the next packet for a queue pair.
     #[inline]
     fn advance(&mut self) -> bool {
@@ -187,6 +191,9 @@ impl Source for Intake<'_> {
                     let (from, to_us) = (source.to_ip(), destination.to_ip());
                     let asked = Asked { packet, from, scope_id: 0, to_us, by_ring: true };
                     self.driver.take_credit(asked, self.deferred);
+                }
+                Some(Received::Lane(call)) => {
+                    self.deferred.lanes.push((Arc::clone(self.channel), call));
                 }
                 None => core.count(Counter::DropMalformed, 1),
             }

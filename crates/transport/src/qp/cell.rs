@@ -40,7 +40,7 @@ pub struct QpCell {
     /// The state that its lock guards.
     pub state: Mutex<rank::QueuePair, State>,
     /// Where the slots of polled sends go back to.
-    pub(super) sq_credit: Arc<SqCredit>,
+    pub(crate) sq_credit: Arc<SqCredit>,
     /// None on a target.
     pub send_cq: Option<Arc<CqCell>>,
     /// None on an initiator and a target.

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use anyverbs_proto::env::LinkProps;
-use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::{Arrival, ShortWays};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wr::AddressVector;
@@ -16,7 +16,7 @@ use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
 use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::route::Route;
-use anyverbs_links::shm::{Digest, Peer, Spare};
+use anyverbs_links::shm::{Digest, Lanes, Peer, Spare};
 use anyverbs_links::udp::Asked;
 use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::PublishedQp;
@@ -45,6 +45,10 @@ pub struct Link {
     pub(super) last: Option<(AddressVector, u8, Route)>,
     /// For sending through shared memory.
     pub(super) spare: Spare,
+    /// For short SENDs through shared memory.
+    pub(crate) lanes: Lanes,
+    /// The ways of these that are open.
+    pub(crate) short_ways: ShortWays,
     /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
     /// Its share of a path by UDP.
@@ -112,6 +116,7 @@ impl Link {
         self.from_peer = None;
         self.last = None;
         self.spare = Spare::default();
+        self.leave_lanes();
         self.last_target = LastTarget::default();
         self.blocked = false;
         self.peer_gone_at = None;
@@ -126,6 +131,11 @@ impl Link {
     #[inline]
     pub(crate) fn is_from_peer(&self, digest: Digest) -> bool {
         self.from_peer.is_some_and(|(of_peer, _)| of_peer == digest)
+    }
+
+    /// Where the peer's packets come from, if it is on this host.
+    pub(crate) fn peer_arrival(&self) -> Option<Arrival> {
+        self.from_peer.map(|(_, arrival)| arrival)
     }
 
     /// Where a packet came from that has a digest of its addresses: from the peer, or from nobody.
@@ -194,6 +204,14 @@ impl Link {
         route.and_then(Route::shm_peer)
     }
 
+    /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
+    #[inline]
+    pub(crate) fn knock(&self) {
+        if let Some(Route::Shm(route)) = &self.route {
+            route.peer.channel().knock();
+        }
+    }
+
     /// Leaves shared memory for UDP.
     pub(crate) fn reroute(
         &mut self,
@@ -210,6 +228,22 @@ impl Link {
         }
         self.last = None;
         self.spare = Spare::default();
+        self.leave_lanes();
+    }
+
+    /// Gives its lanes up.
+    pub(crate) fn leave_lanes(&mut self) {
+        self.lanes.leave();
+        self.short_ways = ShortWays::default();
+    }
+
+    /// The general way ends.
+    #[inline]
+    pub(crate) fn settle_lanes(&mut self, machine: &anyverbs_proto::qp::Qp) {
+        if self.lanes.are_any() {
+            self.short_ways = machine.short_ways(&self.props);
+            self.short_ways.sends &= !self.blocked;
+        }
     }
 
     pub(crate) fn is_inproc(&self) -> bool {

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use anyverbs_links::Links;
 use anyverbs_links::route::Route;
 use anyverbs_links::shm::{ShortData, Unflushed};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendWr, Sge};
+use anyverbs_proto::mr::LastLocal;
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
 use super::{QpCell, State};
@@ -19,8 +21,42 @@ pub struct Poster<'a> {
     /// From the first request on that is more than a receive that is queued.
     pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,
-    /// SENDs that have left by the same-host link, and that its reader does not see yet.
+    /// SENDs that have left by the same-host link's ring, and that its reader does not see yet.
     pub(super) short: Unflushed,
+    /// SENDs have left by a lane.
+    pub(super) by_lane: bool,
+    /// The region of the last of them.
+    pub(super) region: LastLocal<'static>,
+}
+
+impl State {
+    /// Posts a SEND of one element and sends it by the lane, where that is open. Its reader is to be told.
+    #[inline]
+    pub(super) fn send_short(
+        &mut self,
+        links: &'static Links,
+        region: &mut LastLocal<'static>,
+        (wr_id, flags, sge): (u64, SendFlags, Sge),
+    ) -> bool {
+        let State { machine, link, .. } = self;
+        if !link.short_ways.sends {
+            return false;
+        }
+        let Some(planned) = machine.plan_open(flags, sge.len, &link.props) else { return false };
+        let (pd, solicited) = (machine.init().pd, flags.contains(SendFlags::SOLICITED));
+        let acks = if link.lanes.are_read() { machine.executed() } else { None };
+        let data = if flags.contains(SendFlags::INLINE) {
+            let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
+            ShortData::Inline(bytes)
+        } else {
+            ShortData::Element(&sge)
+        };
+        let sent = link.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
+        if sent {
+            machine.book_short_send(wr_id, flags, sge, planned, &link.props);
+        }
+        sent
+    }
 }
 
 impl Poster<'_> {
@@ -29,6 +65,13 @@ impl Poster<'_> {
     #[inline]
     pub fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
         let Some(state) = &mut self.state else { return false };
+        if !self.short.is_any() {
+            let links = self.cell.transport.links;
+            if state.send_short(links, &mut self.region, (wr_id, flags, sge)) {
+                self.by_lane = true;
+                return true;
+            }
+        }
         let State { machine, link, .. } = &mut **state;
         let Some(Route::Shm(route)) = link.route.as_ref().filter(|_| !link.blocked) else {
             return false;
@@ -51,6 +94,7 @@ impl Poster<'_> {
         let sent = route.send_short(short, spare, links, to, (data, solicited), &planned);
         if sent {
             machine.book_short_send(wr_id, flags, sge, planned, &link.props);
+            link.lanes.ask(links, route, short, spare, (machine.qpn(), to.0));
         }
         sent
     }
@@ -58,6 +102,12 @@ impl Poster<'_> {
     /// Shows the SENDs that have left to their reader.
     #[inline]
     fn end_short(&mut self) {
+        if std::mem::take(&mut self.by_lane) {
+            self.region.release();
+            if let Some(state) = &self.state {
+                state.link.knock();
+            }
+        }
         let Some(state) = self.state.as_mut().filter(|_| self.short.is_any()) else { return };
         let transport = self.cell.transport;
         self.short.flush(transport.links);
@@ -75,12 +125,21 @@ impl Poster<'_> {
     /// # Errors
     /// [`PostError::Send`].
     pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if let (&[sge], SendOp::Send) = (wr.sges, wr.op)
+            && self.send_short(wr.wr_id, wr.flags, sge)
+        {
+            return Ok(());
+        }
         self.sends = true;
         // The general way locks the ring again.
         self.end_short();
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
+        if let Some(executed) = link.lanes.take_answer() {
+            // What has to follow the SENDs before it may go at once.
+            machine.receive_executed(executed, &mut call.env(link));
+        }
         Ok(machine.post_send(wr, &mut call.env(link))?)
     }
 

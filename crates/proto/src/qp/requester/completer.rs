@@ -22,6 +22,22 @@ impl Qp {
         }
     }
 
+    /// Takes the word of the peer that it has executed everything up to this PSN.
+    #[inline]
+    pub fn receive_executed<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        // It says so again and again.
+        if self.awaits(psn) {
+            self.receive_ack(psn, env);
+        }
+    }
+
+    /// Tells whether an answer to this PSN is new.
+    #[inline]
+    #[must_use]
+    pub fn awaits(&self, psn: Psn) -> bool {
+        psn.since(self.requester.una) >= 0
+    }
+
     /// Takes a response of the peer.
     pub(in crate::qp) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let psn = packet.headers.bth.psn;

@@ -145,6 +145,25 @@ impl LossRecovery {
         self.window.is_in_force()
     }
 
+    /// Tells whether nothing was lost lately, so that an answer changes no more than
+    /// [`on_short_answer`](Self::on_short_answer) does.
+    pub(super) fn is_calm(&self, attr: &QpAttr) -> bool {
+        self.state == State::Open
+            && self.retries_left == attr.retry_cnt
+            && self.rnr_left == attr.rnr_retry
+            && self.ack_timeouts == 0
+            && !self.was_late
+            && !self.is_window_reduced()
+            && self.delay.is_calm()
+    }
+
+    /// The peer answered something new, while [nothing was lost](Self::is_calm), on a link where an answer leaves the timers
+    /// alone.
+    #[inline]
+    pub(super) fn on_short_answer(&mut self) {
+        self.has_answered = true;
+    }
+
     /// Requests were sent.
     #[inline]
     pub(super) fn on_send(&mut self, m: Moment<'_, impl Clock>) {

@@ -6,6 +6,7 @@ use crate::env::{Env, LinkProps, TransmitError};
 use crate::memory::Memory;
 use crate::payload::Payload;
 use crate::types::Psn;
+use crate::wc::{Wc, WcOpcode};
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Headers;
@@ -28,6 +29,15 @@ pub struct ShortSend {
     pub acks: Option<Psn>,
 }
 
+/// The ways of short messages that are open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShortWays {
+    /// Of SENDs, and of their completion.
+    pub sends: bool,
+    /// Of receives.
+    pub receives: bool,
+}
+
 /// The flags that such a SEND may have.
 const SHORT_FLAGS: SendFlags =
     SendFlags::SIGNALED.union(SendFlags::SOLICITED).union(SendFlags::INLINE);
@@ -43,6 +53,36 @@ pub(super) enum Single {
 }
 
 impl Qp {
+    /// Tells which short ways are open, on a link with these properties. A short way leaves that as it is.
+    #[must_use]
+    pub fn short_ways(&self, props: &LinkProps) -> ShortWays {
+        ShortWays { sends: self.may_send_short(props), receives: self.may_receive_short() }
+    }
+
+    /// Tells whether nothing is unusual that only the general way changes.
+    fn may_send_short(&self, props: &LinkProps) -> bool {
+        let (sq, requester) = (&self.sq, &self.requester);
+        // Where the ACK timer does not run, the general way starts it.
+        let is_timed = self.timers.is_running(Timer::Ack) || self.attr.timeout == 0;
+        props.immediate
+            && self.may_shorten()
+            && self.attr.state == QpState::Rts
+            && self.init.qp_type == QpType::Rc
+            && sq.next == sq.head
+            && sq.next == sq.started
+            && requester.max_sent == requester.fresh_psn
+            && sq.max_sge() > 0
+            && is_timed
+            && !self.timers.is_running(Timer::RnrWait)
+            && requester.halted.is_none()
+            && !requester.window_closed
+            && requester.recovery.is_calm(&self.attr)
+            && self.tag_matching.is_none()
+            && self.counted.is_empty()
+            && !self.keeps_any()
+            && !self.is_paced()
+    }
+
     /// Plans a SEND of one element and `len` bytes that leaves while it is posted, on a link with this window. `None`: it
     /// has to be queued, and to leave the general way.
     #[inline]
@@ -52,34 +92,63 @@ impl Qp {
         len: u32,
         props: &LinkProps,
     ) -> Option<ShortSend> {
+        if !self.may_send_short(props) {
+            return None;
+        }
+        let acks = self.piggybacked_ack(props);
+        self.plan_open(flags, len, props).map(|planned| ShortSend { acks, ..planned })
+    }
+
+    /// As [`plan_short_send`](Self::plan_short_send), where the [short way](Self::short_ways) is open. It carries no ACK.
+    #[inline]
+    pub fn plan_open(&self, flags: SendFlags, len: u32, props: &LinkProps) -> Option<ShortSend> {
+        debug_assert!(self.may_send_short(props), "the short way of sends is open");
         let (sq, requester) = (&self.sq, &self.requester);
         let psn = requester.fresh_psn;
         let in_flight = requester.fresh_cost.wrapping_sub(requester.una_cost);
         let cost = u64::from(len) + PACKET_COST;
-        // Where the ACK timer does not run, the general way starts it.
-        let is_timed = self.timers.is_running(Timer::Ack) || self.attr.timeout == 0;
-        let may_leave = props.immediate
-            && self.may_shorten()
-            && self.attr.state == QpState::Rts
-            && self.init.qp_type == QpType::Rc
-            && sq.next == sq.head
-            && sq.next == sq.started
-            && requester.max_sent == psn
+        let may_leave = SHORT_FLAGS.contains(flags)
             && !sq.is_full(self.credit.released())
-            && sq.max_sge() > 0
-            && SHORT_FLAGS.contains(flags)
             && (!flags.contains(SendFlags::INLINE) || len as usize <= sq.max_inline())
             && len <= self.mtu()
-            && is_timed
-            && !self.timers.is_running(Timer::RnrWait)
-            && requester.halted.is_none()
-            && !requester.window_closed
-            && !requester.recovery.is_window_reduced()
             && in_flight + cost <= props.window.into()
-            && (psn.since(requester.una) as u32) < MAX_PSNS
-            && !self.keeps_any()
-            && !self.is_paced();
-        may_leave.then(|| ShortSend { psn, len, acks: self.piggybacked_ack(props) })
+            && (psn.since(requester.una) as u32) < MAX_PSNS;
+        may_leave.then_some(ShortSend { psn, len, acks: None })
+    }
+
+    /// Completes the SENDs up to `psn`, all of one packet, which the peer has executed, where the [short
+    /// way](Self::short_ways) is open. False if one of them is something else: then [`receive_executed`](Self::receive_executed)
+    /// takes the answer, or the rest of it.
+    #[inline]
+    pub fn complete_short(&mut self, psn: Psn, mut each: impl FnMut(Wc)) -> bool {
+        let requester = &mut self.requester;
+        let is_plain =
+            requester.unfenced == 0 && requester.local == 0 && psn.since(requester.max_sent) < 0;
+        if !is_plain {
+            return false;
+        }
+        while psn.since(requester.una) >= 0 {
+            let position = self.sq.done;
+            let sqe = *self.sq.at(position);
+            if sqe.packets != 1 || sqe.op != SendOp::Send || position == self.sq.started {
+                return false;
+            }
+            self.sq.done = position.wrapping_add(1);
+            requester.una = sqe.first_psn.plus(1);
+            requester.una_cost = sqe.cost_before.wrapping_add(u64::from(sqe.len) + PACKET_COST);
+            if self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED) {
+                each(Wc {
+                    wr_id: sqe.wr_id,
+                    opcode: WcOpcode::Send,
+                    byte_len: sqe.len,
+                    qpn: self.qpn,
+                    sq_count: self.sq.done,
+                    ..Wc::default()
+                });
+            }
+        }
+        requester.recovery.on_short_answer();
+        true
     }
 
     /// Copies the data of a planned SEND that is inline. `None`: it cannot be read.

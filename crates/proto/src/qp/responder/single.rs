@@ -67,12 +67,86 @@ impl Qp {
             return false;
         }
         if let Some(psn) = send.acks {
-            self.receive_ack(psn, env);
+            self.receive_executed(psn, env);
             if !self.attr.state.receives() {
                 return false;
             }
         }
         self.execute_single_send(send, payload, env)
+    }
+
+    /// Tells whether nothing is unusual that only the general way changes.
+    pub(in crate::qp) fn may_receive_short(&self) -> bool {
+        let responder = &self.responder;
+        self.may_shorten()
+            && self.init.qp_type == QpType::Rc
+            && self.attr.state.receives()
+            && (self.established || self.attr.state != QpState::Rtr)
+            && self.rq.is_some()
+            && responder.inbound == Inbound::None
+            && !responder.recv_taken
+            && !responder.nak_sent
+            && !responder.ack_owed
+            && self.tag_matching.is_none()
+            && self.counted.is_empty()
+            && self.executed().is_some()
+    }
+
+    /// Executes a SEND of `len` bytes with this PSN where the [short way](Self::short_ways) is open, and makes its completion.
+    /// `write` copies the data to an element of a protection domain. `None`: nothing has changed, but for bytes of that
+    /// element, and the general way takes it. The peer has to be told of everything [`executed`](Self::executed).
+    #[inline]
+    pub fn execute_short(
+        &mut self,
+        psn: Psn,
+        len: u32,
+        write: impl FnOnce(u32, &Sge) -> bool,
+    ) -> Option<Wc> {
+        debug_assert!(self.may_receive_short(), "the short way of receives is open");
+        let responder = &mut self.responder;
+        let rq = self.rq.as_mut()?;
+        let (wr_id, &sge) = rq.single()?;
+        let fits = psn == responder.expected && len <= sge.len && len <= self.attr.path_mtu.bytes();
+        let part = Sge { len, ..sge };
+        if !fits || (len > 0 && !write(responder.pd, &part)) {
+            return None;
+        }
+        rq.skip();
+        responder.expected = psn.plus(1);
+        responder.msn = (responder.msn + 1) & 0xff_ffff;
+        responder.ping_pong = PingPong::None;
+        Some(Wc {
+            wr_id,
+            opcode: WcOpcode::Recv,
+            byte_len: len,
+            qpn: self.qpn,
+            src_qpn: self.attr.dest_qpn,
+            ..Wc::default()
+        })
+    }
+
+    /// The next PSN of the peer.
+    #[inline]
+    #[must_use]
+    pub fn expected(&self) -> Psn {
+        self.responder.expected
+    }
+
+    /// The PSN of the last request that was executed, if the peer may be told now: no answer has to leave before.
+    #[inline]
+    #[must_use]
+    pub fn executed(&self) -> Option<Psn> {
+        let responder = &self.responder;
+        let may_tell = !responder.answers.are_pending()
+            && responder.held.is_none()
+            && responder.out_of_order.is_none();
+        may_tell.then(|| self.last_executed())
+    }
+
+    /// The peer was told of everything [`executed`](Self::executed).
+    #[inline]
+    pub fn note_told(&mut self) {
+        self.acknowledged();
     }
 
     /// Executes a request if it is such a one, and nothing is wrong with it. False: nothing has changed, but for bytes of the

@@ -76,6 +76,11 @@ impl RetransmitDelay {
         matches!(self.repeat, Repeat::Unanswered { .. })
     }
 
+    /// Tells whether nothing that was sent again is in doubt.
+    pub(super) fn is_calm(&self) -> bool {
+        matches!(self.repeat, Repeat::None)
+    }
+
     /// Notes that the peer answered something new, up to `una`, of the packets up to `max_sent`.
     #[inline]
     pub(super) fn on_answer(&mut self, una: Psn, max_sent: Psn, now: impl FnOnce() -> Time) {

@@ -1,0 +1,230 @@
+//! Short SENDs between processes of one host, which leave by lanes.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::counters::Counter;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::endpoint::*;
+use crate::same_host::{OFFERED, Peer};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Receives that a peer has posted.
+const POSTED: usize = 32;
+/// The place of a receive.
+const SLOT: usize = 4096;
+/// The place of what is sent.
+const OUT: usize = POSTED * SLOT;
+/// Messages of a mixture.
+const MIXTURE: usize = 20_000;
+const SHORT: usize = 8;
+
+fn post(e: &Endpoint, buffer: &Buffer, slot: u64) {
+    e.recv(slot, &[buffer.sge(slot as usize * SLOT, SLOT)]);
+}
+
+/// The peer's work: it sends each message back. An empty one ends it, and it does nothing for a second after one of a byte.
+pub(crate) fn serve(e: &Endpoint, buffer: &Buffer) -> ! {
+    (0..POSTED as u64).for_each(|slot| post(e, buffer, slot));
+    println!("@ posted");
+    let mut asleep = false;
+    loop {
+        for wc in e.poll_for(1, TIMEOUT) {
+            assert_eq!(wc.status, WcStatus::Success);
+            if wc.opcode != WcOpcode::Recv {
+                continue;
+            }
+            let (at, len) = (wc.wr_id as usize * SLOT, wc.byte_len as usize);
+            match len {
+                0 => std::process::exit(0),
+                1 => asleep = true,
+                _ => e.send(wc.wr_id, SendOp::Send, &[buffer.sge(at, len)]),
+            }
+            post(e, buffer, wc.wr_id);
+        }
+        if std::mem::take(&mut asleep) {
+            println!("@ computes");
+            sleep(Duration::from_secs(1));
+        }
+    }
+}
+
+struct Talk {
+    e: Endpoint,
+    buffer: Buffer,
+    peer: Peer,
+}
+
+impl Talk {
+    fn begin() -> Self {
+        let mut peer = Peer::spawn("rc lanes", &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, OFFERED);
+        peer.connect(&e, &buffer);
+        assert_eq!(peer.hear(), "@ posted");
+        Self { e, buffer, peer }
+    }
+
+    /// Sends `data` and waits for its return.
+    fn echo(&self, data: &[u8]) {
+        let Self { e, buffer, .. } = self;
+        post(e, buffer, 0);
+        buffer.write(OUT, data);
+        e.send(100, SendOp::Send, &[buffer.sge(OUT, data.len())]);
+        let wcs = e.poll_for(2, TIMEOUT);
+        assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+        // The peer's answer says that the request has arrived.
+        let kinds: Vec<_> = wcs.iter().map(|wc| wc.opcode).collect();
+        assert_eq!(kinds, [WcOpcode::Send, WcOpcode::Recv]);
+        assert_eq!(buffer.read(0, data.len()), data);
+    }
+
+    /// Talks until short SENDs leave by a lane.
+    fn warm(&self) {
+        let begin = self.by_lane();
+        let until = Instant::now() + TIMEOUT;
+        while self.by_lane() < begin + 20 {
+            self.echo(b"to and fro");
+            assert!(Instant::now() < until, "no lane was opened");
+        }
+    }
+
+    /// Packets that left by a lane.
+    fn by_lane(&self) -> u64 {
+        self.e.context.counters().unwrap().read(Counter::ShmLanePkts)
+    }
+}
+
+#[test]
+fn short_sends_take_a_lane_and_others_do_not() {
+    let talk = Talk::begin();
+    talk.warm();
+    for (len, takes) in [(2, true), (48, true), (49, false), (1000, false), (3, true)] {
+        let begin = talk.by_lane();
+        talk.echo(&vec![len as u8; len]);
+        assert_eq!(talk.by_lane() - begin, u64::from(takes), "{len} bytes");
+    }
+}
+
+#[test]
+fn sends_complete_while_the_receiver_computes() {
+    let mut talk = Talk::begin();
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    let begin = talk.by_lane();
+    e.send(1, SendOp::Send, &[buffer.sge(OUT, 1)]);
+    assert_eq!(talk.peer.hear(), "@ computes");
+    let computes = Instant::now();
+    for wr_id in 2..10 {
+        e.send(wr_id, SendOp::Send, &[buffer.sge(OUT, 1)]);
+    }
+    let wcs = e.poll_for(9, TIMEOUT);
+    assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+    assert!(computes.elapsed() < Duration::from_millis(700), "{:?}", computes.elapsed());
+    assert_eq!(talk.by_lane() - begin, 9);
+}
+
+#[test]
+fn short_and_long_messages_arrive_in_order() {
+    let talk = Talk::begin();
+    talk.warm();
+    let (e, buffer, begin) = (&talk.e, &talk.buffer, talk.by_lane());
+    let mut random = SmallRng::seed_from_u64(7);
+    let lens: Vec<usize> = (0..MIXTURE)
+        .map(|_| match random.random_range(0..8) {
+            0 => random.random_range(49..SLOT),
+            _ => random.random_range(4..=48),
+        })
+        .collect();
+    (0..SHORT as u64).for_each(|slot| post(e, buffer, slot));
+    let (mut sent, mut got, mut under_way) = (0, 0, 0);
+    while got < MIXTURE {
+        while sent < MIXTURE && sent - got < SHORT && under_way < 2 * SHORT {
+            let at = OUT + sent % SHORT * SLOT;
+            buffer.write(at, &(sent as u32).to_le_bytes());
+            buffer.write(at + lens[sent] - 1, &[sent as u8]);
+            e.send(1000, SendOp::Send, &[buffer.sge(at, lens[sent])]);
+            (sent, under_way) = (sent + 1, under_way + 1);
+        }
+        for wc in e.poll_for(1, TIMEOUT) {
+            assert_eq!(wc.status, WcStatus::Success);
+            if wc.wr_id == 1000 {
+                under_way -= 1;
+                continue;
+            }
+            let at = wc.wr_id as usize * SLOT;
+            assert_eq!(wc.byte_len as usize, lens[got], "message {got}");
+            let mut head = (got as u32).to_le_bytes();
+            if lens[got] == 4 {
+                head[3] = got as u8;
+            }
+            assert_eq!(buffer.read(at, 4), head, "message {got}");
+            assert_eq!(buffer.read(at + lens[got] - 1, 1), [got as u8]);
+            got += 1;
+            post(e, buffer, wc.wr_id);
+        }
+    }
+    let by_lane = talk.by_lane() - begin;
+    assert!(by_lane > MIXTURE as u64 / 8, "{by_lane} of {MIXTURE} left by the lane");
+}
+
+#[test]
+fn a_send_that_finds_no_receive_is_refused_and_repeated() {
+    let talk = Talk::begin();
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    // This process takes its echoes late: the peer's SENDs find no receive.
+    for round in 0..20u8 {
+        for slot in 0..4 {
+            buffer.write(OUT + slot * SLOT, &[round, slot as u8, 0, 0]);
+            e.send(1000, SendOp::Send, &[buffer.sge(OUT + slot * SLOT, 4)]);
+        }
+        let wcs = e.poll_for(4, TIMEOUT);
+        assert!(wcs.iter().all(|wc| wc.wr_id == 1000), "{wcs:?}");
+        (0..4).for_each(|slot| post(e, buffer, slot));
+        for slot in 0..4 {
+            let wcs = e.poll_for(1, TIMEOUT);
+            assert_eq!((wcs[0].status, wcs[0].wr_id), (WcStatus::Success, slot));
+            assert_eq!(buffer.read(slot as usize * SLOT, 2), [round, slot as u8]);
+        }
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_sends_by_the_lane() {
+    let mut talk = Talk::begin();
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    talk.peer.stop();
+    for wr_id in 0..10 {
+        e.send(wr_id, SendOp::Send, &[buffer.sge(OUT, 4)]);
+    }
+    talk.peer.signal(libc::SIGKILL);
+    let wcs = e.poll_for(10, TIMEOUT);
+    assert!(wcs.iter().all(|wc| wc.status != WcStatus::Success), "{wcs:?}");
+    let ids: Vec<_> = wcs.iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_stopped_peer_gets_all_when_it_goes_on() {
+    let talk = Talk::begin();
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    talk.peer.stop();
+    (0..10).for_each(|slot| post(e, buffer, slot));
+    for n in 0..10u8 {
+        buffer.write(OUT + usize::from(n) * SLOT, &[n; 4]);
+        e.send(1000, SendOp::Send, &[buffer.sge(OUT + usize::from(n) * SLOT, 4)]);
+    }
+    sleep(Duration::from_millis(200));
+    talk.peer.go_on();
+    let wcs = e.poll_for(20, TIMEOUT);
+    assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+    for n in 0..10u8 {
+        assert_eq!(buffer.read(usize::from(n) * SLOT, 4), [n; 4]);
+    }
+}

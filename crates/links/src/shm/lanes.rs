@@ -1,0 +1,261 @@
+//! The lanes of a connected queue pair: one to its peer, and one from it.
+//!
+//! A SEND of few bytes leaves by a cell of the lane, if one is open. All other packets take the ring. Both have their place
+//! in the one sequence of PSNs. So the reader takes what is next, whichever way it came, and what a lane loses is repeated
+//! as packets.
+
+use std::sync::Arc;
+
+use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
+use anyverbs_net::shm::{Channel, LaneReader, LaneWriter};
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::{Access, LastLocal};
+use anyverbs_proto::payload::Data;
+use anyverbs_proto::qp::{ShortRequest, ShortSend};
+use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+
+use super::message::LaneCall;
+use super::route::{ShmRoute, ShortData};
+use super::traffic::Tally;
+use super::{Spare, Unflushed};
+use crate::Links;
+
+/// Most lanes that a process reads: each poll looks at all.
+pub const MAX_LANES: usize = 16;
+/// A lane that was refused is asked for again after this many SENDs.
+const ASK_AGAIN_AFTER: u32 = 1024;
+
+/// The acknowledged PSN is there, in the low half of a cell's first word.
+const ACKS: u32 = 1 << 31;
+/// In a cell's second word, above the length.
+const SOLICITED: u64 = 1 << 8;
+const PSN_AT: u32 = 32;
+
+/// The lane to the peer.
+#[derive(Debug, Default)]
+enum ToPeer {
+    #[default]
+    Untried,
+    /// The peer has not answered.
+    Asked(Arc<LaneWriter>),
+    Open(Arc<LaneWriter>),
+    /// There is none. It is asked for again after this many SENDs.
+    None(u32),
+}
+
+/// The lanes of a queue pair.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    to_peer: ToPeer,
+    from_peer: Option<Arc<LaneReader>>,
+    /// Counts what leaves.
+    tally: Option<Arc<Tally>>,
+    put_back: Option<Psn>,
+}
+
+/// A short SEND that has come by a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Short {
+    /// Its headers.
+    pub send: ShortRequest,
+    /// Its payload, which is good until it is taken.
+    pub payload: Data<'static>,
+}
+
+impl Lanes {
+    /// Whether there is one.
+    #[inline]
+    #[must_use]
+    pub fn are_any(&self) -> bool {
+        self.tally.is_some() || self.from_peer.is_some()
+    }
+
+    /// Whether there is a lane from the peer.
+    #[inline]
+    #[must_use]
+    pub fn are_read(&self) -> bool {
+        self.from_peer.is_some()
+    }
+
+    /// Puts a SEND that was planned into a cell, if there is a lane and room in it, and nothing is wrong with its data. It
+    /// acknowledges everything up to `acks`.
+    #[inline]
+    pub fn send(
+        &mut self,
+        links: &'static Links,
+        (pd, region): (u32, &mut LastLocal<'static>),
+        (data, solicited): (ShortData<'_>, bool),
+        planned: &ShortSend,
+        acks: Option<Psn>,
+    ) -> bool {
+        let ToPeer::Open(lane) = &self.to_peer else { return false };
+        let len = planned.len as usize;
+        if len > CELL_PAYLOAD || !lane.has_room() {
+            return false;
+        }
+        let to = lane.payload_ptr() as u64;
+        let memory = &links.core.memory;
+        let written = match data {
+            ShortData::Inline(bytes) => memory.copy(to, bytes.as_ptr() as u64, len).is_ok(),
+            ShortData::Element(_) if len == 0 => true,
+            ShortData::Element(sge) => {
+                let mrs = &links.core.mrs;
+                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
+                matches!(from, Ok(Some(from)) if memory.copy(to, from, len).is_ok())
+            }
+        };
+        if !written {
+            return false;
+        }
+        let low = acks.map_or(0, |psn| ACKS | psn.get());
+        let flags = if solicited { SOLICITED } else { 0 };
+        lane.show(low, len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT);
+        if let Some(tally) = &self.tally {
+            tally.add(1, (Bth::LEN + len) as u64, 0);
+        }
+        true
+    }
+
+    /// Asks for a lane, if there is none and it is time.
+    #[inline]
+    pub fn ask(
+        &mut self,
+        links: &'static Links,
+        route: &ShmRoute,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        (from, dest): (Qpn, Qpn),
+    ) {
+        match &mut self.to_peer {
+            ToPeer::Asked(_) | ToPeer::Open(_) => {}
+            ToPeer::None(n) if *n > 0 => *n -= 1,
+            ToPeer::None(_) | ToPeer::Untried => {
+                let asked = self.open(links, route, out, spare, (from, dest));
+                self.to_peer = asked.map_or(ToPeer::None(ASK_AGAIN_AFTER), ToPeer::Asked);
+            }
+        }
+    }
+
+    #[cold]
+    fn open(
+        &mut self,
+        links: &'static Links,
+        route: &ShmRoute,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        (from, dest): (Qpn, Qpn),
+    ) -> Option<Arc<LaneWriter>> {
+        let shm = links.shm.as_ref()?;
+        let lane = route.peer.channel().open_lane()?;
+        let (index, first) = (lane.index() as u8, lane.next());
+        let call = LaneCall { index, first, digest: route.digest(), from, dest };
+        let told = out.sender(links, &route.peer, spare).0.reserve(LaneCall::LEN, 0);
+        let Ok(mut room) = told else {
+            lane.give_up();
+            return None;
+        };
+        room.write_header(&call.emit());
+        room.commit();
+        shm.endpoint().watch_lane(&lane, from.get());
+        self.tally = Some(shm.traffic().of_lane());
+        Some(lane)
+    }
+
+    /// Whether the peer has answered since.
+    #[inline]
+    #[must_use]
+    pub fn has_answer(&self) -> bool {
+        self.put_back.is_some()
+            || match &self.to_peer {
+                ToPeer::Asked(lane) | ToPeer::Open(lane) => lane.has_answer(),
+                ToPeer::Untried | ToPeer::None(_) => false,
+            }
+    }
+
+    /// An answer that was taken is to be taken once more.
+    pub fn put_back(&mut self, executed: Psn) {
+        self.put_back = Some(executed);
+    }
+
+    /// Takes the peer's answer, if there is a new one: the PSN of the last request that it has executed.
+    #[inline]
+    pub fn take_answer(&mut self) -> Option<Psn> {
+        if let Some(executed) = self.put_back.take() {
+            return Some(executed);
+        }
+        let (ToPeer::Asked(lane) | ToPeer::Open(lane)) = &self.to_peer else { return None };
+        let answer = lane.take_answer()?;
+        if !answer.is_open {
+            lane.give_up();
+            self.to_peer = ToPeer::None(ASK_AGAIN_AFTER);
+        } else if let ToPeer::Asked(lane) = &self.to_peer {
+            self.to_peer = ToPeer::Open(Arc::clone(lane));
+        }
+        answer.executed.map(Psn::new)
+    }
+
+    /// Reads a lane that the peer has opened.
+    pub fn accept(&mut self, channel: &Channel, call: &LaneCall) -> Option<Arc<LaneReader>> {
+        self.close();
+        let lane = Arc::new(channel.accept_lane(call.index.into(), call.first)?);
+        self.from_peer = Some(Arc::clone(&lane));
+        Some(lane)
+    }
+
+    /// The next SEND, if one has come. An error: no writer writes such a cell.
+    #[inline]
+    pub fn peek(&self) -> Result<Option<Short>, NotACell> {
+        let Some((lane, cell)) = self.from_peer.as_ref().and_then(|l| Some((l, l.peek()?))) else {
+            return Ok(None);
+        };
+        let Cell { low, word } = cell;
+        let len = (word & 0xff) as usize;
+        if len > CELL_PAYLOAD {
+            return Err(NotACell);
+        }
+        let send = ShortRequest {
+            psn: Psn::new((word >> PSN_AT) as u32 & 0xff_ffff),
+            solicited: word & SOLICITED != 0,
+            ack_req: true,
+            acks: (low & ACKS != 0).then(|| Psn::new(low & 0xff_ffff)),
+        };
+        let payload = Data::Shared { addr: lane.payload_ptr() as u64, len };
+        Ok(Some(Short { send, payload }))
+    }
+
+    /// The SEND that was looked at is done.
+    #[inline]
+    pub fn take(&self) {
+        if let Some(lane) = &self.from_peer {
+            lane.take();
+        }
+    }
+
+    /// Tells the peer how far SENDs are taken, and everything up to `executed` is executed.
+    #[inline]
+    pub fn answer(&self, executed: Option<Psn>) {
+        if let Some(lane) = &self.from_peer {
+            lane.answer(executed.map(Psn::get));
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(lane) = self.from_peer.take() {
+            lane.close();
+        }
+    }
+
+    /// Gives both up.
+    pub fn leave(&mut self) {
+        if let ToPeer::Asked(lane) | ToPeer::Open(lane) = std::mem::take(&mut self.to_peer) {
+            lane.give_up();
+        }
+        self.close();
+        (self.tally, self.put_back) = (None, None);
+    }
+}
+
+/// The peer has written something that is no cell.
+#[derive(Clone, Copy, Debug)]
+pub struct NotACell;

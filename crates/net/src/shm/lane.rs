@@ -1,0 +1,387 @@
+//! Lanes: short messages from one queue pair to another, each in a *cell* of one line.
+//!
+//! A lane belongs to one sender and one reader. Cells are numbered from 1 on. A cell is there when its place has its number,
+//! which is stored last. So nothing is zeroed, and an old cell is never taken for a new one. The reader answers by a word
+//! of its own side: up to where it has read, and what it has executed. That word is an acknowledgement; no message is sent
+//! for it.
+//!
+//! A lane is opened by a message of the ring, which tells the reader its place and the number of its first cell. The reader
+//! accepts or refuses by its answer. No cell is written before.
+//!
+//! Words of the other side are believed as far as they can be true: an answer beyond the last cell, and a cell that is
+//! longer than one can be, break the lane.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use super::layout::{ANSWER, CELLS, LANE, LINE};
+use super::memory::{Area, Memory};
+
+/// Bytes of payload that a cell takes.
+pub const CELL_PAYLOAD: usize = LINE - PAYLOAD;
+/// The place of the payload in a cell, behind two words.
+const PAYLOAD: usize = 16;
+
+/// The place of a lane in a side, and that of its answer in the other one.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The lane's number in its side.
+    pub index: usize,
+    pub(crate) cells: usize,
+    pub(crate) answer: usize,
+}
+
+impl Place {
+    /// Lane `index` of a side whose lanes begin at `lanes`, with its answer in the other side, where answers begin at
+    /// `answers`.
+    #[must_use]
+    pub fn new(index: usize, lanes: usize, answers: usize) -> Self {
+        Self { index, cells: lanes + index * LANE, answer: answers + index * ANSWER }
+    }
+
+    #[inline]
+    fn cell(self, number: u32) -> usize {
+        self.cells + (number % CELLS) as usize * LINE
+    }
+}
+
+/// What a reader says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Answer {
+    /// The number of the cell that it reads next.
+    pub next: u32,
+    /// It reads this lane.
+    pub is_open: bool,
+    /// The PSN of the last request that it has executed.
+    pub executed: Option<u32>,
+}
+
+const OPEN: u64 = 1 << 31;
+const EXECUTED: u64 = 1 << 30;
+const PSN: u64 = 0xff_ffff;
+
+impl Answer {
+    #[inline]
+    fn encode(self) -> u64 {
+        let executed = self.executed.map_or(0, |psn| EXECUTED | u64::from(psn) & PSN);
+        u64::from(self.next) << 32 | executed | if self.is_open { OPEN } else { 0 }
+    }
+
+    #[inline]
+    fn decode(word: u64) -> Self {
+        let executed = (word & EXECUTED != 0).then_some((word & PSN) as u32);
+        Self { next: (word >> 32) as u32, is_open: word & OPEN != 0, executed }
+    }
+}
+
+/// The sending end of a lane. Its owner sends from one thread at a time; any thread may ask whether there is an answer.
+#[derive(Debug)]
+pub struct LaneWriter<M = Area> {
+    own: M,
+    peer: M,
+    place: Place,
+    /// The number of the next cell.
+    next: AtomicU32,
+    /// The last answer that was taken.
+    seen: AtomicU64,
+    given_up: AtomicBool,
+}
+
+impl<M: Memory> LaneWriter<M> {
+    /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
+    pub fn new(own: M, peer: M, place: Place, first: u32) -> Self {
+        let seen = AtomicU64::new(peer.load(place.answer, Ordering::Relaxed));
+        let given_up = AtomicBool::new(false);
+        Self { own, peer, place, next: AtomicU32::new(first), seen, given_up }
+    }
+
+    /// Its number in its side.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.place.index
+    }
+
+    /// The number of the next cell.
+    #[inline]
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is an answer that was not taken.
+    #[inline]
+    #[must_use]
+    pub fn has_answer(&self) -> bool {
+        self.peer.load(self.place.answer, Ordering::Relaxed) != self.seen.load(Ordering::Relaxed)
+    }
+
+    /// Takes an answer, if it is new. An impossible one counts as a refusal.
+    #[inline]
+    pub fn take_answer(&self) -> Option<Answer> {
+        let word = self.peer.load(self.place.answer, Ordering::Acquire);
+        if self.seen.swap(word, Ordering::Relaxed) == word {
+            return None;
+        }
+        let answer = Answer::decode(word);
+        let is_possible = self.next().wrapping_sub(answer.next) <= CELLS;
+        Some(if is_possible { answer } else { Answer::default() })
+    }
+
+    /// Whether there is a free cell, as far as answers were taken.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let read = (self.seen.load(Ordering::Relaxed) >> 32) as u32;
+        self.next().wrapping_sub(read) < CELLS
+    }
+
+    /// Shows the reader a cell whose payload is written. `low` and `word` are its words below the number.
+    #[inline]
+    pub fn show(&self, low: u32, word: u64) {
+        let number = self.next();
+        let at = self.place.cell(number);
+        self.own.store(at + 8, word, Ordering::Relaxed);
+        self.own.store(at, u64::from(number) << 32 | u64::from(low), Ordering::Release);
+        self.next.store(number.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Nobody sends by it any more.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nobody sends by it.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Whether it can be another's: nobody sends by it, and nobody reads.
+    pub(super) fn is_free(&self) -> bool {
+        let answer = Answer::decode(self.peer.load(self.place.answer, Ordering::Acquire));
+        self.is_given_up() && !answer.is_open && answer.next != 0
+    }
+}
+
+impl LaneWriter<Area> {
+    /// The place of the payload of the next cell: [`CELL_PAYLOAD`] bytes, for raw copies alone.
+    #[inline]
+    #[must_use]
+    pub fn payload_ptr(&self) -> *mut u8 {
+        self.own.at(self.place.cell(self.next()) + PAYLOAD, CELL_PAYLOAD)
+    }
+}
+
+/// A cell that is there: its words below the number. Its payload may change as long as the peer wishes.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    /// The low half of the first word.
+    pub low: u32,
+    /// The second word.
+    pub word: u64,
+}
+
+/// The reading end of a lane. Its owner reads from one thread at a time; any thread may ask whether a cell is there.
+#[derive(Debug)]
+pub struct LaneReader<M = Area> {
+    own: M,
+    peer: M,
+    place: Place,
+    /// The number of the next cell.
+    next: AtomicU32,
+    /// The last answer.
+    answered: AtomicU64,
+}
+
+impl<M: Memory> LaneReader<M> {
+    /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
+    pub fn new(own: M, peer: M, place: Place, first: u32) -> Self {
+        let this = Self { own, peer, place, next: first.into(), answered: AtomicU64::new(0) };
+        this.answer(None);
+        this
+    }
+
+    /// Refuses a lane.
+    pub fn refuse(own: &M, place: Place, first: u32) {
+        let answer = Answer { next: first, ..Answer::default() };
+        own.store(place.answer, answer.encode(), Ordering::Release);
+    }
+
+    /// Whether the next cell is there.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let next = self.next.load(Ordering::Relaxed);
+        (self.peer.load(self.place.cell(next), Ordering::Relaxed) >> 32) as u32 == next
+    }
+
+    /// The next cell, if it is there.
+    #[inline]
+    #[must_use]
+    pub fn peek(&self) -> Option<Cell> {
+        let next = self.next.load(Ordering::Relaxed);
+        let at = self.place.cell(next);
+        let word = self.peer.load(at, Ordering::Acquire);
+        ((word >> 32) as u32 == next)
+            .then(|| Cell { low: word as u32, word: self.peer.load(at + 8, Ordering::Relaxed) })
+    }
+
+    /// Goes on to the next cell. The place of this one is the writer's again with the next [`answer`](Self::answer).
+    #[inline]
+    pub fn take(&self) {
+        let next = self.next.load(Ordering::Relaxed);
+        self.next.store(next.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Tells the writer up to where cells are read, and requests executed. With `None` the last PSN stays.
+    #[inline]
+    pub fn answer(&self, executed: Option<u32>) {
+        let last = Answer::decode(self.answered.load(Ordering::Relaxed));
+        let next = self.next.load(Ordering::Relaxed);
+        self.say(Answer { next, is_open: true, executed: executed.or(last.executed) });
+    }
+
+    /// Reads no more.
+    pub fn close(&self) {
+        let next = self.next.load(Ordering::Relaxed);
+        self.say(Answer { next, ..Answer::default() });
+    }
+
+    #[inline]
+    fn say(&self, answer: Answer) {
+        let word = answer.encode();
+        self.answered.store(word, Ordering::Relaxed);
+        self.own.store(self.place.answer, word, Ordering::Release);
+    }
+
+    /// Whether it reads.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        Answer::decode(self.answered.load(Ordering::Relaxed)).is_open
+    }
+}
+
+impl LaneReader<Area> {
+    /// The place of the payload of the next cell: [`CELL_PAYLOAD`] bytes, for raw copies alone.
+    #[inline]
+    #[must_use]
+    pub fn payload_ptr(&self) -> *mut u8 {
+        let next = self.next.load(Ordering::Relaxed);
+        self.peer.at(self.place.cell(next) + PAYLOAD, CELL_PAYLOAD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::page;
+    use super::*;
+
+    /// The memory of the sender's side and of the reader's, with the lane's place.
+    fn sides() -> (Area, Area, Place) {
+        let side = || Area::private(page() + 2 * LANE).unwrap();
+        (side(), side(), Place::new(1, page(), 0))
+    }
+
+    fn lane(first: u32) -> (LaneWriter, LaneReader) {
+        let (own, peer, place) = sides();
+        let writer = LaneWriter::new(own.clone(), peer.clone(), place, first);
+        let reader = LaneReader::new(peer, own, place, first);
+        assert!(writer.take_answer().is_some_and(|answer| answer.is_open));
+        (writer, reader)
+    }
+
+    #[test]
+    fn cells_arrive_once_and_in_order_beyond_the_last_number() {
+        let (writer, reader) = lane(u32::MAX - 2 * CELLS);
+        for n in 0..4 * CELLS {
+            assert!(!reader.is_ready() && reader.peek().is_none());
+            writer.show(n, u64::from(n) << 8);
+            let cell = reader.peek().unwrap();
+            assert_eq!((cell.low, cell.word, reader.is_ready()), (n, u64::from(n) << 8, true));
+            reader.take();
+            reader.answer(None);
+            assert!(writer.has_answer());
+            assert_eq!(writer.take_answer().unwrap().next, writer.next());
+            assert!(!writer.has_answer() && writer.take_answer().is_none());
+        }
+    }
+
+    #[test]
+    fn a_lane_has_room_until_all_cells_are_unread() {
+        let (writer, reader) = lane(1);
+        for n in 0..CELLS {
+            assert!(writer.has_room(), "{n} unread");
+            writer.show(0, 0);
+        }
+        assert!(!writer.has_room());
+        reader.take();
+        reader.answer(None);
+        assert!(!writer.has_room(), "the answer was not taken");
+        assert!(writer.take_answer().is_some());
+        assert!(writer.has_room());
+    }
+
+    #[test]
+    fn the_last_psn_stays_in_answers_that_have_none() {
+        let (writer, reader) = lane(1);
+        reader.answer(Some(0xff_ffff));
+        assert_eq!(writer.take_answer().unwrap().executed, Some(0xff_ffff));
+        writer.show(0, 0);
+        reader.take();
+        reader.answer(None);
+        assert_eq!(writer.take_answer().unwrap().executed, Some(0xff_ffff));
+    }
+
+    #[test]
+    fn an_answer_to_cells_that_were_never_sent_is_a_refusal() {
+        let (writer, reader) = lane(1);
+        reader.take();
+        reader.answer(Some(5));
+        assert_eq!(writer.take_answer(), Some(Answer::default()));
+    }
+
+    #[test]
+    fn a_lane_is_free_when_neither_end_uses_it() {
+        let (writer, reader) = lane(1);
+        assert!(!writer.is_free() && !writer.is_given_up());
+        writer.give_up();
+        assert!(!writer.is_free() && writer.is_given_up(), "it is read");
+        assert!(reader.is_open());
+        reader.close();
+        assert!(writer.is_free() && !reader.is_open());
+        let (own, peer, place) = sides();
+        let writer = LaneWriter::new(own, peer.clone(), place, 1);
+        writer.give_up();
+        assert!(!writer.is_free(), "the other process has not heard of it");
+        LaneReader::refuse(&peer, place, 1);
+        assert_eq!(writer.take_answer(), Some(Answer { next: 1, ..Answer::default() }));
+        assert!(writer.is_free());
+    }
+
+    #[test]
+    fn cells_of_the_last_user_are_none_of_the_next() {
+        let (own, peer, place) = sides();
+        let writer = LaneWriter::new(own.clone(), peer.clone(), place, 1);
+        for _ in 0..10 {
+            writer.show(0, 0);
+        }
+        let writer = LaneWriter::new(own.clone(), peer.clone(), place, writer.next());
+        let reader = LaneReader::new(peer, own, place, writer.next());
+        assert!(!reader.is_ready());
+        writer.show(3, 0);
+        assert_eq!(reader.peek().unwrap().low, 3);
+    }
+
+    #[test]
+    fn payloads_lie_in_their_cells() {
+        let (writer, reader) = lane(1);
+        // SAFETY: the place is as long as the copy, in memory that lives.
+        unsafe { writer.payload_ptr().write_bytes(7, CELL_PAYLOAD) };
+        let sent = writer.payload_ptr() as usize;
+        assert_eq!(sent % LINE, PAYLOAD);
+        writer.show(0, 0);
+        assert_eq!(writer.payload_ptr() as usize, sent + LINE);
+        // SAFETY: as above.
+        let first = unsafe { reader.payload_ptr().read() };
+        assert_eq!(first, 7);
+    }
+}

@@ -1,0 +1,319 @@
+//! Lanes: short SENDs of other processes of this host, and the answers to ours.
+
+use std::sync::Arc;
+
+use anyverbs_links::shm::{LaneCall, MAX_LANES, Short};
+use anyverbs_net::shm::{Channel, Poller};
+use anyverbs_objects::base::Caller;
+use anyverbs_proto::env::Side;
+use anyverbs_proto::mr::{Access, LastLocal};
+use anyverbs_proto::payload::Data;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::{Incoming, ShortWays};
+use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::Sge;
+
+use super::Driver;
+use crate::qp::arrivals::{Arrivals, reborrow};
+use crate::qp::env::Call;
+use crate::qp::{QpCell, State};
+
+const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+
+/// Most SENDs of a lane that are executed in one go.
+const BATCH: usize = 64;
+
+/// What was found in a lane.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Found {
+    /// SENDs that were taken, and their bytes.
+    pub(super) taken: usize,
+    bytes: u64,
+    /// There were SENDs or answers.
+    pub(super) any: bool,
+    /// The next SEND is behind packets that come by the ring.
+    pub(super) is_early: bool,
+    /// The peer has written nonsense.
+    is_broken: bool,
+}
+
+/// Whether packets of the ring may still be in front of a SEND.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ring {
+    Unread,
+    Read,
+}
+
+impl Driver {
+    /// Executes what has come by the lanes, and takes answers. `last` is the queue pair of the last one.
+    #[inline]
+    pub(super) fn receive_lanes(
+        &'static self,
+        poller: &mut Poller,
+        last: &mut Option<Arc<QpCell>>,
+        ring: Ring,
+        mut into: Option<&mut dyn Caller>,
+    ) -> Found {
+        let mut all = Found::default();
+        let mut from = 0;
+        while let Some((place, tag)) = poller.next_lane(from) {
+            from = place + 1;
+            let qpn = Qpn::new(tag);
+            let known = last.take().filter(|cell| cell.qpn == qpn);
+            let cell = known.or_else(|| self.transport.qps.find(qpn));
+            let found = cell.as_ref().and_then(|cell| self.serve(cell, ring, reborrow(&mut into)));
+            let Some(found) = found else {
+                // Its queue pair has ended, or has left it.
+                if poller.forget_lane(place) {
+                    from = place;
+                }
+                continue;
+            };
+            if found.is_broken {
+                poller.break_lane(place);
+            }
+            self.count_lane(&found);
+            all.taken += found.taken;
+            (all.any, all.is_early) = (true, all.is_early | found.is_early);
+            *last = cell;
+        }
+        all
+    }
+
+    /// Executes the SENDs of a lane that come before a packet of the ring. The caller has the receive path.
+    pub(super) fn catch_up(
+        &self,
+        state: &mut State,
+        call: &mut Call<'_>,
+        arrivals: &mut Arrivals<'_>,
+        psn: Psn,
+    ) {
+        if state.link.lanes.are_read() && psn != state.machine.expected() {
+            let found = drain(state, call, arrivals, Ring::Unread);
+            self.count_lane(&found.unwrap_or_default());
+        }
+    }
+
+    #[inline]
+    fn count_lane(&self, found: &Found) {
+        if found.taken > 0
+            && let Some(shm) = &self.links.shm
+        {
+            shm.traffic().note_received(found.taken as u64, found.bytes);
+        }
+    }
+
+    /// Executes what has come by the lane of a queue pair, and takes an answer. `None`: there is nothing of either.
+    #[inline]
+    fn serve<'a>(
+        &'static self,
+        cell: &'a Arc<QpCell>,
+        ring: Ring,
+        mut into: Option<&'a mut dyn Caller>,
+    ) -> Option<Found> {
+        let mut state = cell.state.lock();
+        if state.is_dead() {
+            return None;
+        }
+        let (mut found, is_over) = self.drain_short(cell, &mut state, &mut into);
+        if is_over {
+            return found;
+        }
+        let mut call = Call::new(cell);
+        let mut arrivals = Arrivals::new(cell, into);
+        if let Some(more) = drain(&mut state, &mut call, &mut arrivals, ring) {
+            let found = found.get_or_insert_default();
+            found.taken += more.taken;
+            found.bytes += more.bytes;
+            (found.is_early, found.is_broken) = (more.is_early, more.is_broken);
+        }
+        let State { machine, link, .. } = &mut *state;
+        machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
+        arrivals.end();
+        call.settle(&mut state);
+        found
+    }
+
+    /// As [`drain`], by the short ways. False if something is left for that.
+    #[inline]
+    fn drain_short(
+        &self,
+        cell: &QpCell,
+        state: &mut State,
+        into: &mut Option<&mut dyn Caller>,
+    ) -> (Option<Found>, bool) {
+        let State { machine, link, .. } = state;
+        let (mut found, mut any, mut is_over) = (Found::default(), false, true);
+        let ShortWays { sends, receives } = link.short_ways;
+        let (mrs, memory) = (&self.core.mrs, &self.core.memory);
+        let mut region = LastLocal::default();
+        while found.taken < BATCH {
+            let short = match link.lanes.peek() {
+                Ok(None) => break,
+                Ok(Some(short)) if receives => short,
+                _ => {
+                    is_over = false;
+                    break;
+                }
+            };
+            let Short { send, payload } = short;
+            let len = payload.len();
+            if let Some(psn) = send.acks.filter(|psn| machine.awaits(*psn)) {
+                let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
+                if !sends || !machine.complete_short(psn, complete) {
+                    is_over = false;
+                    break;
+                }
+            }
+            let write = |pd, sge: &Sge| {
+                let (lkey, va, len) = (sge.lkey, sge.addr, sge.len.into());
+                let to = region.find(mrs, lkey, pd, va, len, Access::LOCAL_WRITE);
+                to.is_ok_and(|to| to.is_none_or(|to| payload.write(to, memory).is_ok()))
+            };
+            let Some(wc) = machine.execute_short(send.psn, len as u32, write) else {
+                is_over = false;
+                break;
+            };
+            self.complete_short(cell, Side::Recv, wc, send.solicited, into);
+            link.lanes.take();
+            found.taken += 1;
+            found.bytes += (Bth::LEN + len) as u64;
+        }
+        any |= found.taken > 0;
+        if is_over && link.lanes.has_answer() {
+            any = true;
+            if let Some(psn) = link.lanes.take_answer().filter(|psn| machine.awaits(*psn)) {
+                let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
+                if !sends || !machine.complete_short(psn, complete) {
+                    link.lanes.put_back(psn);
+                    is_over = false;
+                }
+            }
+        }
+        if found.taken > 0 {
+            link.lanes.answer(machine.executed());
+            link.knock();
+        }
+        (any.then_some(found), is_over)
+    }
+
+    /// Gives a completion to the thread that polls for it, or to its queue.
+    #[inline]
+    fn complete_short(
+        &self,
+        cell: &QpCell,
+        side: Side,
+        wc: Wc,
+        solicited: bool,
+        into: &mut Option<&mut dyn Caller>,
+    ) {
+        let Some(cq) = cell.cq(side) else { return };
+        if let Some(into) = into
+            && into.take(Arc::as_ptr(cq).cast(), &wc)
+        {
+            if side == Side::Send {
+                cell.sq_credit.release(wc.sq_count);
+            }
+        } else if cq.push(wc, solicited) {
+            self.core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn);
+        }
+    }
+
+    /// A process has opened a lane to one of our queue pairs.
+    #[cold]
+    pub(super) fn accept_lane(&self, poller: &mut Poller, channel: &Arc<Channel>, call: LaneCall) {
+        let refuse = || {
+            channel.refuse_lane(call.index.into(), call.first);
+            channel.knock();
+        };
+        let Some(cell) = self.transport.qps.find(call.dest) else { return refuse() };
+        let mut state = cell.state.lock();
+        let State { machine, link, .. } = &mut *state;
+        let is_peer = cell.qp_type == QpType::Rc
+            && machine.attr().state.receives()
+            && machine.dest_qpn() == call.from
+            && link.is_from_peer(call.digest)
+            && link.shm_peer().is_some();
+        if !is_peer || poller.lanes_read() >= MAX_LANES {
+            return refuse();
+        }
+        if let Some(lane) = link.lanes.accept(channel, &call) {
+            poller.watch_lane(channel, lane, call.dest.get());
+            link.settle_lanes(machine);
+        }
+        channel.knock();
+    }
+}
+
+/// Executes the SENDs of a lane that are next, and takes an answer. A SEND that is early stays until the ring is read. `None`:
+/// there is nothing.
+#[inline]
+pub(super) fn drain(
+    state: &mut State,
+    call: &mut Call<'_>,
+    arrivals: &mut Arrivals<'_>,
+    ring: Ring,
+) -> Option<Found> {
+    let State { machine, link, .. } = state;
+    let mut found = Found::default();
+    let mut any = false;
+    while found.taken < BATCH {
+        let Short { send, payload } = match link.lanes.peek() {
+            Ok(Some(short)) => short,
+            Ok(None) => break,
+            Err(_) => {
+                (found.is_broken, any) = (true, true);
+                link.leave_lanes();
+                break;
+            }
+        };
+        any = true;
+        let mut env = call.env_with(link, arrivals);
+        if !machine.receive_short_send(&send, payload, &mut env) {
+            if ring == Ring::Unread && send.psn.since(machine.expected()) > 0 {
+                found.is_early = true;
+                break;
+            }
+            // Whatever is unusual is a packet.
+            let Some(arrival) = link.peer_arrival() else { break };
+            let packet = packet(machine.qpn(), send.psn, send.solicited, payload, send.acks);
+            machine.receive(&arrival, &packet, &mut call.env_with(link, arrivals));
+        }
+        link.lanes.take();
+        found.taken += 1;
+        found.bytes += (Bth::LEN + payload.len()) as u64;
+    }
+    if link.lanes.has_answer() {
+        any = true;
+    }
+    if let Some(psn) = link.lanes.take_answer() {
+        machine.receive_executed(psn, &mut call.env_with(link, arrivals));
+    }
+    if found.taken > 0 {
+        let executed = machine.executed();
+        link.lanes.answer(executed);
+        if executed.is_some() {
+            machine.note_told();
+        }
+        link.knock();
+    }
+    any.then_some(found)
+}
+
+/// A short SEND as the packet that it stands for.
+#[cold]
+fn packet(
+    dest: Qpn,
+    psn: Psn,
+    solicited: bool,
+    payload: Data<'static>,
+    acks: Option<Psn>,
+) -> Incoming<'static> {
+    let pad = Bth::pad_of(payload.len());
+    let bth = Bth { solicited, migreq: true, pad, ack_req: true, ..Bth::new(SEND, dest, psn) };
+    Incoming { headers: Headers::new(bth), payload, packets: 1, acks }
+}
