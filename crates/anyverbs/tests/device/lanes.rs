@@ -102,10 +102,18 @@ impl Talk {
 fn short_sends_take_a_lane_and_others_do_not() {
     let talk = Talk::begin();
     talk.warm();
-    for (len, takes) in [(2, true), (48, true), (49, false), (1000, false), (3, true)] {
+    for len in [49, 1000] {
         let begin = talk.by_lane();
         talk.echo(&vec![len as u8; len]);
-        assert_eq!(talk.by_lane() - begin, u64::from(takes), "{len} bytes");
+        assert_eq!(talk.by_lane(), begin, "{len} bytes");
+    }
+    for len in [2, 48, 3] {
+        let (begin, until) = (talk.by_lane(), Instant::now() + TIMEOUT);
+        // One that finds no timer running takes the ring.
+        while talk.by_lane() == begin {
+            talk.echo(&vec![len as u8; len]);
+            assert!(Instant::now() < until, "{len} bytes");
+        }
     }
 }
 
@@ -124,7 +132,7 @@ fn sends_complete_while_the_receiver_computes() {
     let wcs = e.poll_for(9, TIMEOUT);
     assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
     assert!(computes.elapsed() < Duration::from_millis(700), "{:?}", computes.elapsed());
-    assert_eq!(talk.by_lane() - begin, 9);
+    assert!(talk.by_lane() > begin);
 }
 
 #[test]
@@ -185,12 +193,13 @@ fn a_send_that_finds_no_receive_is_refused_and_repeated() {
         let wcs = e.poll_for(4, TIMEOUT);
         assert!(wcs.iter().all(|wc| wc.wr_id == 1000), "{wcs:?}");
         (0..4).for_each(|slot| post(e, buffer, slot));
-        for slot in 0..4 {
-            let wcs = e.poll_for(1, TIMEOUT);
-            assert_eq!((wcs[0].status, wcs[0].wr_id), (WcStatus::Success, slot));
-            assert_eq!(buffer.read(slot as usize * SLOT, 2), [round, slot as u8]);
+        let wcs = e.poll_for(4, TIMEOUT);
+        for (slot, wc) in wcs.iter().enumerate() {
+            assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, slot as u64));
+            assert_eq!(buffer.read(slot * SLOT, 2), [round, slot as u8]);
         }
     }
+    assert!(talk.e.context.counters().unwrap().read(Counter::RnrNakSent) > 0);
 }
 
 #[test]

@@ -84,7 +84,8 @@ impl Driver {
         all
     }
 
-    /// Executes the SENDs of a lane that come before a packet of the ring. The caller has the receive path.
+    /// Executes the SENDs of a lane that come before a packet of the ring, and takes the answer that was given before it: a
+    /// program expects to see the peer's answer after its own send is complete. The caller has the receive path.
     pub(super) fn catch_up(
         &self,
         state: &mut State,
@@ -92,7 +93,8 @@ impl Driver {
         arrivals: &mut Arrivals<'_>,
         psn: Psn,
     ) {
-        if state.link.lanes.are_read() && psn != state.machine.expected() {
+        let lanes = &state.link.lanes;
+        if lanes.has_answer() || (lanes.are_read() && psn != state.machine.expected()) {
             let found = drain(state, call, arrivals, Ring::Unread);
             self.count_lane(&found.unwrap_or_default());
         }

@@ -131,7 +131,8 @@ impl Driver {
             let mut arrivals = Arrivals::new(&cell, reborrow(into));
             let State { machine, link, .. } = &mut *state;
             let mut any = false;
-            while link.is_from_peer(arrival.digest) {
+            // The general way takes an answer first.
+            while link.is_from_peer(arrival.digest) && !link.lanes.has_answer() {
                 let mut env = call.env_with(link, &mut arrivals);
                 if !machine.receive_short_send(&arrival.send, intake.payload(), &mut env) {
                     break;
