@@ -70,10 +70,10 @@ impl UdpRoute {
             traffic_class: av.traffic_class,
             hop_limit: av.hop_limit,
             flow_label: av.flow_label,
-            lane: slot,
+            sending_socket: slot,
             ..Destination::new(address(ip, port, av.scope_id))
         };
-        // Without a lane nothing is sent, and every try says so in the counters.
+        // Without a sending socket nothing is sent, and every try says so in the counters.
         let flow = links.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
         Self {
             to,
@@ -245,7 +245,7 @@ impl Staged {
         let to = Destination {
             source: Some(*to_us),
             interface: *scope_id,
-            lane: probe.from.slot(),
+            sending_socket: probe.from.slot(),
             ..Destination::new(address(*from, port, *scope_id))
         };
         if let Ok(source_port) = links.port.source_port(&to) {

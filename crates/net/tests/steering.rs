@@ -209,13 +209,13 @@ impl Drop for Member {
 struct Sender {
     port: UdpPort,
     batch: TxBatch,
-    lane: u8,
+    sending: u8,
 }
 
 impl Sender {
     fn new() -> Self {
         let port = UdpPort::open(PortOptions { ipv6: false, ..PortOptions::new(4000) }).unwrap();
-        Self { port, batch: TxBatch::new(), lane: 0 }
+        Self { port, batch: TxBatch::new(), sending: 0 }
     }
 
     /// `n` datagrams to each slot and family, each by another source port, so that a hash would spread them.
@@ -223,9 +223,9 @@ impl Sender {
         for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
             for slot in slots.clone() {
                 for _ in 0..n {
-                    self.lane = (self.lane + 1) % 16;
+                    self.sending = (self.sending + 1) % 16;
                     let to = Destination {
-                        lane: self.lane,
+                        sending_socket: self.sending,
                         traffic_class: 0x29,
                         hop_limit: 77,
                         ..Destination::new((ip, PORT).into())

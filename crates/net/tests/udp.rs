@@ -164,9 +164,12 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     assert_eq!(stage(&mut out, &port, &to, 50, 4), 1);
     assert_eq!(stage(&mut out, &port, &to, 50, 5), 0);
     assert_eq!(sends(&out), 2);
-    // Another lane, another traffic class, another family.
-    assert_eq!(stage(&mut out, &port, &Destination { lane: 9, ..to }, 50, 6), 0);
-    assert_eq!(stage(&mut out, &port, &Destination { lane: 9, traffic_class: 1, ..to }, 50, 7), 0);
+    // Another sending socket, another traffic class, another family.
+    assert_eq!(stage(&mut out, &port, &Destination { sending_socket: 9, ..to }, 50, 6), 0);
+    assert_eq!(
+        stage(&mut out, &port, &Destination { sending_socket: 9, traffic_class: 1, ..to }, 50, 7),
+        0
+    );
     assert_eq!(stage(&mut out, &port, &Destination::new("[::1]:4791".parse().unwrap()), 50, 8), 0);
     assert_eq!(sends(&out), 5);
     out.flush(&port).unwrap();
@@ -218,7 +221,7 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     assert_eq!(lengths(12), vec![10; 65]);
     assert_eq!(lengths(13), vec![4112; 16]);
     assert!(lengths(9).is_empty() && lengths(10).is_empty() && lengths(11).is_empty());
-    // One lane, one source port.
+    // One sending socket, one source port.
     let port_of = |fill: u8| seen.iter().find(|d| d.bytes[0] == fill).map(|d| d.source.port());
     assert_eq!(port_of(1), port_of(14));
     assert_ne!(port_of(1), port_of(6));

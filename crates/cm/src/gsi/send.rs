@@ -182,10 +182,10 @@ impl<I: Events> Gsi<I> {
         let mad = &transmit.mad;
         let attribute = u16::from_be_bytes([mad[16], mad[17]]);
         let kind = STEERING.slot_offsets.iter().find(|(kind, _)| *kind == attribute);
-        let (slot, hint, lane) = match kind {
+        let (slot, hint, sending) = match kind {
             Some(&(_, HINT_AT)) => {
-                let (hint, lane) = self.hint(&mut line.requests, transmit);
-                (hint, hint, lane)
+                let (hint, sending) = self.hint(&mut line.requests, transmit);
+                (hint, hint, sending)
             }
             Some(&(_, at)) => (mad[at - MAD_AT], 0, 0),
             None => (0, 0, 0),
@@ -194,7 +194,7 @@ impl<I: Events> Gsi<I> {
             self.flush(line);
             line.slot = slot;
         }
-        let Some(to) = self.way(line, transmit, lane) else {
+        let Some(to) = self.way(line, transmit, sending) else {
             // As if the network had lost it.
             self.transport.links.send_drops.fetch_add(1, Ordering::Relaxed);
             return;
@@ -218,7 +218,7 @@ impl<I: Events> Gsi<I> {
         self.transport.core.count(Counter::SentBytes, PACKET_LEN as u64);
     }
 
-    /// The slot of the process that listens, or 0, and the lane of a request: 0, for a repetition another.
+    /// The slot of the process that listens, or 0, and the sending socket of a request: 0, for a repetition another.
     fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
         let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
         let Recipient::Service(service_id) = recipient(&mad) else { return (0, 0) };
@@ -228,20 +228,21 @@ impl<I: Events> Gsi<I> {
             return (slot.unwrap_or(self.transport.core.slot), 0);
         }
         let (slot, repeated) = requests.ask(mad.transaction_id, transmit.dgid, service_id);
-        // Any lane does, but each a descriptor.
-        let lane = match repeated % 16 {
+        // Any sending socket does, but each a descriptor.
+        let sending = match repeated % 16 {
             0 => 0,
             n => self.transport.core.slot.wrapping_add(16 * n),
         };
-        (slot.unwrap_or(0), lane)
+        (slot.unwrap_or(0), sending)
     }
 
     /// The way of a datagram; `None` if its addresses are none.
-    fn way(&self, line: &mut Line, transmit: &Transmit, lane: u8) -> Option<Destination> {
+    fn way(&self, line: &mut Line, transmit: &Transmit, sending: u8) -> Option<Destination> {
         let (source, ip) = (transmit.sgid.to_ip(), transmit.dgid.to_ip());
-        let wanted = (Some(source), ip, transmit.interface, lane);
-        let is_known =
-            |way: &Way| (way.to.source, way.to.address.ip(), way.interface, way.to.lane) == wanted;
+        let wanted = (Some(source), ip, transmit.interface, sending);
+        let is_known = |way: &Way| {
+            (way.to.source, way.to.address.ip(), way.interface, way.to.sending_socket) == wanted
+        };
         if !line.way.as_ref().is_some_and(is_known) {
             line.way = None;
             if source.is_ipv4() != ip.is_ipv4() {
@@ -257,7 +258,7 @@ impl<I: Events> Gsi<I> {
             let to = Destination {
                 source: Some(source),
                 interface: scope_id,
-                lane,
+                sending_socket: sending,
                 ..Destination::new(udp::address(ip, port, scope_id))
             };
             let from = self.transport.links.port.source_port(&to).ok()?;

@@ -26,10 +26,10 @@
 pub mod capture;
 mod error;
 pub mod forward;
-mod lanes;
 mod multicast;
 mod port;
 mod rx;
+mod sending;
 mod sounding;
 mod tx;
 

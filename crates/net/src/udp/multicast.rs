@@ -27,8 +27,8 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 use crate::host::TIME_SLICES;
 use crate::sockopt;
 
-use super::lanes::drop_all;
 use super::port::IPV6_MULTICAST_ALL;
+use super::sending::drop_all;
 use super::{Family, UdpPort};
 
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).

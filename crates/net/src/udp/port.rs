@@ -16,8 +16,8 @@ use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
 use super::capture::Capture;
 use super::forward::{ForwardCounters, Forwarder};
-use super::lanes::Lanes;
 use super::multicast::Memberships;
+use super::sending::SendingSockets;
 use super::{Family, OpenError, RxBatch};
 
 // include/uapi/linux/in6.h; missing in libc.
@@ -76,7 +76,7 @@ impl PortOptions {
 /// All methods take `&self` and may be called from any thread. Poll the descriptors of [`UdpPort::fds`] for input.
 #[derive(Debug)]
 pub struct UdpPort {
-    pub(crate) lanes: Lanes,
+    pub(crate) sending: SendingSockets,
     sockets: [Option<Arc<Socket>>; 2],
     port: u16,
     receive_buffer: usize,
@@ -119,7 +119,7 @@ impl UdpPort {
             return Err(OpenError::NoSocketFamily);
         };
         let mut this = Self {
-            lanes: Lanes::new(sockets.clone(), options.gso, options.no_checksum6),
+            sending: SendingSockets::new(sockets.clone(), options.gso, options.no_checksum6),
             sockets,
             port,
             // The kernel reports twice the requested size, its own overhead included.
@@ -232,18 +232,18 @@ impl UdpPort {
         self.receive_errors.load(Ordering::Relaxed)
     }
 
-    /// The source port of datagrams to `to`, which depends on its address family and lane.
+    /// The source port of datagrams to `to`, which depends on its address family and sending socket.
     ///
     /// # Errors
-    /// Those of socket(2) when the lane cannot be opened.
+    /// Those of socket(2) when the sending socket cannot be opened.
     pub fn source_port(&self, to: &super::Destination) -> io::Result<u16> {
-        Ok(self.lanes.of(to)?.port)
+        Ok(self.sending.of(to)?.port)
     }
 
-    /// Whether all lanes opened so far can use GSO; `None` when none is open.
+    /// Whether all sending sockets opened so far can use GSO; `None` when none is open.
     #[must_use]
     pub fn gso(&self) -> Option<bool> {
-        self.lanes.opened().map(super::lanes::Lane::gso).reduce(|a, b| a && b)
+        self.sending.opened().map(super::sending::SendingSocket::gso).reduce(|a, b| a && b)
     }
 
     /// Receives waiting datagrams into `batch`, without waiting, and drops its former content. Returns the number of

@@ -26,7 +26,7 @@ impl Sounding {
         let domain = Domain::for_address(from);
         let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         let fd = sys::above_standard_streams(OwnedFd::from(socket))?;
-        // The first option brings all errors: ip(7). With the second an IPv4 datagram has DF and the ID 0, as those of lanes.
+        // The first option brings all errors: ip(7). With the second an IPv4 datagram has DF and the ID 0, as those of sending sockets.
         match from {
             SocketAddr::V4(_) => {
                 sockopt::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;

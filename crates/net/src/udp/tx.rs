@@ -13,7 +13,7 @@ use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 use crate::sys;
 
-use super::lanes::Lane;
+use super::sending::SendingSocket;
 use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
@@ -41,12 +41,12 @@ pub struct Destination {
     pub hop_limit: u8,
     /// IPv6 flow label (20 bits).
     pub flow_label: u32,
-    /// The sending socket, and so the source port: one lane for each receiving process.
-    pub lane: u8,
+    /// The sending socket, and so the source port: one sending socket for each receiving process.
+    pub sending_socket: u8,
 }
 
 impl Destination {
-    /// A destination with the system's defaults, on lane 0.
+    /// A destination with the system's defaults, on sending socket 0.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Destination {
             traffic_class: 0,
             hop_limit: 0,
             flow_label: 0,
-            lane: 0,
+            sending_socket: 0,
         }
     }
 }
@@ -85,7 +85,7 @@ pub struct TxBatch {
     staging: Box<[u8]>,
     control: ControlBuffer,
     to: Destination,
-    /// Whether this batch leaves with `UDP_SEGMENT`, decided by its first datagram's lane.
+    /// Whether this batch leaves with `UDP_SEGMENT`, decided by its first datagram's sending socket.
     gso: bool,
     segments: usize,
     segment_size: usize,
@@ -120,7 +120,7 @@ impl TxBatch {
     /// shows in [`TxBatch::stats`] only.
     ///
     /// # Errors
-    /// `InvalidInput` when `len` is 0 or more than UDP can carry; those of socket(2) when the lane cannot be opened.
+    /// `InvalidInput` when `len` is 0 or more than UDP can carry; those of socket(2) when the sending socket cannot be opened.
     #[inline]
     pub fn segment(
         &mut self,
@@ -179,7 +179,7 @@ impl TxBatch {
         }
         // Counted in the statistics; the caller's new datagram is not to blame.
         let _ = self.flush(port);
-        self.gso = port.lanes.of(to)?.gso();
+        self.gso = port.sending.of(to)?.gso();
         self.to = *to;
         self.segment_size = len;
         self.last_len = len;
@@ -218,7 +218,7 @@ impl TxBatch {
     /// Sends the staged datagrams. Waits for room in a full send buffer, up to 5 ms.
     ///
     /// When the kernel refuses to segment (a device without checksum offload), the datagrams leave one by one and the
-    /// lane stops using GSO. IPv4 only: those after the first then carry ID 0 and not the index that
+    /// sending socket stops using GSO. IPv4 only: those after the first then carry ID 0 and not the index that
     /// [`TxBatch::segment`] promised, in this one batch.
     ///
     /// # Errors
@@ -249,11 +249,11 @@ impl TxBatch {
 
     /// Sends the staged datagrams; on failure says how many were sent.
     fn send_all(&mut self, port: &UdpPort) -> Result<(), (usize, io::Error)> {
-        let lane = port.lanes.of(&self.to).map_err(|error| (0, error))?;
+        let sending = port.sending.of(&self.to).map_err(|error| (0, error))?;
         if let Some(capture) = port.capture() {
             for (i, bytes) in self.staging[..self.len].chunks(self.segment_size).enumerate() {
                 capture.record_sent(
-                    lane.port,
+                    sending.port,
                     &self.to,
                     if self.gso { i as u16 } else { 0 },
                     bytes,
@@ -261,35 +261,35 @@ impl TxBatch {
             }
         }
         if self.segments == 1 || self.gso {
-            match self.send_batch(lane) {
+            match self.send_batch(sending) {
                 Err(error) if self.segments > 1 && gso_refused(&error) => {
                     self.stats.gso_refused += 1;
-                    self.send_singles(lane)?;
+                    self.send_singles(sending)?;
                     // The datagrams were fine, so it was the segmentation that was not.
-                    lane.disable_gso();
-                    tracing::info!(lane = self.to.lane, to = %self.to.address, %error, "no UDP segmentation offload here");
+                    sending.disable_gso();
+                    tracing::info!(sending = self.to.sending_socket, to = %self.to.address, %error, "no UDP segmentation offload here");
                     Ok(())
                 }
                 result => result.map_err(|error| (0, error)),
             }
         } else {
-            self.send_singles(lane)
+            self.send_singles(sending)
         }
     }
 
     /// One sendmsg for the whole batch.
-    fn send_batch(&mut self, lane: &Lane) -> io::Result<()> {
+    fn send_batch(&mut self, sending: &SendingSocket) -> io::Result<()> {
         let segment_size = (self.segments > 1).then_some(self.segment_size as u16);
         let bytes = &self.staging[..self.len];
         with_sender(&self.to, &mut self.control, segment_size, bytes, |send| {
-            waiting(lane, || send(&lane.socket))
+            waiting(sending, || send(&sending.socket))
         })?;
         self.stats.sends += 1;
         Ok(())
     }
 
     /// The batch as single datagrams, with sendmmsg; on failure says how many were sent.
-    fn send_singles(&mut self, lane: &Lane) -> Result<(), (usize, io::Error)> {
+    fn send_singles(&mut self, sending: &SendingSocket) -> Result<(), (usize, io::Error)> {
         let (name, name_len) = name(&self.to);
         let control_len = write_control(&mut self.control, &self.to, None);
         let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEGMENTS];
@@ -311,11 +311,11 @@ impl TxBatch {
         }
         let mut sent = 0;
         while sent < self.segments {
-            let result = waiting(lane, || {
+            let result = waiting(sending, || {
                 // SAFETY: the first `segments` headers are initialised and point to live memory of the given sizes.
                 let n = unsafe {
                     sys::sendmmsg(
-                        lane.socket.as_raw_fd(),
+                        sending.socket.as_raw_fd(),
                         headers.as_mut_ptr().add(sent).cast(),
                         (self.segments - sent) as libc::c_uint,
                         libc::MSG_DONTWAIT as _,
@@ -378,7 +378,7 @@ fn gso_refused(error: &io::Error) -> bool {
 }
 
 /// Repeats `send` while the socket's buffer is full, for a bounded time.
-fn waiting<T>(lane: &Lane, mut send: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn waiting<T>(sending: &SendingSocket, mut send: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut left_ms = SEND_WAIT_MS;
     loop {
         let error = match send() {
@@ -391,7 +391,7 @@ fn waiting<T>(lane: &Lane, mut send: impl FnMut() -> io::Result<T>) -> io::Resul
                 // Short rounds: a wake-up may be for another thread's sake, and ENOBUFS has no event.
                 let round_ms = if error.raw_os_error() == Some(libc::EAGAIN) { 10 } else { 1 };
                 let begin = std::time::Instant::now();
-                let ready = sockopt::poll(lane.socket.as_fd(), libc::POLLOUT, round_ms)?;
+                let ready = sockopt::poll(sending.socket.as_fd(), libc::POLLOUT, round_ms)?;
                 if ready && error.raw_os_error() == Some(libc::ENOBUFS) {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }

@@ -215,7 +215,7 @@ impl Driver {
         if !polls.is_multiple_of(CLOCK_EVERY.into())
             && rx.as_mut().is_some_and(|rx| rx.receive_by_lane(self, reborrow(&mut into)))
         {
-            rx = None;
+            drop(rx);
             if !self.worker.is_left_to_reader() {
                 return false;
             }

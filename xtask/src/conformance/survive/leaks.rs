@@ -15,8 +15,8 @@ use super::{Bystanders, Stage};
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Sending sockets of a process: one for each slot that a peer can have, and family. It is opened at the first packet
-/// to a process in that slot (`net/src/udp/lanes.rs`), even if that process has ended.
-const MOST_LANES: usize = 512;
+/// to a process in that slot (`net/src/udp/sending.rs`), even if that process has ended.
+const MOST_SENDING: usize = 512;
 
 /// The prefix of a launcher's private tree.
 const VIEW: &str = "anyverbs-view-";
@@ -101,18 +101,18 @@ fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
     let udp =
         table("udp").context("cannot read the UDP sockets")? + &table("udp6").unwrap_or_default();
     let mut kinds = BTreeMap::new();
-    let mut lanes = 0;
+    let mut sending = 0;
     for target in descriptors {
         let target = target.to_string_lossy();
         if is_lane(&udp, &target) {
-            lanes += 1;
+            sending += 1;
         // Files that `exchange` itself looks up now and then.
         } else if !target.starts_with("/proc/") {
             *kinds.entry(format!("descriptors of {}", kind(&target))).or_default() += 1;
         }
     }
-    if lanes > MOST_LANES {
-        kinds.insert("sending sockets".to_owned(), lanes);
+    if sending > MOST_SENDING {
+        kinds.insert("sending sockets".to_owned(), sending);
     }
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("cannot read maps")?;
     let shared = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s'));

@@ -1,7 +1,7 @@
-//! The sending sockets of a port: one per address family and lane, each with its own source port.
+//! The sending sockets of a port: one per address family and number, each with its own source port.
 //!
 //! A receiver's GRO may join datagrams of one address-and-port pair only, and the kernel steers a joined batch once,
-//! by its first datagram. So datagrams for different processes of a host go out by different lanes.
+//! by its first datagram. So datagrams for different processes of a host go out by different sending sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,13 +21,13 @@ const SEND_BUFFER: usize = 4 << 20;
 
 /// One sending socket.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct SendingSocket {
     pub(crate) socket: Arc<Socket>,
     pub(crate) port: u16,
     gso: AtomicBool,
 }
 
-impl Lane {
+impl SendingSocket {
     pub(crate) fn gso(&self) -> bool {
         self.gso.load(Ordering::Relaxed)
     }
@@ -37,13 +37,13 @@ impl Lane {
     }
 }
 
-/// All lanes of a port, opened when first used and closed with the port: at most 256 of a family.
+/// All sending sockets of a port, opened when first used and closed with the port: at most 256 of a family.
 ///
-/// A lane for which there is no descriptor sends by the receiving socket of its family. It stays so: packets are sealed for
+/// One for which there is no descriptor sends by the receiving socket of its family. It stays so: packets are sealed for
 /// their source port before they leave.
 #[derive(Debug)]
-pub(crate) struct Lanes {
-    lanes: [Box<[OnceLock<Lane>]>; 2],
+pub(crate) struct SendingSockets {
+    sending: [Box<[OnceLock<SendingSocket>]>; 2],
     receivers: [Option<Arc<Socket>>; 2],
     gso: bool,
     no_checksum6: bool,
@@ -51,33 +51,33 @@ pub(crate) struct Lanes {
     told: Once,
 }
 
-impl Lanes {
+impl SendingSockets {
     pub(crate) fn new(receivers: [Option<Arc<Socket>>; 2], gso: bool, no_checksum6: bool) -> Self {
         let family = || (0..256).map(|_| OnceLock::new()).collect();
-        Self { lanes: [family(), family()], receivers, gso, no_checksum6, told: Once::new() }
+        Self { sending: [family(), family()], receivers, gso, no_checksum6, told: Once::new() }
     }
 
-    /// The lane by which datagrams go to a destination, opened if it is not yet.
-    pub(crate) fn of(&self, to: &Destination) -> io::Result<&Lane> {
-        self.lane(Family::of(to.address.ip()), to.lane)
+    /// The sending socket by which datagrams go to a destination, opened if it is not yet.
+    pub(crate) fn of(&self, to: &Destination) -> io::Result<&SendingSocket> {
+        self.sending(Family::of(to.address.ip()), to.sending_socket)
     }
 
-    fn lane(&self, family: Family, number: u8) -> io::Result<&Lane> {
-        let cell = &self.lanes[family as usize][usize::from(number)];
-        if let Some(lane) = cell.get() {
-            return Ok(lane);
+    fn sending(&self, family: Family, number: u8) -> io::Result<&SendingSocket> {
+        let cell = &self.sending[family as usize][usize::from(number)];
+        if let Some(sending) = cell.get() {
+            return Ok(sending);
         }
         // Two threads may both open one; the loser's closes again, unused.
-        let lane = self.open(family)?;
-        Ok(cell.get_or_init(|| lane))
+        let sending = self.open(family)?;
+        Ok(cell.get_or_init(|| sending))
     }
 
-    /// Lanes opened so far.
-    pub(crate) fn opened(&self) -> impl Iterator<Item = &Lane> {
-        self.lanes.iter().flatten().filter_map(OnceLock::get)
+    /// Those opened so far.
+    pub(crate) fn opened(&self) -> impl Iterator<Item = &SendingSocket> {
+        self.sending.iter().flatten().filter_map(OnceLock::get)
     }
 
-    fn open(&self, family: Family) -> io::Result<Lane> {
+    fn open(&self, family: Family) -> io::Result<SendingSocket> {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
         let kind = Type::DGRAM.cloexec().nonblocking();
         let socket = match (Socket::new(domain, kind, Some(Protocol::UDP)), self.receiver(family)) {
@@ -101,7 +101,7 @@ impl Lanes {
         let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
         let gso =
             self.gso && sockopt::set(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
+        Ok(SendingSocket { socket, port, gso: AtomicBool::new(gso) })
     }
 
     fn receiver(&self, family: Family) -> Option<Arc<Socket>> {
@@ -169,21 +169,21 @@ mod tests {
 
     #[test]
     fn a_lane_is_opened_once() {
-        let lanes = Lanes::new([None, None], false, false);
+        let sending = SendingSockets::new([None, None], false, false);
         for _ in 0..2 {
             for number in [0, 7, 255] {
-                lanes.lane(Family::V4, number).unwrap();
+                sending.sending(Family::V4, number).unwrap();
             }
         }
-        assert_eq!(lanes.opened().count(), 3);
-        let [port, again] = [7, 7].map(|number| lanes.lane(Family::V4, number).unwrap().port);
+        assert_eq!(sending.opened().count(), 3);
+        let [port, again] = [7, 7].map(|number| sending.sending(Family::V4, number).unwrap().port);
         assert_eq!(port, again);
     }
 
     #[test]
     fn without_a_descriptor_datagrams_leave_by_the_receiving_socket() {
         let name =
-            "udp::lanes::tests::without_a_descriptor_datagrams_leave_by_the_receiving_socket";
+            "udp::sending::tests::without_a_descriptor_datagrams_leave_by_the_receiving_socket";
         anyverbs_testing::in_own_process(name, || {
             let number = anyverbs_testing::UdpPort::of_this_process();
             let port = UdpPort::open(PortOptions::new(number)).unwrap();
@@ -197,9 +197,13 @@ mod tests {
             }
             for (ip, family) in [("127.0.0.1", Family::V4), ("::1", Family::V6)] {
                 let mut out = TxBatch::new();
-                for lane in [3, 4] {
+                for sending in [3, 4] {
                     let address = SocketAddr::new(ip.parse().unwrap(), number);
-                    let to = Destination { lane, flow_label: 0x12345, ..Destination::new(address) };
+                    let to = Destination {
+                        sending_socket: sending,
+                        flow_label: 0x12345,
+                        ..Destination::new(address)
+                    };
                     for byte in 0..3 {
                         let (room, _) = out.segment(&port, &to, 100).unwrap();
                         room.fill(byte);
