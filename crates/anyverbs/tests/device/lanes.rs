@@ -203,6 +203,26 @@ fn a_send_that_finds_no_receive_is_refused_and_repeated() {
 }
 
 #[test]
+fn sends_that_a_peer_has_taken_before_its_end_complete() {
+    for is_killed in [false, true] {
+        let mut talk = Talk::begin();
+        talk.warm();
+        let (e, buffer) = (&talk.e, &talk.buffer);
+        if is_killed {
+            e.send(7, SendOp::Send, &[buffer.sge(OUT, 1)]);
+            assert_eq!(talk.peer.hear(), "@ computes");
+            talk.peer.signal(libc::SIGKILL);
+        } else {
+            e.send(7, SendOp::Send, &[buffer.sge(OUT, 0)]);
+        }
+        // It has ended when this process looks.
+        talk.peer.wait();
+        let wcs = e.poll_for(1, TIMEOUT);
+        assert_eq!((wcs[0].status, wcs[0].wr_id), (WcStatus::Success, 7));
+    }
+}
+
+#[test]
 fn a_killed_peer_ends_sends_by_the_lane() {
     let mut talk = Talk::begin();
     talk.warm();

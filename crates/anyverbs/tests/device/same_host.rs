@@ -94,6 +94,11 @@ impl Peer {
         anyverbs_testing::stop(&self.child);
     }
 
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) {
+        self.child.wait().unwrap();
+    }
+
     pub(crate) fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }

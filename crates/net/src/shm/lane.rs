@@ -240,10 +240,11 @@ impl<M: Memory> LaneReader<M> {
         self.say(Answer { next, is_open: true, executed: executed.or(last.executed) });
     }
 
-    /// Reads no more.
+    /// Reads no more. What was executed stays said: the writer may not have looked yet.
     pub fn close(&self) {
+        let last = Answer::decode(self.answered.load(Ordering::Relaxed));
         let next = self.next.load(Ordering::Relaxed);
-        self.say(Answer { next, ..Answer::default() });
+        self.say(Answer { next, is_open: false, executed: last.executed });
     }
 
     #[inline]
@@ -329,6 +330,9 @@ mod tests {
         reader.take();
         reader.answer(None);
         assert_eq!(writer.take_answer().unwrap().executed, Some(0xff_ffff));
+        reader.close();
+        let last = Answer { next: 2, is_open: false, executed: Some(0xff_ffff) };
+        assert_eq!(writer.take_answer(), Some(last));
     }
 
     #[test]
