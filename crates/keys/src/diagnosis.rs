@@ -120,7 +120,7 @@ fn fault(held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Findi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Region;
+    use crate::{Bind, Region, WindowType};
 
     const REGION: Region = Region {
         pd: 7,
@@ -169,5 +169,48 @@ mod tests {
             table.deregister(keys.lkey).unwrap();
         }
         assert_eq!(remote(keys.rkey), Finding::Unknown, "the memory of them is bounded");
+    }
+
+    #[test]
+    fn a_window_of_another_queue_pair_is_told_after_every_other_fault() {
+        let table = MrTable::new(10, 1);
+        let access = REGION.access | Access::MW_BIND;
+        let keys = table.register(Region { access, ..REGION }).unwrap();
+        let bound = |kind| {
+            let window = table.alloc_window(7, kind).unwrap();
+            let access = Access::REMOTE_READ;
+            let bind = Bind { window, rkey: 1, lkey: keys.lkey, access, addr: 0x1010, len: 0x20 };
+            table.bind(&bind, 7, 5).unwrap()
+        };
+        let read = Access::REMOTE_READ;
+        let one = bound(WindowType::Type1);
+        for qpn in [5, 6] {
+            let found = table.diagnose_remote(one, (7, qpn), (0x1010, 8), read);
+            assert_eq!(found, Finding::Nothing, "any queue pair may use it");
+        }
+        let two = bound(WindowType::Type2);
+        let remote = |pd, qpn, range, need| table.diagnose_remote(two, (pd, qpn), range, need);
+        assert_eq!(remote(7, 5, (0x1010, 0x20), read), Finding::Nothing);
+        assert_eq!(remote(7, 6, (0x1010, 0x20), read), Finding::OtherQp(5));
+        assert_eq!(remote(7, 6, (0x1010, 0x21), read), Finding::Behind(1));
+        assert_eq!(remote(8, 6, (0x1010, 0x20), read), Finding::Pd(7));
+        let write = Access::REMOTE_WRITE;
+        assert_eq!(remote(7, 6, (0x1010, 0x20), write), Finding::Lacks(write));
+    }
+
+    #[test]
+    fn a_null_region_has_no_remote_key_to_ask_about() {
+        let table = MrTable::new(10, 1);
+        let keys = table.register(Region { access: Access::NULL, ..REGION }).unwrap();
+        // Another key of the same place.
+        let other = keys.lkey ^ 1;
+        let remote = |key| table.diagnose_remote(key, (7, 1), (0x1000, 8), Access::empty());
+        assert_eq!(remote(keys.lkey), Finding::OtherKey);
+        assert_eq!((remote(0), remote(other)), (Finding::Unknown, Finding::Unknown));
+        let local = |key, need| table.diagnose_local(key, 7, (0x1000, 8), need);
+        assert_eq!(local(keys.lkey, Access::empty()), Finding::Nothing);
+        let write = Access::LOCAL_WRITE;
+        assert_eq!(local(keys.lkey, write), Finding::Lacks(write));
+        assert_eq!((local(0, write), local(other, write)), (Finding::Unknown, Finding::Unknown));
     }
 }

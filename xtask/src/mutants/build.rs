@@ -372,6 +372,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_copy_has_what_links_lead_to_and_changes_no_more_than_it_must() {
+        let dir = std::env::temp_dir().join(format!("anyverbs-copy-{}", std::process::id()));
+        let (from, to) = (dir.join("from"), dir.join("to"));
+        fs::create_dir_all(from.join("inside/target")).unwrap();
+        fs::write(from.join("inside/file"), "one").unwrap();
+        fs::write(from.join("inside/left.rs"), "two").unwrap();
+        fs::write(from.join("inside/target/built"), "three").unwrap();
+        std::os::unix::fs::symlink("inside", from.join("link")).unwrap();
+        let again = || {
+            let leaves = |path: &Path| path.extension().is_some_and(|extension| extension == "rs");
+            copy(&from, &to, &mut |name| name != "target", &leaves).unwrap();
+            fs::metadata(to.join("link/file")).unwrap().modified().unwrap()
+        };
+        let first = again();
+        assert_eq!(fs::read_to_string(to.join("link/file")).unwrap(), "one");
+        assert!(to.join("inside/file").exists() && !to.join("inside/left.rs").exists());
+        assert!(!to.join("inside/target").exists());
+        assert_eq!(again(), first);
+        fs::write(from.join("inside/file"), "four").unwrap();
+        again();
+        assert_eq!(fs::read_to_string(to.join("link/file")).unwrap(), "four");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
     fn the_function_in_a_constant_is_named_by_the_error() {
         let error = "cannot call non-const associated function `types::Qpn::new` in constants";
         assert_eq!(constant_function(error).as_deref(), Some("Qpn::new"));

@@ -735,6 +735,23 @@ fn a_write_is_split_where_the_peer_has_taken_one_whole() {
     assert!(whole(QpType::Uc, BATCH, 4 * MTU, (0, 4 * MTU)), "nobody says what was taken");
 }
 
+/// A WRITE of one packet announces no more than it has, so it says nothing of what a longer one may.
+#[test]
+fn writes_of_single_packets_split_none() {
+    let props = LinkProps { batch: 60_000, ..LinkProps::new(1 << 20) };
+    let mut world = World::with(QpType::Rc, props, |_| {});
+    let at = world.remote();
+    for (psn, skip) in [(0, 0), (1, MTU)] {
+        world.post(SendOp::Write(RemoteAddr { va: at.va + u64::from(skip), ..at }), MTU);
+        world.answer(psn, Syndrome::ACK);
+    }
+    world.device.sent.clear();
+    world.post(SendOp::Write(at), 2 * MTU);
+    let operation = |sent: &Sent| sent.headers.bth.opcode.operation;
+    let sent: Vec<_> = world.device.sent.iter().map(operation).collect();
+    assert_eq!(sent, [Operation::WriteFirst, Operation::WriteLast]);
+}
+
 #[test]
 fn only_messages_of_several_packets_are_asked_for_packet_by_packet() {
     let requests = |batch, max_rd_atomic, len| {

@@ -114,9 +114,9 @@ fn the_static_rate_of_a_path() {
     let write: fn(End) -> SendOp = |b| SendOp::Write(b.mr.remote(0));
     let send: fn(End) -> SendOp = |_| SendOp::Send;
     let cases = [
-        (QpType::Rc, write, 128 << 10, 32),
-        (QpType::Rc, send, 100_000, 42),
-        (QpType::Ud, send, 4096, 1024),
+        (QpType::Rc, write, 128 << 10, 8),
+        (QpType::Rc, send, 100_000, 10),
+        (QpType::Ud, send, 4096, 256),
     ];
     for (qp_type, op, len, rounds) in cases {
         let unpaced = took(qp_type, 0, op, len, rounds);

@@ -41,6 +41,8 @@ fn the_grh_area_holds_the_ip_header() {
         t.post_send(a.qp, &wr).unwrap();
         t.run();
         let wc = t.recvs(b)[0];
+        // Where hardware has the service level: UDP, and the version of IP.
+        assert_eq!(wc.sl, if v6 { 0b1001 } else { 0b1010 });
         assert_eq!((wc.wr_id, wc.status, wc.byte_len), (1, Success, 240));
         assert_eq!(wc.flags, WcFlags::GRH | WcFlags::WITH_IMM);
         assert_eq!((wc.imm, wc.src_qpn), (3, t.get(a.qp).qpn()));
