@@ -1,6 +1,7 @@
 //! A queue pair with a bare device around it, call by call.
 
 mod answers;
+mod silence;
 #[cfg(feature = "general-way")]
 mod stream;
 mod trouble;
@@ -12,7 +13,7 @@ use super::attr::{ModifyLimits, QpAttrMask};
 use super::*;
 use crate::comp_cntr::CompCntrOps;
 use crate::direct::{Direct, Direction};
-use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, Question, Side, TransmitError};
+use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
 use crate::memory::tests::Bytes;
 use crate::mr::{Keys, MrTable, Region};
 use crate::payload::Payload;
@@ -20,7 +21,7 @@ use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
 use crate::run::Run;
 use crate::time::Clock;
-use crate::types::Mtu;
+use crate::types::{Gid, Mtu};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::aeth::{Aeth, NakCode, Syndrome};
 use crate::wire::packet::Packet;
@@ -36,7 +37,7 @@ const MTU: u32 = 1024;
 const SHORT: usize = 256;
 
 /// A packet that was sent.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 struct Sent {
     headers: Headers,
     len: usize,
@@ -64,13 +65,27 @@ struct Device {
     does_directly: bool,
     direct: Vec<(Direction, RemoteAddr, u32)>,
     keys: Keys,
-    /// Lines for the log, reasons that went with NAKs, and questions about silence.
+    /// Lines for the log, and reasons that went with NAKs, each with whether the peer is of this make.
     lines: Vec<String>,
-    told: Vec<Told>,
-    questions: Vec<(Question, bool)>,
-    /// Whether the peer can be asked, and the reason that the network gives.
-    can_ask: bool,
-    network: Option<Told>,
+    told: Vec<(Told, bool)>,
+    /// Packets without an answer that went out once more for the reason.
+    soundings: Vec<(AddressVector, Sent)>,
+    /// What is said to that, and the calls that ask for it.
+    says: Option<Cause>,
+    listened: Vec<(AddressVector, Psn)>,
+    /// What the senders of dropped packets are told.
+    reasons: Vec<(Arrival, Bth, Cause)>,
+}
+
+impl Device {
+    fn bytes(&self, payload: &Payload<'_>) -> Result<Vec<u8>, TransmitError> {
+        let mut bytes = Vec::new();
+        if payload.len() <= SHORT {
+            bytes.resize(payload.len(), 0);
+            payload.copy_to(&self.mrs, &self.memory, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
 }
 
 impl Clock for Device {
@@ -104,11 +119,7 @@ impl LinkEnv for Device {
         if self.room == 0 {
             return Err(TransmitError::Blocked);
         }
-        let mut bytes = Vec::new();
-        if payload.len() <= SHORT {
-            bytes.resize(payload.len(), 0);
-            payload.copy_to(&self.mrs, &self.memory, &mut bytes)?;
-        }
+        let bytes = self.bytes(payload)?;
         self.room -= 1;
         self.sent.push(Sent { headers: *headers, len: payload.len(), acks, bytes });
         Ok(())
@@ -128,18 +139,25 @@ impl LinkEnv for Device {
         av: &AddressVector,
         headers: &Headers,
         told: Told,
+        is_ours: bool,
     ) -> Result<(), TransmitError> {
-        self.told.push(told);
+        self.told.push((told, is_ours));
         self.transmit(av, headers, &Payload::EMPTY, None)
     }
 
-    fn ask_peer(&mut self, question: &Question, is_late: bool) -> bool {
-        self.questions.push((*question, is_late));
-        self.can_ask
+    fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
+        let bytes = self.bytes(payload).unwrap();
+        let sent = Sent { headers: *headers, len: payload.len(), acks: None, bytes };
+        self.soundings.push((*av, sent));
     }
 
-    fn network_says(&mut self) -> Option<Told> {
-        self.network
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+        self.listened.push((*av, una));
+        self.says
+    }
+
+    fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
+        self.reasons.push((*arrival, *dropped, cause));
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
@@ -269,9 +287,10 @@ impl World {
             keys,
             lines: Vec::new(),
             told: Vec::new(),
-            questions: Vec::new(),
-            can_ask: false,
-            network: None,
+            soundings: Vec::new(),
+            says: None,
+            listened: Vec::new(),
+            reasons: Vec::new(),
         };
         let init = QpInit { qp_type, cap, sq_sig_all: false, srq: false, pd: PD };
         Self { qp: Qp::new(Qpn::new(OURS), &init), device }
@@ -322,8 +341,12 @@ impl World {
 
     /// A packet of the peer arrives.
     fn receive(&mut self, headers: Headers, payload: &[u8]) {
+        self.receive_from(&from_peer(), headers, payload);
+    }
+
+    fn receive_from(&mut self, arrival: &Arrival, headers: Headers, payload: &[u8]) {
         let incoming = Incoming::from(Packet { headers, payload });
-        self.qp.receive(&from_peer(), &incoming, &mut self.device);
+        self.qp.receive(arrival, &incoming, &mut self.device);
     }
 
     fn headers(&self, operation: Operation, psn: u32) -> Headers {

@@ -3,8 +3,7 @@
 use super::*;
 use crate::mr::{Bind, WindowType};
 use crate::wire::atomic::AtomicEth;
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::wire::feth::{Feth, Placement, Selectivity};
 
 impl World {
     /// Posts one element.
@@ -15,14 +14,14 @@ impl World {
         self.qp.transmit(&mut self.device);
     }
 
-    fn region(&self, pd: u32, access: Access, len: u64) -> Keys {
+    pub(super) fn region(&self, pd: u32, access: Access, len: u64) -> Keys {
         let region = Region { pd, access, iova: IOVA, len, addr: 0 };
         self.device.mrs.register(region).unwrap()
     }
 
     /// The first failed completion: its status and the number of its cause. The log has one line about it.
     #[track_caller]
-    fn failure(&mut self) -> (WcStatus, u32) {
+    pub(super) fn failure(&mut self) -> (WcStatus, u32) {
         let (_, wc, _) = *self
             .device
             .completions
@@ -36,7 +35,7 @@ impl World {
     }
 }
 
-fn cause(cause: Cause) -> u32 {
+pub(super) fn cause(cause: Cause) -> u32 {
     cause.number().into()
 }
 
@@ -267,101 +266,6 @@ fn the_peers_reason_for_a_nak_is_believed_where_it_fits() {
     assert!(world.device.lines[0].contains(&place), "{}", world.device.lines[0]);
 }
 
-/// The status of a request whose retries run out, and its cause; `change` may answer, and sees the world at each timeout.
-fn silent(change: &mut dyn FnMut(&mut World)) -> (World, (WcStatus, u32)) {
-    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.retry_cnt = 2);
-    world.post(SendOp::Send, 8);
-    for _ in 0..20 {
-        change(&mut world);
-        let Some(deadline) = world.qp.deadline() else { break };
-        world.device.now = deadline;
-        world.qp.on_timer(&mut world.device);
-    }
-    let failure = world.failure();
-    (world, failure)
-}
-
-#[test]
-fn silence_has_the_reason_that_somebody_knows() {
-    let (world, failure) = silent(&mut |_| {});
-    assert_eq!(failure, (WcStatus::RetryExcErr, cause(Cause::NeverAnswered)));
-    // The first timeout is no reason to ask. The second one asks the network, and the last ones the peer.
-    let late: Vec<bool> = world.device.questions.iter().map(|(_, is_late)| *is_late).collect();
-    assert_eq!(late, [true]);
-    let wanted = Question {
-        av: av(),
-        dest: Qpn::new(PEER),
-        from: Qpn::new(OURS),
-        sq_psn: Psn::new(0),
-        mtu: Mtu::Mtu1024,
-        qp_type: QpType::Rc,
-    };
-    assert_eq!(world.device.questions[0].0, wanted);
-
-    let network = Some(Told { cause: Cause::NoRoute, value: 0 });
-    let (_, failure) = silent(&mut |world| world.device.network = network);
-    assert_eq!(failure.1, cause(Cause::NoRoute));
-    let foreign = Some(Told { cause: Cause::BadPacket, value: 0 });
-    let (_, failure) = silent(&mut |world| world.device.network = foreign);
-    assert_eq!(failure.1, cause(Cause::NeverAnswered), "a cause of another status");
-
-    // The peer's device answers the question, and only that.
-    let told = Told { cause: Cause::PeerNotReady, value: 0 };
-    let (_, failure) = silent(&mut |world| {
-        world.device.can_ask = true;
-        let has_asked = !world.device.questions.is_empty();
-        assert!(!has_asked || world.qp.awaits_reason() || world.qp.deadline().is_none());
-        world.qp.note_answer(told);
-    });
-    assert_eq!(failure.1, cause(Cause::PeerNotReady));
-    let mut early = true;
-    let (_, failure) = silent(&mut |world| {
-        world.device.can_ask = true;
-        assert!(!early || !world.qp.awaits_reason());
-        if std::mem::take(&mut early) {
-            world.qp.note_answer(told);
-        }
-    });
-    assert_eq!(failure.1, cause(Cause::NeverAnswered), "nobody had asked");
-}
-
-#[test]
-fn a_peer_that_has_answered_before_is_silent_now() {
-    let run = |network: Option<Told>| {
-        let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |a| a.retry_cnt = 2);
-        world.device.network = network;
-        world.post(SendOp::Send, 8);
-        world.answer(0, Syndrome::ACK);
-        world.device.now = world.device.now + SECOND;
-        let begin = world.device.now;
-        world.post(SendOp::Send, 8);
-        while let Some(deadline) = world.qp.deadline() {
-            world.device.now = deadline;
-            world.qp.on_timer(&mut world.device);
-        }
-        let ms = world.device.now.since(begin).as_millis();
-        (world.failure().1, ms, world.device.lines[0].clone())
-    };
-    let (number, ms, line) = run(None);
-    assert_eq!(number, cause(Cause::SilentNow));
-    let said: u128 =
-        line.split("since ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
-    assert!((ms - 200..=ms).contains(&said), "{said} of {ms}: {line}");
-    // Where nobody holds the port any more, the process has ended.
-    let nobody = Some(Told { cause: Cause::NobodyOnPort, value: 0 });
-    assert_eq!(run(nobody).0, cause(Cause::PeerEnded));
-    let (_, failure) = silent(&mut |world| world.device.network = nobody);
-    assert_eq!(failure.1, cause(Cause::NobodyOnPort));
-}
-
-#[test]
-fn a_peer_that_has_ended_is_the_cause() {
-    let mut world = World::new(QpType::Rc);
-    world.post(SendOp::Send, 8);
-    world.qp.peer_gone(&mut world.device);
-    assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(Cause::PeerEnded)));
-}
-
 #[test]
 fn a_peer_without_receives_is_waited_for_so_long() {
     let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.rnr_retry = 2);
@@ -386,7 +290,8 @@ fn a_peer_without_receives_is_waited_for_so_long() {
 fn refused(world: &mut World, headers: Headers, payload: &[u8]) -> (u32, Told) {
     world.receive(headers, payload);
     assert_eq!(world.qp.state(), QpState::Err);
-    let [told] = world.device.told[..] else { panic!("{:?}", world.device.told) };
+    let [(told, is_ours)] = world.device.told[..] else { panic!("{:?}", world.device.told) };
+    assert!(!is_ours, "the request has no mark");
     let [line] = &world.device.lines[..] else { panic!("{:?}", world.device.lines) };
     assert!(
         line.contains("of queue pair 0x000022 at ") && line.contains(" was refused: "),
@@ -480,6 +385,24 @@ fn a_refused_request_names_its_cause_at_both_ends() {
         assert!(world.device.lines[0].contains(name), "{}", world.device.lines[0]);
     }
 
+    // A FLUSH names the rights that are missing, and no other.
+    let (global, persistent) = (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT);
+    for (placement, given, lacks) in [
+        (Placement::GLOBAL, persistent, global),
+        (Placement::PERSISTENCE, global, persistent),
+        (Placement::all(), global, persistent),
+        (Placement::all(), Access::REMOTE_WRITE, global | persistent),
+    ] {
+        let props = LinkProps::new(1 << 20);
+        let mut world = World::with(QpType::Rc, props, |attr| attr.access = given);
+        let mut headers = world.headers(Operation::Flush, 0);
+        headers.reth = Some(reth(&world));
+        headers.feth = Some(Feth { placement, selectivity: Selectivity::Range });
+        let wanted = (cause(Cause::QpRight), told(Cause::QpRight, lacks.bits().into()));
+        assert_eq!(refused(&mut world, headers, &[]), wanted, "{placement:?}");
+        assert!(world.device.lines[0].contains("a FLUSH"), "{}", world.device.lines[0]);
+    }
+
     // An atomic at an odd address.
     let mut world = World::new(QpType::Rc);
     let mut headers = world.headers(Operation::FetchAdd, 0);
@@ -514,6 +437,63 @@ fn a_refused_request_names_its_cause_at_both_ends() {
     assert_eq!(refused(&mut world, headers, &[1; MTU as usize]), wanted);
 }
 
+/// Only a device of this make gets the reason.
+#[test]
+fn the_mark_of_the_refused_request_goes_along_with_its_reason() {
+    for (reserved, is_ours) in [
+        (0, false),
+        (Bth::OURS, true),
+        (Bth::ASKS, false),
+        (Bth::OURS | Bth::ASKS, true),
+        (0x3f - Bth::OURS, false),
+        (0x3f, true),
+    ] {
+        // The requests before have the other mark.
+        let others = if is_ours { 0 } else { Bth::OURS };
+        for before in [None, Some(Operation::WriteOnly), Some(Operation::ReadRequest)] {
+            let mut world = World::new(QpType::Rc);
+            let right = Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 };
+            if let Some(operation) = before {
+                let mut headers = world.headers(operation, 0);
+                (headers.bth.reserved, headers.reth) = (others, Some(right));
+                let is_read = operation == Operation::ReadRequest;
+                world.receive(headers, if is_read { &[] } else { &[1; 8] });
+            }
+            let mut headers = world.headers(Operation::WriteOnly, before.is_some().into());
+            headers.bth.reserved = reserved;
+            headers.reth = Some(Reth { rkey: right.rkey ^ 1 << 20, ..right });
+            world.receive(headers, &[1; 8]);
+            let wanted = Told { cause: Cause::RkeyUnknown, value: 0 };
+            assert_eq!(world.device.told, [(wanted, is_ours)], "{reserved:#x} {before:?}");
+        }
+    }
+}
+
+/// The memory of a READ goes away before its response can leave.
+#[test]
+fn the_mark_of_a_read_goes_along_with_the_reason_why_it_ends() {
+    for (reserved, is_ours) in [(0, false), (Bth::OURS, true)] {
+        let mut world = World::new(QpType::Rc);
+        let keys = world.region(PD, Access::REMOTE_READ, 64);
+        world.device.room = 0;
+        let mut read = world.headers(Operation::ReadRequest, 0);
+        read.bth.reserved = reserved;
+        read.reth = Some(Reth { va: IOVA, rkey: keys.rkey, len: 8 });
+        world.receive(read, &[]);
+        // A request behind it has the other mark.
+        let mut write = world.headers(Operation::WriteOnly, 1);
+        write.bth.reserved = Bth::OURS - reserved;
+        write.reth = Some(Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 });
+        world.receive(write, &[1; 8]);
+        assert_eq!((world.device.told.len(), world.qp.state()), (0, QpState::Rts));
+        world.device.mrs.deregister(keys.lkey).unwrap();
+        world.device.room = usize::MAX;
+        world.qp.transmit(&mut world.device);
+        let [(told, mark)] = world.device.told[..] else { panic!("{:?}", world.device.told) };
+        assert_eq!((told.cause, mark), (Cause::RkeyDeregistered, is_ours));
+    }
+}
+
 #[test]
 fn a_key_that_a_send_cannot_invalidate_is_the_cause() {
     let mut world = World::new(QpType::Rc);
@@ -523,77 +503,6 @@ fn a_key_that_a_send_cannot_invalidate_is_the_cause() {
     world.receive(headers, &[1; 8]);
     assert_eq!(world.device.told, []);
     assert!(world.device.lines[0].contains("AV0602"), "{:?}", world.device.lines);
-}
-
-#[test]
-fn the_ends_of_a_connection_are_compared() {
-    let question = Question {
-        av: AddressVector { sgid: gid(2), dgid: gid(1), ..AddressVector::default() },
-        dest: Qpn::new(OURS),
-        from: Qpn::new(PEER),
-        sq_psn: Psn::new(0),
-        mtu: Mtu::Mtu1024,
-        qp_type: QpType::Rc,
-    };
-    let answer = |question: &Question| {
-        let mut world = World::new(QpType::Rc);
-        let first = world.qp.answer_to(question);
-        // The log says it once.
-        let again = world.qp.answer_to(question).map(|(told, line)| (told, line.is_some()));
-        assert_eq!(again, first.as_ref().map(|(told, _)| (*told, false)));
-        first
-    };
-    assert_eq!(answer(&question), None);
-    let other_path = AddressVector { dgid: gid(9), ..question.av };
-    let from_elsewhere = AddressVector { sgid: gid(9), ..question.av };
-    for (question, cause, value, word) in [
-        (
-            Question { qp_type: QpType::Uc, ..question },
-            Cause::TypeDiffers,
-            0,
-            "it is Rc here, and Uc there",
-        ),
-        (Question { av: other_path, ..question }, Cause::GidDiffers, 0, "the packets come from"),
-        (
-            Question { av: from_elsewhere, ..question },
-            Cause::GidDiffers,
-            0,
-            "the packets come from",
-        ),
-        (
-            Question { sq_psn: Psn::new(0x123), ..question },
-            Cause::PsnDiffers,
-            0,
-            "rq_psn is 0x0 here, and sq_psn is 0x123 there",
-        ),
-        (
-            Question { mtu: Mtu::Mtu256, ..question },
-            Cause::MtuOfPathDiffers,
-            256 << 32 | 1024,
-            "path_mtu is 1024 here, and 256 there",
-        ),
-    ] {
-        let (told, line) = answer(&question).unwrap();
-        assert_eq!(told, Told { cause, value });
-        let line = line.unwrap();
-        assert!(line.contains(word) && line.contains(&cause.to_string()), "{line}");
-        assert!(line.contains("queue pair 0x000011 does not answer queue pair 0x000022"), "{line}");
-    }
-    // Nobody here has to do with a stranger's queue pair.
-    let stranger = Question { from: Qpn::new(0x33), ..question };
-    assert_eq!(answer(&stranger), Some((Told { cause: Cause::QpnDiffers, value: 0 }, None)));
-    // A state of this end is no difference: its program knows it.
-    let in_state = |states: &[QpState]| {
-        let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
-        let attr = World::new(QpType::Rc).qp.attr();
-        states.iter().for_each(|state| world.go(*state, &attr));
-        world.qp.answer_to(&question)
-    };
-    let not_ready = Some((Told { cause: Cause::PeerNotReady, value: 0 }, None));
-    assert_eq!((in_state(&[]), in_state(&[QpState::Init])), (not_ready.clone(), not_ready));
-    assert_eq!(in_state(&[QpState::Init, QpState::Rtr]), None);
-    let in_error = in_state(&[QpState::Init, QpState::Rtr, QpState::Err]);
-    assert_eq!(in_error, Some((Told { cause: Cause::PeerInError, value: 0 }, None)));
 }
 
 #[test]
@@ -616,4 +525,35 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
     assert_eq!(lines.len(), 1);
     assert!(lines[0].contains("100 requests since wr_id 0x77 are unsignaled"), "{}", lines[0]);
     assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
+}
+
+#[test]
+fn a_send_queue_that_had_a_way_out_is_looked_at_again() {
+    let mut world = World::new(QpType::Rc);
+    let credit = world.qp.sq_credit();
+    let post = |world: &mut World, wr_id, flags| {
+        let wr = SendWr { wr_id, op: SendOp::Send, flags, sges: &[], ud: None, xrc_srqn: 0 };
+        world.qp.post_send(&wr, &mut world.device).is_ok()
+    };
+    for n in 0..100 {
+        let flags = if n == 50 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        assert!(post(&mut world, n, flags));
+    }
+    world.qp.transmit(&mut world.device);
+    for _ in 0..2 {
+        assert!(!post(&mut world, 100, SendFlags::empty()));
+        assert_eq!(world.device.lines, [] as [String; 0]);
+    }
+    // The completion of that request frees those up to it.
+    world.answer(50, Syndrome::ACK);
+    let (_, wc, _) = world.device.completions[0];
+    credit.release(wc.sq_count);
+    for n in 100..151 {
+        assert!(post(&mut world, n, SendFlags::empty()), "{n}");
+    }
+    for _ in 0..2 {
+        assert!(!post(&mut world, 151, SendFlags::empty()));
+        let [line] = &world.device.lines[..] else { panic!("{:?}", world.device.lines) };
+        assert!(line.contains("100 requests since wr_id 0x33 are unsignaled"), "{line}");
+    }
 }
