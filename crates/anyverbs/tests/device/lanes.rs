@@ -224,7 +224,7 @@ fn sends_that_a_peer_has_taken_before_its_end_complete() {
 
 #[test]
 fn a_killed_peer_ends_sends_by_the_lane() {
-    let mut talk = Talk::begin();
+    let talk = Talk::begin();
     talk.warm();
     let (e, buffer) = (&talk.e, &talk.buffer);
     talk.peer.stop();

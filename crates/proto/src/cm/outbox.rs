@@ -254,6 +254,7 @@ mod tests {
             hop_limit: 11,
             flow_label: 12,
             interface: 13,
+            port: 14,
         };
         let back = Destination::answering(&arrival);
         let wanted = Destination {

@@ -81,6 +81,7 @@ fn made(w: &mut World, host: usize) -> (Arrival, Mad) {
         hop_limit: sent.hop_limit,
         flow_label: sent.flow_label,
         interface: sent.interface,
+        port: 0,
     };
     (arrival, Mad::parse(&sent.mad[..]).unwrap())
 }
@@ -106,6 +107,7 @@ fn a_req_says_all_that_the_program_asks_for() {
                 hop_limit,
                 flow_label: 0xa_bcde,
                 interface: 3,
+                port: 0,
             };
             assert_eq!((arrival, mad.modifier), (wanted, 0x1234_5678));
             let wanted = Req {
@@ -178,6 +180,7 @@ fn a_rep_says_all_that_the_program_grants() {
             hop_limit: 33,
             flow_label: 0xa_bcde,
             interface: 0,
+            port: 0,
         };
         assert_eq!((arrival, mad.modifier), (wanted, 9));
         let is_xrc = transport == Transport::Xrc;
