@@ -7,6 +7,7 @@
 //! - `verbs`, `rdmacm`, `rsocket`: the calls themselves, a file for each kind of object;
 //! - `object`, `dispatch`: the objects that a program's pointers point to, and the tables of functions in a context;
 //! - `session`: calls that come in a row and have an object to themselves;
+//! - `check`: what the checker of programs is told;
 //! - `cancel`: waiting where a thread may be cancelled;
 //! - `errno`: the outcome of calls; `log`: the messages on stderr;
 //! - `refuse`: the calls that are not built, and how each of them says so;
@@ -18,6 +19,7 @@
 
 mod abi;
 mod cancel;
+mod check;
 mod compat;
 #[cfg(test)]
 mod coverage;

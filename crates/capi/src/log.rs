@@ -47,6 +47,8 @@ impl io::Write for Stderr {
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        // Before any object, and before the handlers of the device: what runs last at exit is told of first.
+        anyverbs_check::init();
         let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();
         let (filter, bad) = match EnvFilter::try_new(&wanted) {
             Ok(filter) if !wanted.is_empty() => (filter, None),

@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use crate::{abi::*, errno::Errno, rdmacm, verbs};
+use crate::{abi::*, check, errno::Errno, rdmacm, verbs};
 
 /// A public C struct that leads an object.
 ///
@@ -124,6 +124,7 @@ pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mu
     let object = Arc::new(Object { public: UnsafeCell::new(public), handle, inner });
     let pointer = object.public();
     live().write().insert(pointer as usize, object);
+    check::made(pointer);
     pointer
 }
 
@@ -153,7 +154,10 @@ pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Ob
 
 /// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
 pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
-    live().write().remove(&(object.public() as usize)).map(drop)
+    let address = object.public() as usize;
+    live().write().remove(&address)?;
+    check::ended(address);
+    Some(())
 }
 
 /// The object behind a pointer on the data path, where only NULL is refused.

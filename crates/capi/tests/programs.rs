@@ -216,6 +216,80 @@ fn rate_limit_by_udp() {
     run_with("rate_limit", &[("ANYVERBS_INPROC", "0")]);
 }
 
+/// Runs `mistakes.c` under the checker: its exit status, what it said, and the checks that its report names.
+fn check(words: [&str; 2], mode: &str, suppressions: &str) -> (Option<i32>, String, Vec<String>) {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| {
+        let program = libraries().join(format!("mistakes.{}", std::process::id()));
+        compile("mistakes", &program, &[]);
+        program
+    });
+    let port = UdpPort::reserve();
+    let number = port.number();
+    let file = |kind: &str| env::temp_dir().join(format!("anyverbs-check-{number}.{kind}"));
+    let (report, rules) = (file("json"), file("rules"));
+    fs::write(&rules, suppressions).unwrap();
+    let output = Command::new("timeout")
+        .arg("60")
+        .arg(program)
+        .args(words)
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-check-{number}"))
+        .env("ANYVERBS_UDP_PORT", number.to_string())
+        .env("ANYVERBS_CHECK", mode)
+        .env("ANYVERBS_CHECK_REPORT", &report)
+        .env("ANYVERBS_CHECK_SUPPRESSIONS", &rules)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines = fs::read_to_string(&report).unwrap_or_default();
+    let name = |line: &str| {
+        let (_, rest) = line.split_once(r#""check":""#).unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let found = lines.lines().map(name).collect();
+    let _ = (fs::remove_file(report), fs::remove_file(rules));
+    (output.status.code(), said, found)
+}
+
+#[test]
+fn the_checker_finds_each_mistake_and_nothing_in_what_is_right() {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks");
+    let mut checks = 0;
+    for page in fs::read_dir(pages).unwrap() {
+        let page = page.unwrap().path();
+        let id = page.file_stem().unwrap().to_str().unwrap();
+        if id == "index" {
+            continue;
+        }
+        let (status, said, found) = check([id, "wrong"], "1", "");
+        assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{id}: {said}");
+        // The function of the mistake, with its file and line, stands in a stack.
+        let function = id.replace('-', "_");
+        let is_named = |line: &str| line.contains(&function) && line.contains("mistakes.c:");
+        assert!(said.lines().any(is_named), "{id}: {said}");
+        let (status, said, found) = check([id, "right"], "1", "");
+        assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
+        checks += 1;
+    }
+    assert!(checks >= 7);
+}
+
+#[test]
+fn the_checker_obeys_its_settings() {
+    let id = "buffer-changed";
+    let rule = "buffer-changed:mistakes.c # known";
+    let (status, said, found) = check([id, "wrong"], "1", rule);
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+    let (status, said, found) = check([id, "wrong"], "1", "leak:mistakes.c");
+    assert_eq!((status, found.len()), (Some(66), 1), "{said}");
+    // The program ends at once: nothing that is left then is a leak.
+    let (status, said, found) = check([id, "wrong"], "fatal", "");
+    assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{said}");
+    let (status, said, found) = check([id, "wrong"], "0", "");
+    assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
+}
+
 /// Programs with one mistake each, on one host and on two. All that their users see stands in the book.
 #[test]
 fn failures_explain_themselves() {

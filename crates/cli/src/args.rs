@@ -176,12 +176,41 @@ pub(crate) struct Run {
     /// Give the program rsockets in place of its TCP sockets (stream), its UDP sockets (dgram) or both (all)
     #[arg(long, value_name = "KINDS", num_args = 0..=1, require_equals = true, default_missing_value = "stream")]
     pub(crate) sockets: Option<Sockets>,
+    /// Look for mistakes that no device reports (docs/checks); with `fatal`, end the program at the first. A program with
+    /// findings ends with status 66
+    #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "report")]
+    pub(crate) check: Option<Check>,
+    /// Append each finding of --check to this file, as a line of JSON
+    #[arg(long, value_name = "FILE", requires = "check")]
+    pub(crate) check_report: Option<PathBuf>,
+    /// Leave out the findings of --check that this file names, one CHECK:PART a line
+    #[arg(long, value_name = "FILE", requires = "check")]
+    pub(crate) check_suppressions: Option<PathBuf>,
     /// Print the environment that the program would get, and do not run it
     #[arg(long)]
     pub(crate) print_env: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+/// What happens at a finding of `--check`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Check {
+    /// It is reported
+    Report,
+    /// It is reported, and the program ends
+    Fatal,
+}
+
+impl Check {
+    /// The value of `ANYVERBS_CHECK`.
+    pub(crate) fn variable(self) -> &'static str {
+        match self {
+            Self::Report => "report",
+            Self::Fatal => "fatal",
+        }
+    }
 }
 
 /// The kinds of sockets that become rsockets.

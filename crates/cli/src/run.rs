@@ -55,6 +55,15 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
         variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
     }
+    if let Some(check) = args.check {
+        variables.push(("ANYVERBS_CHECK", check.variable().into()));
+        for (name, file) in [
+            ("ANYVERBS_CHECK_REPORT", &args.check_report),
+            ("ANYVERBS_CHECK_SUPPRESSIONS", &args.check_suppressions),
+        ] {
+            variables.extend(file.as_deref().map(|file| (name, absolute(file))));
+        }
+    }
     let mut registry = None;
     let tree = if args.no_view {
         None

@@ -37,7 +37,7 @@ const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// All of them. A test compares this list with the sources.
-pub(crate) const SETTINGS: [Setting; 24] = [
+pub(crate) const SETTINGS: [Setting; 27] = [
     only("ANYVERBS_CONFIG", "", "Configuration file (TOML)"),
     only(
         "ANYVERBS_LIB_DIR",
@@ -103,6 +103,12 @@ pub(crate) const SETTINGS: [Setting; 24] = [
         "ANYVERBS_FAULT_SEED",
         "1",
         "Number that the choice of these packets begins with; the same one makes the same choice",
+    ),
+    launcher("ANYVERBS_CHECK", "Looks for mistakes of the program (`--check`): report or fatal"),
+    launcher("ANYVERBS_CHECK_REPORT", "File to which each finding is appended (`--check-report`)"),
+    launcher(
+        "ANYVERBS_CHECK_SUPPRESSIONS",
+        "File that names findings to leave out (`--check-suppressions`)",
     ),
     launcher(
         "ANYVERBS_SOCKETS",

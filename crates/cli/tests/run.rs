@@ -84,6 +84,13 @@ fn the_program_finds_library_and_tree() {
         String::from_utf8(output.stdout).unwrap(),
         format!("{}/libibverbs.so.1\n", lib.display())
     );
+    let script = "echo $ANYVERBS_CHECK $ANYVERBS_CHECK_REPORT";
+    for (check, mode) in [("--check", "report"), ("--check=fatal", "fatal")] {
+        let words = [check, "--check-report", "/tmp/found", "--no-view", "--", "sh", "-c", script];
+        let output = scratch.run(&words).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said, format!("{mode} /tmp/found\n"));
+    }
     let script = "echo $LD_PRELOAD $ANYVERBS_SOCKETS";
     let output = scratch
         .run(&["--no-view", "--sockets=all", "--", "sh", "-c", script])

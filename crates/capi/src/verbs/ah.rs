@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Pd, context},
@@ -124,6 +125,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(ah).and_then(|ah: Arc<Ah>| {
+        check::ends(ah.public());
         ah.inner.device.destroy()?;
         ah.inner.dead.store(true, Ordering::Release);
         object::retire(&ah).ok_or(Errno::EINVAL)?;

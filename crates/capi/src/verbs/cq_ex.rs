@@ -6,6 +6,7 @@ use anyverbs::WcEx;
 
 use crate::{
     abi::*,
+    check,
     errno::Errno,
     object::deref,
     session::Session,
@@ -70,6 +71,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if !cq.inner.iterator.begin(|| cq.inner.device.capacity() == 0) {
         return Errno(libc::EIO).set();
     }
+    check::polls_alone(cq.public());
     let started = advance(cq);
     if started != 0 {
         cq.inner.iterator.end();

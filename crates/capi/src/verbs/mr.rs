@@ -8,9 +8,12 @@ use std::{
 
 use anyverbs::{Access, Advice, Rereg, Sge};
 
+use anyverbs_check::Region;
+
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd},
@@ -47,7 +50,11 @@ fn reg(
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
         let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
-        Ok(publish_mr(&pd, device, addr, length))
+        let lkey = device.lkey();
+        let published = publish_mr(&pd, device, addr, length);
+        let region = Region { addr: addr as u64, iova, len: length as u64, lkey };
+        check::made_region(published, region);
+        Ok(published)
     }))
 }
 
@@ -301,6 +308,7 @@ fn rereg(
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(mr).and_then(|mr: Arc<Mr>| {
+        check::ends(mr.public());
         mr.inner.device.destroy()?;
         object::retire(&mr).ok_or(Errno::EINVAL)
     }))

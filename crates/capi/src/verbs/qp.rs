@@ -16,6 +16,7 @@ use anyverbs::{
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, say, value},
     object::{self, Object},
     verbs::{
@@ -73,7 +74,7 @@ impl Device {
         }
     }
 
-    fn state(&self) -> Result<QpState, Errno> {
+    pub(crate) fn state(&self) -> Result<QpState, Errno> {
         Ok(self.query()?.0.state)
     }
 
@@ -416,7 +417,9 @@ pub(crate) fn publish_qp(
     };
     let published =
         object::publish(public, handle, QpInner { device, qp_type, batch, created, context });
-    object::lookup(published)?.inner.device.set_cookie(published as u64);
+    let device = &object::lookup(published)?.inner.device;
+    device.set_cookie(published as u64);
+    check::made_qp(published.cast(), init, device.qpn().get());
     Ok(published.cast())
 }
 
@@ -434,6 +437,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
+        check::ends(qp_);
         qp.inner.device.destroy()?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))
@@ -524,6 +528,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         }
         if mask.contains(QpAttrMask::STATE) {
             set_state(&qp, QpState::from_code(attr.qp_state).ok_or(Errno::EINVAL)?);
+            if attr.qp_state == IBV_QPS_RESET {
+                check::reset(qp_);
+            }
         }
         Ok(())
     }))

@@ -1,0 +1,197 @@
+//! Reports: their words, where they go, and which are wanted.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::process;
+
+use anyverbs_environment as environment;
+use serde_json::{Value, json};
+
+use crate::catalogue::Check;
+use crate::stack::Stack;
+
+/// The exit status of a program with findings.
+pub(crate) const STATUS: i32 = 66;
+
+/// Headings of a page that a report repeats.
+pub(crate) const WHY: &str = "Why it matters on hardware";
+pub(crate) const REMEDY: &str = "What to do";
+
+/// A mistake, with the places that belong to it.
+#[derive(Debug)]
+pub(crate) struct Finding {
+    pub(crate) check: Check,
+    /// One sentence, without its full stop.
+    pub(crate) what: String,
+    /// Where it went wrong, then where things came from, each with a heading.
+    pub(crate) stacks: Vec<(String, Stack)>,
+}
+
+/// Where reports go.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    is_fatal: bool,
+    /// One JSON object a line.
+    file: Option<File>,
+    /// The id of a check (empty for any), and a part of a function's name or of a path.
+    suppressions: Vec<(String, String)>,
+    pub(crate) findings: u32,
+}
+
+impl Reporter {
+    /// As the variables say; `None` if they do not ask for checks.
+    pub(crate) fn from_environment() -> Option<Self> {
+        let mode =
+            environment::variable("ANYVERBS_CHECK").filter(|mode| mode != OsStr::new("0"))?;
+        let file = environment::variable("ANYVERBS_CHECK_REPORT").and_then(|path| {
+            let opened = OpenOptions::new().append(true).create(true).open(&path);
+            opened.inspect_err(|e| say(&format!("anyverbs check: {}: {e}\n", path.display()))).ok()
+        });
+        let suppressions = environment::variable("ANYVERBS_CHECK_SUPPRESSIONS").and_then(|path| {
+            let read = fs::read_to_string(&path);
+            read.inspect_err(|e| say(&format!("anyverbs check: {}: {e}\n", path.display()))).ok()
+        });
+        Some(Self {
+            is_fatal: mode == OsStr::new("fatal"),
+            file,
+            suppressions: parse(&suppressions.unwrap_or_default()),
+            findings: 0,
+        })
+    }
+
+    /// Reports it, unless it is suppressed.
+    pub(crate) fn report(&mut self, finding: &Finding) {
+        let shown = Shown::new(finding);
+        if shown.is_suppressed(&self.suppressions) {
+            return;
+        }
+        self.findings += 1;
+        say(&shown.text());
+        if let Some(file) = &mut self.file {
+            // What cannot be written stands on standard error.
+            let _ = file.write_all(format!("{}\n", shown.json()).as_bytes());
+        }
+        if self.is_fatal {
+            // SAFETY: NULL means all streams.
+            unsafe { libc::fflush(std::ptr::null_mut()) };
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(STATUS) };
+        }
+    }
+}
+
+/// Writes to standard error. A closed one is ignored.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The lines of a file of suppressions: `CHECK:PART`, and comments after `#`.
+fn parse(text: &str) -> Vec<(String, String)> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    lines
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            let (check, part) = line.split_once(':').unwrap_or((line, ""));
+            (check.trim().to_owned(), part.trim().to_owned())
+        })
+        .collect()
+}
+
+/// A finding whose stacks have names.
+struct Shown<'a> {
+    finding: &'a Finding,
+    stacks: Vec<(&'a str, Vec<crate::stack::Frame>)>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(finding: &'a Finding) -> Self {
+        let named = |(title, stack): &'a (String, Stack)| (title.as_str(), stack.frames());
+        Self { finding, stacks: finding.stacks.iter().map(named).collect() }
+    }
+
+    fn is_suppressed(&self, rules: &[(String, String)]) -> bool {
+        let frames = || self.stacks.iter().flat_map(|(_, frames)| frames);
+        rules.iter().any(|(check, part)| {
+            let is_here = |text: &str| text.contains(part.as_str());
+            (check.is_empty() || check == self.finding.check.id())
+                && frames().any(|frame| {
+                    is_here(&frame.function)
+                        || frame.place.as_ref().is_some_and(|(file, _)| is_here(file))
+                })
+        })
+    }
+
+    fn text(&self) -> String {
+        let Finding { check, what, .. } = self.finding;
+        let rule = "=".repeat(72);
+        let mut text = format!("{rule}\n=={}== anyverbs check: {check}: {what}\n", process::id());
+        for (title, frames) in &self.stacks {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{}{title}:", if title.is_empty() { "" } else { "  " });
+            for (n, frame) in frames.iter().enumerate() {
+                let _ = writeln!(text, "    #{n} {frame}");
+            }
+        }
+        let _ = writeln!(text, "  {WHY}: {}", check.section(WHY));
+        let _ = writeln!(text, "  {REMEDY}: {}", check.section(REMEDY));
+        let _ = writeln!(text, "  The page: docs/checks/{check}.md\n{rule}");
+        text
+    }
+
+    fn json(&self) -> Value {
+        let Finding { check, what, .. } = self.finding;
+        let stacks = self.stacks.iter().map(|(title, frames)| {
+            let frames = frames.iter().map(|frame| {
+                let (file, line) = frame.place.clone().unzip();
+                json!({ "function": frame.function, "file": file, "line": line })
+            });
+            json!({ "title": title, "frames": frames.collect::<Vec<_>>() })
+        });
+        json!({
+            "check": check.id(),
+            "process": process::id(),
+            "message": what,
+            "stacks": stacks.collect::<Vec<_>>(),
+            "why": check.section(WHY),
+            "remedy": check.section(REMEDY),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding() -> Finding {
+        let stacks = vec![("It was made here".to_owned(), Stack::here())];
+        Finding { check: Check::Leak, what: "something was not ended".into(), stacks }
+    }
+
+    #[test]
+    fn a_suppression_names_a_check_and_a_part_of_a_frame() {
+        let finding = finding();
+        let shown = Shown::new(&finding);
+        let is_suppressed = |text| shown.is_suppressed(&parse(text));
+        assert!(is_suppressed("leak:a_suppression_names"));
+        assert!(is_suppressed("# comment\n\n:report.rs # any check"));
+        assert!(is_suppressed("leak"));
+        assert!(!is_suppressed("buffer-changed:a_suppression_names"));
+        assert!(!is_suppressed("leak:nowhere"));
+        assert!(!is_suppressed(""));
+    }
+
+    #[test]
+    fn a_report_says_what_where_why_and_what_to_do() {
+        let finding = finding();
+        let shown = Shown::new(&finding);
+        let text = shown.text();
+        for part in ["leak: something was not ended", "It was made here:", "#0 ", WHY, REMEDY] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let json = shown.json();
+        assert_eq!(json["check"], "leak");
+        assert!(!json["stacks"][0]["frames"].as_array().unwrap().is_empty());
+    }
+}
