@@ -118,4 +118,12 @@ mod tests {
         assert_eq!((b[0], b[8], b[12]), (0x21, 0x31, 0x41));
         assert_eq!(Rvh::parse(&b), rvh);
     }
+
+    #[test]
+    fn headers_print_as_their_fields() {
+        let tmh = Tmh { op: TmOp::Rndv, user_data: 1, tag: 0x1f };
+        assert_eq!(tmh.to_string(), "Rndv tag 0x1f");
+        let rvh = Rvh { va: 0x2000, rkey: 0x31, len: 64 };
+        assert_eq!(rvh.to_string(), "va 0x2000 rkey 0x00000031 len 64");
+    }
 }

@@ -112,6 +112,14 @@ proptest! {
         prop_assert_eq!(packet.headers.emit(&mut buf), headers.len());
         prop_assert_eq!(&buf[..headers.len()], &bytes[..headers.len()]);
 
+        let (alone, len) = (&bytes[..headers.len()], packet.payload.len());
+        prop_assert_eq!(Headers::parse(alone, len), Ok(packet.headers));
+        let longer = [alone, &[0]].concat();
+        prop_assert_eq!(Headers::parse(&longer, len), Err(Malformed::Length));
+        let mut padded = alone.to_vec();
+        padded[1] ^= 0x10;
+        prop_assert_eq!(Headers::parse(&padded, len), Err(Malformed::Pad));
+
         let mut buf = [0xaa; MAX_HEADERS];
         let behind = &bytes[Bth::LEN..headers.len()];
         prop_assert_eq!(headers.emit_extensions(&mut buf), behind.len());
