@@ -177,7 +177,7 @@ unsafe extern "C" fn post_send(
         // SAFETY: as above.
         let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
         errno = result;
-        taken
+        (taken, result == libc::ENOMEM)
     });
     errno
 }

@@ -43,6 +43,7 @@ checks! {
     BufferChanged "buffer-changed";
     UdReceiveRoom "ud-receive-without-grh";
     InlineTooLong "inline-too-long";
+    SendQueueUnsignaled "send-queue-unsignaled";
     Leak "leak";
 }
 

@@ -150,6 +150,8 @@ struct Queues {
     receives: VecDeque<Posted>,
     /// Completions go a way that is not watched, so nothing is known of what is outstanding.
     is_unwatched: bool,
+    /// The send queue is full for good, and this was reported.
+    is_stuck: bool,
 }
 
 /// See the [crate].
@@ -228,8 +230,13 @@ impl Ledger {
         }
     }
 
-    /// The program posts sends; `post` posts them and tells how many were taken.
-    pub fn post_sends(&mut self, qp: usize, works: Vec<Work>, post: impl FnOnce() -> usize) {
+    /// The program posts sends; `post` posts them and tells how many were taken, and whether the queue has no room for the next.
+    pub fn post_sends(
+        &mut self,
+        qp: usize,
+        works: Vec<Work>,
+        post: impl FnOnce() -> (usize, bool),
+    ) {
         let stack = Stack::here();
         let Some(facts) = self.queues.get(&qp).and_then(|queues| queues.qp) else {
             post();
@@ -261,9 +268,31 @@ impl Ledger {
             })
             .collect();
         // A completion may be polled before this returns; it finds the ledger locked.
-        let taken = post().min(offered);
+        let (taken, is_full) = post();
         let queues = self.queues.entry(qp).or_default();
-        queues.sends.extend(posted.into_iter().take(taken));
+        queues.sends.extend(posted.into_iter().take(taken.min(offered)));
+        if is_full && !queues.is_unwatched && !queues.is_stuck {
+            self.check_full(qp, &stack);
+        }
+    }
+
+    /// The send queue is full. Nothing frees it if no request in it makes a completion.
+    fn check_full(&mut self, address: usize, stack: &Stack) {
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let is_signaled = queues.sends.iter().any(|posted| posted.work.is_signaled);
+        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
+        if is_signaled {
+            return;
+        }
+        queues.is_stuck = true;
+        let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
+        let what = format!(
+            "the send queue of queue pair {:#x} is full for good: none of its {n} requests since the {name} with wr_id {wr_id:#x} is signaled",
+            qp.number
+        );
+        let posted = ("The oldest was posted here".into(), oldest.stack.clone());
+        let made = self.origin(address, "The queue pair was made here");
+        self.report(Check::SendQueueUnsignaled, what, vec![here(stack), posted, made]);
     }
 
     /// The program posts receives to a queue pair or an SRQ; `post` posts them and tells how many were taken.

@@ -77,6 +77,23 @@ static void inline_too_long(struct end *a, struct end *b)
 		OK(poll_one(a->cq).status);
 }
 
+/* Posts until the queue is full, and then as much again. */
+static void send_queue_unsignaled(struct end *a, struct end *b)
+{
+	for (int n = 0; n < 8; n++)
+		OK(post_recv(b, n, 64));
+	int ret = 0;
+	/* Right: every fourth is signaled, so that its completion gives back the room of four. */
+	for (int n = 0; !ret; n++)
+		ret = post_send(a, n, 8, !wrong && n % 4 == 3 ? IBV_SEND_SIGNALED : 0);
+	EQ(ret, ENOMEM);
+	if (!wrong) {
+		OK(poll_one(a->cq).status);
+		OK(post_send(a, 99, 0, IBV_SEND_SIGNALED));
+	}
+	to_err(a->qp);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -101,6 +118,7 @@ int main(int argc, char **argv)
 		{ "buffer-changed", IBV_QPT_RC, buffer_changed },
 		{ "ud-receive-without-grh", IBV_QPT_UD, ud_receive_without_grh },
 		{ "inline-too-long", IBV_QPT_RC, inline_too_long },
+		{ "send-queue-unsignaled", IBV_QPT_RC, send_queue_unsignaled },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();
