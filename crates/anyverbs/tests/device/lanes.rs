@@ -21,6 +21,8 @@ const OUT: usize = POSTED * SLOT;
 /// Messages of a mixture.
 const MIXTURE: usize = 20_000;
 const SHORT: usize = 8;
+/// The ACK timeout: 67 ms.
+const TIMEOUT_CODE: u8 = 14;
 
 fn post(e: &Endpoint, buffer: &Buffer, slot: u64) {
     e.recv(slot, &[buffer.sge(slot as usize * SLOT, SLOT)]);
@@ -56,16 +58,22 @@ struct Talk {
     e: Endpoint,
     buffer: Buffer,
     peer: Peer,
+    remote: RemoteAddr,
 }
 
 impl Talk {
     fn begin() -> Self {
+        Self::begin_with(TIMEOUT_CODE)
+    }
+
+    /// With this ACK timeout at our end.
+    fn begin_with(timeout: u8) -> Self {
         let mut peer = Peer::spawn("rc lanes", &[]);
         let e = Endpoint::new(QpType::Rc);
         let buffer = Buffer::new(&e.pd, OFFERED);
-        peer.connect(&e, &buffer);
+        let remote = peer.connect_with(&e, &buffer, timeout);
         assert_eq!(peer.hear(), "@ posted");
-        Self { e, buffer, peer }
+        Self { e, buffer, peer, remote }
     }
 
     /// Sends `data` and waits for its return.
@@ -175,6 +183,7 @@ fn short_and_long_messages_arrive_in_order() {
             post(e, buffer, wc.wr_id);
         }
     }
+    assert_eq!(gaps(e), [0; 4], "a request overtook another");
     let by_lane = talk.by_lane() - begin;
     assert!(by_lane > MIXTURE as u64 / 8, "{by_lane} of {MIXTURE} left by the lane");
 }
@@ -200,6 +209,90 @@ fn a_send_that_finds_no_receive_is_refused_and_repeated() {
         }
     }
     assert!(talk.e.context.counters().unwrap().read(Counter::RnrNakSent) > 0);
+}
+
+/// Requests that came out of order, and answers that showed a gap.
+fn gaps(e: &Endpoint) -> [u64; 4] {
+    use Counter as C;
+    let counters = e.context.counters().unwrap();
+    [C::OutOfSequence, C::PacketSeqErr, C::ImpliedNakSeqErr, C::RetryExceeded]
+        .map(|counter| counters.read(counter))
+}
+
+#[test]
+fn a_short_send_behind_other_requests_of_its_list_waits_for_them() {
+    let talk = Talk::begin();
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    let remote = talk.remote;
+    let at = |offset: usize| RemoteAddr { va: remote.va + (OUT + offset) as u64, ..remote };
+    buffer.write(OUT, b"last");
+    let (last, long) = ([buffer.sge(OUT, 4)], [buffer.sge(OUT + 8, 100)]);
+    let parts = [buffer.sge(OUT + 8, 8), buffer.sge(OUT + 64, 8)];
+    let firsts: [(&str, SendOp, SendFlags, &[Sge]); 7] = [
+        ("WRITE", SendOp::Write(at(0)), SendFlags::SIGNALED, &long),
+        ("READ", SendOp::Read(at(0)), SendFlags::SIGNALED, &[buffer.sge(OUT + 2000, 64)]),
+        ("FETCH_ADD", SendOp::FetchAdd { at: at(4096), add: 1 }, SendFlags::SIGNALED, &[parts[0]]),
+        ("SEND_IMM", SendOp::SendImm(7), SendFlags::SIGNALED, &long),
+        ("long SEND", SendOp::Send, SendFlags::SIGNALED, &long),
+        ("SEND of parts", SendOp::Send, SendFlags::SIGNALED, &parts),
+        ("fenced SEND", SendOp::Send, SendFlags::SIGNALED.union(SendFlags::FENCE), &long),
+    ];
+    let counted = gaps(e);
+    for round in 0..50 {
+        for (name, op, flags, sges) in &firsts {
+            let echoes = 1 + usize::from(matches!(op, SendOp::Send | SendOp::SendImm(_)));
+            (0..echoes as u64).for_each(|slot| post(e, buffer, slot));
+            let wr =
+                |wr_id, op, flags, sges| SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 };
+            let first = wr(1000, *op, *flags, sges);
+            let second = wr(1001, SendOp::Send, SendFlags::SIGNALED, &last);
+            e.qp.post_send(&[first, second]).unwrap();
+            let wcs = e.poll_for(2 + echoes, TIMEOUT);
+            assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{name}: {wcs:?}");
+            let ids: Vec<u64> = wcs.iter().map(|wc| wc.wr_id).filter(|id| *id >= 1000).collect();
+            assert_eq!(ids, [1000, 1001], "{name}, round {round}");
+            let last_slot = (echoes - 1) * SLOT;
+            assert_eq!(buffer.read(last_slot, 4), b"last", "{name}, round {round}");
+        }
+    }
+    assert_eq!(gaps(e), counted, "a request overtook another");
+}
+
+#[test]
+fn a_short_send_is_answered_behind_an_atomic_that_is_under_way() {
+    let talk = Talk::begin();
+    talk.warm();
+    let (e, buffer, counted) = (&talk.e, &talk.buffer, gaps(&talk.e));
+    let at = RemoteAddr { va: talk.remote.va + (OUT + 4096) as u64, ..talk.remote };
+    buffer.write(OUT, b"last");
+    for round in 0..300 {
+        post(e, buffer, 0);
+        e.send(1000, SendOp::FetchAdd { at, add: 1 }, &[buffer.sge(OUT + 64, 8)]);
+        e.send(1001, SendOp::Send, &[buffer.sge(OUT, 4)]);
+        let wcs = e.poll_for(3, TIMEOUT);
+        assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+        let ids: Vec<u64> = wcs.iter().map(|wc| wc.wr_id).filter(|id| *id >= 1000).collect();
+        assert_eq!(ids, [1000, 1001], "round {round}");
+    }
+    assert_eq!(gaps(e), counted, "an answer overtook another");
+}
+
+#[test]
+fn a_send_to_an_ended_peer_fails_where_no_timeout_is_set() {
+    let mut talk = Talk::begin_with(0);
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    talk.peer.signal(libc::SIGKILL);
+    talk.peer.wait();
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        // It learns of the end.
+        assert_eq!(e.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+    }
+    e.send(7, SendOp::Send, &[buffer.sge(OUT, 4)]);
+    let wcs = e.poll_for(1, TIMEOUT);
+    assert_eq!((wcs[0].status, wcs[0].wr_id), (WcStatus::RetryExcErr, 7));
 }
 
 #[test]

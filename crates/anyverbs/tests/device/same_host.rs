@@ -82,6 +82,20 @@ impl Peer {
         (address, remote)
     }
 
+    /// As [`connect`](Self::connect), with this ACK timeout at our end.
+    pub(crate) fn connect_with(
+        &mut self,
+        e: &Endpoint,
+        buffer: &Buffer,
+        timeout: u8,
+    ) -> RemoteAddr {
+        let (address, remote) = introduced(&self.hear());
+        e.connect_with(address, timeout, 7);
+        self.say(&introduce(e, buffer));
+        assert_eq!(self.hear(), "@ connected");
+        remote
+    }
+
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: a signal to our own child, which has not been waited for.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);

@@ -52,6 +52,8 @@ pub struct Lanes {
     /// Counts what leaves.
     tally: Option<Arc<Tally>>,
     put_back: Option<Psn>,
+    /// The PSN of a SEND from the peer that was there before its turn.
+    early: Option<Psn>,
 }
 
 /// A short SEND that has come by a lane.
@@ -157,6 +159,7 @@ impl Lanes {
         };
         room.write_header(&call.emit());
         room.commit();
+        lane.note_told();
         shm.endpoint().watch_lane(&lane, from.get());
         self.tally = Some(shm.traffic().of_lane());
         Some(lane)
@@ -224,6 +227,17 @@ impl Lanes {
         Ok(Some(Short { send, payload }))
     }
 
+    /// Notes that the next SEND is there before its turn.
+    pub fn note_early(&mut self, psn: Psn) {
+        self.early = Some(psn);
+    }
+
+    /// Whether that was noted of the SEND with this PSN.
+    #[must_use]
+    pub fn was_early(&self, psn: Psn) -> bool {
+        self.early == Some(psn)
+    }
+
     /// The SEND that was looked at is done.
     #[inline]
     pub fn take(&self) {
@@ -252,7 +266,7 @@ impl Lanes {
             lane.give_up();
         }
         self.close();
-        (self.tally, self.put_back) = (None, None);
+        (self.tally, self.put_back, self.early) = (None, None, None);
     }
 }
 

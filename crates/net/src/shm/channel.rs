@@ -158,7 +158,7 @@ impl Channel {
         let index = taken.iter().position(is_free)?;
         let place = self.lanes.place(index);
         let first = match &taken[index] {
-            Some(last) => last.next(),
+            Some(last) => last.first_of_next(),
             None if own.allocate(place.cells, LANE) => 1,
             None => return None,
         };

@@ -79,10 +79,14 @@ pub struct LaneWriter<M = Area> {
     own: M,
     peer: M,
     place: Place,
+    /// The number of the first cell.
+    first: u32,
     /// The number of the next cell.
     next: AtomicU32,
     /// The last answer that was taken.
     seen: AtomicU64,
+    /// The reader was told of it.
+    told: AtomicBool,
     given_up: AtomicBool,
 }
 
@@ -90,8 +94,8 @@ impl<M: Memory> LaneWriter<M> {
     /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
     pub fn new(own: M, peer: M, place: Place, first: u32) -> Self {
         let seen = AtomicU64::new(peer.load(place.answer, Ordering::Relaxed));
-        let given_up = AtomicBool::new(false);
-        Self { own, peer, place, next: AtomicU32::new(first), seen, given_up }
+        let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { own, peer, place, first, next: AtomicU32::new(first), seen, told, given_up }
     }
 
     /// Its number in its side.
@@ -122,7 +126,8 @@ impl<M: Memory> LaneWriter<M> {
             return None;
         }
         let answer = Answer::decode(word);
-        let is_possible = self.next().wrapping_sub(answer.next) <= CELLS;
+        let is_possible =
+            self.is_answer_to_this(&answer) && self.next().wrapping_sub(answer.next) <= CELLS;
         Some(if is_possible { answer } else { Answer::default() })
     }
 
@@ -155,10 +160,27 @@ impl<M: Memory> LaneWriter<M> {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Whether it can be another's: nobody sends by it, and nobody reads.
+    /// Notes that its reader was told of it.
+    pub fn note_told(&self) {
+        self.told.store(true, Ordering::Relaxed);
+    }
+
+    /// The number of the first cell of the next lane at this place. It is none that an answer to this lane can have.
+    pub(super) fn first_of_next(&self) -> u32 {
+        self.next().wrapping_add(1)
+    }
+
+    /// Whether an answer is to this lane, and not to one that had its place before.
+    #[inline]
+    fn is_answer_to_this(&self, answer: &Answer) -> bool {
+        answer.next.wrapping_sub(self.first) <= self.next().wrapping_sub(self.first)
+    }
+
+    /// Whether its place can be another's: nobody sends by it, and nobody reads it or ever will.
     pub(super) fn is_free(&self) -> bool {
         let answer = Answer::decode(self.peer.load(self.place.answer, Ordering::Acquire));
-        self.is_given_up() && !answer.is_open && answer.next != 0
+        let is_ended = !answer.is_open && self.is_answer_to_this(&answer);
+        self.is_given_up() && (is_ended || !self.told.load(Ordering::Relaxed))
     }
 }
 
@@ -347,18 +369,40 @@ mod tests {
     fn a_lane_is_free_when_neither_end_uses_it() {
         let (writer, reader) = lane(1);
         assert!(!writer.is_free() && !writer.is_given_up());
+        writer.note_told();
         writer.give_up();
         assert!(!writer.is_free() && writer.is_given_up(), "it is read");
         assert!(reader.is_open());
         reader.close();
         assert!(writer.is_free() && !reader.is_open());
         let (own, peer, place) = sides();
-        let writer = LaneWriter::new(own, peer.clone(), place, 1);
-        writer.give_up();
-        assert!(!writer.is_free(), "the other process has not heard of it");
-        LaneReader::refuse(&peer, place, 1);
-        assert_eq!(writer.take_answer(), Some(Answer { next: 1, ..Answer::default() }));
-        assert!(writer.is_free());
+        let mut first = 1;
+        for round in 0..3 {
+            let writer = LaneWriter::new(own.clone(), peer.clone(), place, first);
+            writer.give_up();
+            assert!(writer.is_free(), "the other process will not hear of it");
+            writer.note_told();
+            assert!(!writer.is_free(), "the other process has not answered, round {round}");
+            LaneReader::refuse(&peer, place, first);
+            assert!(writer.has_answer());
+            assert_eq!(writer.take_answer(), Some(Answer { next: first, ..Answer::default() }));
+            assert!(writer.is_free());
+            first = writer.first_of_next();
+        }
+    }
+
+    #[test]
+    fn an_answer_to_the_last_user_of_a_place_is_none_to_the_next() {
+        let (own, peer, place) = sides();
+        let last = LaneWriter::new(own.clone(), peer.clone(), place, 1);
+        let reader = LaneReader::new(peer.clone(), own.clone(), place, 1);
+        last.show(0, 0);
+        reader.take();
+        reader.answer(Some(1));
+        reader.close();
+        let writer = LaneWriter::new(own, peer, place, last.first_of_next());
+        reader.answer(Some(2));
+        assert_eq!(writer.take_answer(), Some(Answer::default()));
     }
 
     #[test]
@@ -368,7 +412,7 @@ mod tests {
         for _ in 0..10 {
             writer.show(0, 0);
         }
-        let writer = LaneWriter::new(own.clone(), peer.clone(), place, writer.next());
+        let writer = LaneWriter::new(own.clone(), peer.clone(), place, writer.first_of_next());
         let reader = LaneReader::new(peer, own, place, writer.next());
         assert!(!reader.is_ready());
         writer.show(3, 0);

@@ -119,10 +119,11 @@ impl Poller {
         self.lanes.push(lane);
     }
 
-    /// The peer has written nonsense to the lane at this place: closes its channel.
+    /// The peer has written nonsense to the lane that is read for `tag`: closes its channel.
     #[cold]
-    pub fn break_lane(&mut self, place: usize) {
-        if let Some(channel) = self.lanes.get(place).and_then(|lane| lane.channel.as_ref()) {
+    pub fn break_lane(&mut self, tag: u32) {
+        let of_tag = |lane: &&Lane| lane.tag == tag && lane.channel.is_some();
+        if let Some(channel) = self.lanes.iter().find(of_tag).and_then(|l| l.channel.as_ref()) {
             channel.close(Closed::Nonsense);
             self.closed.push(channel.index);
             self.rung |= OWN_DOORBELL;

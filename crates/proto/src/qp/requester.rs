@@ -84,6 +84,8 @@ pub(super) struct Requester {
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     drained: bool,
+    /// The peer has executed everything up to this PSN, and said so before the response to a request among that has come.
+    executed: Option<Psn>,
     accepted: Accepted,
 }
 
@@ -515,6 +517,7 @@ impl Qp {
             self.timers.stop(timer);
         }
         self.requester.halted = None;
+        self.requester.executed = None;
         self.requester.responses.clear();
         self.requester.unfenced = 0;
         self.requester.local = 0;

@@ -74,7 +74,7 @@ impl Driver {
                 continue;
             };
             if found.is_broken {
-                poller.break_lane(place);
+                poller.break_lane(tag);
             }
             self.count_lane(&found);
             all.taken += found.taken;
@@ -95,8 +95,12 @@ impl Driver {
     ) {
         let lanes = &state.link.lanes;
         if lanes.has_answer() || (lanes.are_read() && psn != state.machine.expected()) {
-            let found = drain(state, call, arrivals, Ring::Unread);
-            self.count_lane(&found.unwrap_or_default());
+            let mut taken = BATCH;
+            while taken == BATCH {
+                let found = drain(state, call, arrivals, Ring::Unread).unwrap_or_default();
+                self.count_lane(&found);
+                taken = found.taken;
+            }
         }
     }
 
@@ -276,13 +280,19 @@ pub(super) fn drain(
         any = true;
         let mut env = call.env_with(link, arrivals);
         if !machine.receive_short_send(&send, payload, &mut env) {
-            if ring == Ring::Unread && send.psn.since(machine.expected()) > 0 {
+            // A gap is one if the ring was read after the SEND was there.
+            let is_early = send.psn.since(machine.expected()) > 0;
+            if is_early && (ring == Ring::Unread || !link.lanes.was_early(send.psn)) {
+                link.lanes.note_early(send.psn);
                 found.is_early = true;
                 break;
             }
             // Whatever is unusual is a packet.
             let Some(arrival) = link.peer_arrival() else { break };
-            let packet = packet(machine.qpn(), send.psn, send.solicited, payload, send.acks);
+            if let Some(psn) = send.acks {
+                machine.receive_executed(psn, &mut call.env_with(link, arrivals));
+            }
+            let packet = packet(machine.qpn(), send.psn, send.solicited, payload);
             machine.receive(&arrival, &packet, &mut call.env_with(link, arrivals));
         }
         link.lanes.take();
@@ -308,14 +318,8 @@ pub(super) fn drain(
 
 /// A short SEND as the packet that it stands for.
 #[cold]
-fn packet(
-    dest: Qpn,
-    psn: Psn,
-    solicited: bool,
-    payload: Data<'static>,
-    acks: Option<Psn>,
-) -> Incoming<'static> {
+fn packet(dest: Qpn, psn: Psn, solicited: bool, payload: Data<'static>) -> Incoming<'static> {
     let pad = Bth::pad_of(payload.len());
     let bth = Bth { solicited, migreq: true, pad, ack_req: true, ..Bth::new(SEND, dest, psn) };
-    Incoming { headers: Headers::new(bth), payload, packets: 1, acks }
+    Incoming { headers: Headers::new(bth), payload, packets: 1, acks: None }
 }

@@ -217,6 +217,7 @@ impl Driver {
         {
             drop(rx);
             if !self.worker.is_left_to_reader() {
+                self.end_batch(Reader::Poll, 1, false);
                 return false;
             }
             // The worker has left the sockets to this poll.

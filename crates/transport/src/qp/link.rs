@@ -242,7 +242,8 @@ impl Link {
     pub(crate) fn settle_lanes(&mut self, machine: &anyverbs_proto::qp::Qp) {
         if self.lanes.are_any() {
             self.short_ways = machine.short_ways(&self.props);
-            self.short_ways.sends &= !self.blocked;
+            let is_open = self.shm_peer().is_some_and(|peer| peer.is_open());
+            self.short_ways.sends &= !self.blocked && is_open;
         }
     }
 

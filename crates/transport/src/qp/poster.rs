@@ -44,7 +44,7 @@ impl State {
         }
         let Some(planned) = machine.plan_open(flags, sge.len, &link.props) else { return false };
         let (pd, solicited) = (machine.init().pd, flags.contains(SendFlags::SOLICITED));
-        let acks = if link.lanes.are_read() { machine.executed() } else { None };
+        let acks = machine.executed();
         let data = if flags.contains(SendFlags::INLINE) {
             let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
             ShortData::Inline(bytes)
@@ -54,6 +54,9 @@ impl State {
         let sent = link.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
         if sent {
             machine.book_short_send(wr_id, flags, sge, planned, &link.props);
+            if acks.is_some() {
+                machine.note_told();
+            }
         }
         sent
     }
@@ -65,11 +68,15 @@ impl Poster<'_> {
     #[inline]
     pub fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
         let Some(state) = &mut self.state else { return false };
-        if !self.short.is_any() {
+        // What a call has begun is not in the result of `short_ways` before it ends.
+        if self.call.is_none() && !self.short.is_any() {
             let links = self.cell.transport.links;
             if state.send_short(links, &mut self.region, (wr_id, flags, sge)) {
                 self.by_lane = true;
                 return true;
+            }
+            if !self.by_lane {
+                self.region.release();
             }
         }
         let State { machine, link, .. } = &mut **state;

@@ -22,12 +22,37 @@ impl Qp {
         }
     }
 
-    /// Takes the word of the peer that it has executed everything up to this PSN.
+    /// Takes the word of the peer that it has executed everything up to this PSN. It may come before the responses to requests
+    /// among those. So what stands behind such a request waits for its response.
     #[inline]
     pub fn receive_executed<E: Env>(&mut self, psn: Psn, env: &mut E) {
         // It says so again and again.
         if self.awaits(psn) {
-            self.receive_ack(psn, env);
+            self.requester.executed = Some(psn);
+            self.take_executed(env);
+        }
+    }
+
+    /// Completes what the peer has said to be executed, up to the first request that has a response of its own.
+    fn take_executed<E: Env>(&mut self, env: &mut E) {
+        let Some(psn) = self.requester.executed else { return };
+        let mut last = psn;
+        let mut position = self.sq.done;
+        while self.requester.unfenced > 0 && position != self.sq.started {
+            let sqe = self.sq.at(position);
+            if sqe.op.has_response() {
+                if psn.since(sqe.first_psn) >= 0 {
+                    last = sqe.first_psn.prev();
+                }
+                break;
+            }
+            position = position.wrapping_add(1);
+        }
+        if last == psn {
+            self.requester.executed = None;
+        }
+        if self.awaits(last) {
+            self.receive_ack(last, env);
         }
     }
 
@@ -62,6 +87,7 @@ impl Qp {
             _ => {
                 if self.answered_before(psn, env) {
                     self.receive_data(psn, packet, env);
+                    self.take_executed(env);
                 }
             }
         }
