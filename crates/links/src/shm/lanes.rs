@@ -51,6 +51,7 @@ pub struct Lanes {
     from_peer: Option<Arc<LaneReader>>,
     /// Counts what leaves.
     tally: Option<Arc<Tally>>,
+    /// An answer that was taken, and not used.
     put_back: Option<Psn>,
     /// The PSN of a SEND from the peer that was there before its turn.
     early: Option<Psn>,

@@ -33,7 +33,7 @@ pub(super) struct Found {
     /// SENDs that were taken, and their bytes.
     pub(super) taken: usize,
     bytes: u64,
-    /// There were SENDs or answers.
+    /// Of all lanes: one had SENDs or an answer.
     pub(super) any: bool,
     /// The next SEND is behind packets that come by the ring.
     pub(super) is_early: bool,
@@ -144,7 +144,8 @@ impl Driver {
         found
     }
 
-    /// As [`drain`], by the short ways. False if something is left for that.
+    /// As [`drain`], by the short ways. False if something is left for that. No ACK is owed for what is executed here: the lane's
+    /// answer tells of it.
     #[inline]
     fn drain_short(
         &self,
@@ -195,6 +196,7 @@ impl Driver {
             if let Some(psn) = link.lanes.take_answer().filter(|psn| machine.awaits(*psn)) {
                 let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
                 if !sends || !machine.complete_short(psn, complete) {
+                    // The general way takes it, under this hold of the lock.
                     link.lanes.put_back(psn);
                     is_over = false;
                 }

@@ -47,7 +47,7 @@ pub struct Link {
     pub(super) spare: Spare,
     /// For short SENDs through shared memory.
     pub(crate) lanes: Lanes,
-    /// The ways of these that are open.
+    /// The ways of these that are open, as of the end of the last general call. Stale while one is under way.
     pub(crate) short_ways: ShortWays,
     /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
