@@ -183,7 +183,7 @@ fn short_and_long_messages_arrive_in_order() {
             post(e, buffer, wc.wr_id);
         }
     }
-    assert_eq!(gaps(e), [0; 4], "a request overtook another");
+    assert_eq!(gaps(e), [0; 4], "a request overtook another: {:?}", counted(e));
     let by_lane = talk.by_lane() - begin;
     assert!(by_lane > MIXTURE as u64 / 8, "{by_lane} of {MIXTURE} left by the lane");
 }
@@ -217,6 +217,13 @@ fn gaps(e: &Endpoint) -> [u64; 4] {
     let counters = e.context.counters().unwrap();
     [C::OutOfSequence, C::PacketSeqErr, C::ImpliedNakSeqErr, C::RetryExceeded]
         .map(|counter| counters.read(counter))
+}
+
+/// All that was counted.
+fn counted(e: &Endpoint) -> Vec<(&'static str, u64)> {
+    let counters = e.context.counters().unwrap();
+    let all = Counter::ALL.iter().map(|counter| (counter.name(), counters.read(*counter)));
+    all.filter(|(_, n)| *n > 0).collect()
 }
 
 #[test]
