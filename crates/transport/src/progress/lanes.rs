@@ -285,7 +285,10 @@ pub(super) fn drain(
             // A gap is one if the ring was read after the SEND was there.
             let is_early = send.psn.since(machine.expected()) > 0;
             if is_early && (ring == Ring::Unread || !link.lanes.was_early(send.psn)) {
-                link.lanes.note_early(send.psn);
+                // Not behind the look at the ring: one queue pair may be served twice then, for its two lanes.
+                if ring == Ring::Unread {
+                    link.lanes.note_early(send.psn);
+                }
                 found.is_early = true;
                 break;
             }
