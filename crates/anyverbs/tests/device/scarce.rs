@@ -25,9 +25,33 @@ pub(crate) fn after_open(role: &str) {
     let Some(Role { resource, left, .. }) = Role::of(role) else { return };
     match resource {
         "descriptors" => set(libc::RLIMIT_NOFILE, descriptors() + left),
-        "memory" => set(libc::RLIMIT_AS, address_space() + left),
+        "memory" => {
+            wait_for_threads();
+            set(libc::RLIMIT_AS, address_space() + left);
+        }
         "files" => set(libc::RLIMIT_FSIZE, left),
         _ => {}
+    }
+}
+
+/// Waits until the other threads sleep. A thread maps memory while it starts, and the standard library ends a process that
+/// has none for that.
+fn wait_for_threads() {
+    // SAFETY: no preconditions.
+    let own = unsafe { libc::gettid() }.to_string();
+    let is_asleep = |stat: &str| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
+    let begin = Instant::now();
+    loop {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap());
+        let others = tasks.filter(|task| *task.file_name() != *own);
+        let stats: Vec<_> = others
+            .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
+            .collect();
+        if stats.iter().all(|stat| is_asleep(stat)) {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "{stats:?}");
+        std::thread::yield_now();
     }
 }
 
