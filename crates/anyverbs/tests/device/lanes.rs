@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyverbs::*;
 use anyverbs_proto::counters::Counter;
+use anyverbs_testing::in_own_process;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -106,8 +107,13 @@ impl Talk {
     }
 }
 
+// Alone, since it counts what the whole process sends.
 #[test]
 fn short_sends_take_a_lane_and_others_do_not() {
+    in_own_process("lanes::short_sends_take_a_lane_and_others_do_not", lengths);
+}
+
+fn lengths() {
     let talk = Talk::begin();
     talk.warm();
     for len in [49, 1000] {
@@ -143,8 +149,13 @@ fn sends_complete_while_the_receiver_computes() {
     assert!(talk.by_lane() > begin);
 }
 
+// Alone, since it counts what the whole process sends.
 #[test]
 fn short_and_long_messages_arrive_in_order() {
+    in_own_process("lanes::short_and_long_messages_arrive_in_order", mixture);
+}
+
+fn mixture() {
     let talk = Talk::begin();
     talk.warm();
     let (e, buffer, begin) = (&talk.e, &talk.buffer, talk.by_lane());
@@ -226,8 +237,13 @@ fn counted(e: &Endpoint) -> Vec<(&'static str, u64)> {
     all.filter(|(_, n)| *n > 0).collect()
 }
 
+// Alone, since it counts what the whole process sends.
 #[test]
 fn a_short_send_behind_other_requests_of_its_list_waits_for_them() {
+    in_own_process("lanes::a_short_send_behind_other_requests_of_its_list_waits_for_them", lists);
+}
+
+fn lists() {
     let talk = Talk::begin();
     talk.warm();
     let (e, buffer) = (&talk.e, &talk.buffer);
@@ -266,8 +282,13 @@ fn a_short_send_behind_other_requests_of_its_list_waits_for_them() {
     assert_eq!(gaps(e), counted, "a request overtook another");
 }
 
+// Alone, since it counts what the whole process sends.
 #[test]
 fn a_short_send_is_answered_behind_an_atomic_that_is_under_way() {
+    in_own_process("lanes::a_short_send_is_answered_behind_an_atomic_that_is_under_way", atomics);
+}
+
+fn atomics() {
     let talk = Talk::begin();
     talk.warm();
     let (e, buffer, counted) = (&talk.e, &talk.buffer, gaps(&talk.e));
