@@ -1,5 +1,5 @@
-//! What the checker (`anyverbs run --check`) is told. Without it, data paths do not come here: a context gets these functions in
-//! place of its own.
+//! The calls that tell the checker (`anyverbs run --check`) what a program does. Without it, data paths do not come here: a
+//! context gets these functions in place of its own.
 
 use std::any::type_name;
 use std::ffi::c_int;

@@ -1,4 +1,4 @@
-//! What the program has made, posted and not ended.
+//! Everything that the program has made or posted, and that has not ended.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -132,7 +132,7 @@ pub struct Work {
 struct Posted {
     work: Work,
     stack: Stack,
-    /// Of its elements, if nothing may change them.
+    /// The checksum of its elements, if nothing may change them.
     checksum: Option<u32>,
 }
 

@@ -69,9 +69,12 @@ impl Reporter {
         }
         self.findings += 1;
         say(&shown.text());
-        if let Some(file) = &mut self.file {
-            // What cannot be written stands on standard error.
-            let _ = file.write_all(format!("{}\n", shown.json()).as_bytes());
+        let written =
+            self.file.as_mut().map(|f| f.write_all(format!("{}\n", shown.json()).as_bytes()));
+        if let Some(Err(error)) = written {
+            // Once: a part of a line may stand there, so no line can follow it.
+            say(&format!("anyverbs check: the report ends here: {error}\n"));
+            self.file = None;
         }
         if self.is_fatal {
             // SAFETY: NULL means all streams.
@@ -180,6 +183,15 @@ mod tests {
         assert!(!is_suppressed("buffer-changed:a_suppression_names"));
         assert!(!is_suppressed("leak:nowhere"));
         assert!(!is_suppressed(""));
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_written_ends() {
+        let file = OpenOptions::new().append(true).open("/dev/full").ok();
+        assert!(file.is_some());
+        let mut reporter = Reporter { is_fatal: false, file, suppressions: vec![], findings: 0 };
+        reporter.report(&finding());
+        assert!(reporter.file.is_none() && reporter.findings == 1);
     }
 
     #[test]

@@ -194,7 +194,7 @@ pub(crate) struct Run {
     pub(crate) program: Vec<OsString>,
 }
 
-/// What happens at a finding of `--check`.
+/// The consequence of a finding of `--check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Check {
     /// It is reported

@@ -1,4 +1,4 @@
-//! What two devices of this make tell each other about failures. Others get none of it.
+//! Two devices of this make tell each other about failures. Others get none of it.
 //!
 //! A refusal has room for a code only, so its reason goes ahead of it, in a datagram. A packet that has no answer is sent once
 //! more, from a socket of its own. It asks for the reason, and whoever drops it answers that socket.
@@ -129,7 +129,7 @@ impl Sounding {
         Self { socket: send(links, av, headers, payload), psn: headers.bth.psn, found: None }
     }
 
-    /// What was said so far. The peer's device knows more than the network.
+    /// The cause that was heard so far. The peer's device knows more than the network.
     #[must_use]
     pub fn verdict(&mut self) -> Option<Cause> {
         use io::ErrorKind as K;

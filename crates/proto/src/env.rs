@@ -172,7 +172,7 @@ pub trait LinkEnv {
         let _ = (av, headers, payload);
     }
 
-    /// What was said to that. `una` is the PSN of the packet.
+    /// The cause that was heard since. `una` is the PSN of the packet.
     fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
         let _ = (av, una);
         None

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter};
-use anyverbs_proto::memory::Memory;
-use anyverbs_proto::mr::{Access, LastLocal};
+use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
 use anyverbs_proto::types::{Psn, Qpn};
@@ -87,7 +86,7 @@ impl Lanes {
     pub fn send(
         &mut self,
         links: &'static Links,
-        (pd, region): (u32, &mut LastLocal<'static>),
+        key: (u32, &mut LastLocal<'static>),
         (data, solicited): (ShortData<'_>, bool),
         planned: &ShortSend,
         acks: Option<Psn>,
@@ -97,18 +96,7 @@ impl Lanes {
         if len > CELL_PAYLOAD || !lane.has_room() {
             return false;
         }
-        let to = lane.payload_ptr() as u64;
-        let memory = &links.core.memory;
-        let written = match data {
-            ShortData::Inline(bytes) => memory.copy(to, bytes.as_ptr() as u64, len).is_ok(),
-            ShortData::Element(_) if len == 0 => true,
-            ShortData::Element(sge) => {
-                let mrs = &links.core.mrs;
-                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
-                matches!(from, Ok(Some(from)) if memory.copy(to, from, len).is_ok())
-            }
-        };
-        if !written {
+        if !data.copy(links, key, lane.payload_ptr() as u64, len) {
             return false;
         }
         let low = acks.map_or(0, |psn| ACKS | psn.get());

@@ -34,6 +34,30 @@ pub enum ShortData<'a> {
     Element(&'a Sge),
 }
 
+impl ShortData<'_> {
+    /// Copies `len` bytes of it to an address of this process. False where its key or its memory does not allow that.
+    #[inline]
+    pub(super) fn copy(
+        &self,
+        links: &'static Links,
+        (pd, region): (u32, &mut LastLocal<'static>),
+        to: u64,
+        len: usize,
+    ) -> bool {
+        let from = match self {
+            _ if len == 0 => return true,
+            Self::Inline(bytes) => bytes.as_ptr() as u64,
+            Self::Element(sge) => {
+                let mrs = &links.core.mrs;
+                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
+                let Ok(Some(from)) = from else { return false };
+                from
+            }
+        };
+        links.core.memory.copy(to, from, len).is_ok()
+    }
+}
+
 /// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
 pub struct ShmRoute {
@@ -121,18 +145,9 @@ impl ShmRoute {
         }
         let (sender, region) = out.sender(links, &self.peer, spare);
         let mut line = [0; ONE_LINE];
-        match data {
-            ShortData::Inline(bytes) => line[CONNECTED_LEN..][..len].copy_from_slice(bytes),
-            ShortData::Element(sge) if len > 0 => {
-                let mrs = &links.core.mrs;
-                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
-                let Ok(Some(from)) = from else { return false };
-                let to = line[CONNECTED_LEN..].as_mut_ptr() as u64;
-                if links.core.memory.copy(to, from, len).is_err() {
-                    return false;
-                }
-            }
-            ShortData::Element(_) => {}
+        let to = line[CONNECTED_LEN..].as_mut_ptr() as u64;
+        if !data.copy(links, (pd, region), to, len) {
+            return false;
         }
         emit_short_send(dest, solicited, planned, self.digest, &mut line);
         let sent = sender.commit_line(CONNECTED_LEN, len, &line);

@@ -34,7 +34,7 @@ pub struct Traffic {
     sent: Box<[Tally]>,
     /// The places in use, a bit each.
     used: [AtomicU64; 4],
-    /// Of lanes, each under its queue pair's lock. One that nobody else holds is free.
+    /// Each lane counts under its queue pair's lock. A place that nobody else holds is free.
     lanes: Mutex<rank::Lanes, Vec<Arc<Tally>>>,
     /// Under that of the receive path.
     received: Tally,

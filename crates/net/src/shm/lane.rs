@@ -8,8 +8,8 @@
 //! A lane is opened by a message of the ring, which tells the reader its place and the number of its first cell. The reader
 //! accepts or refuses by its answer. No cell is written before.
 //!
-//! Words of the other side are believed as far as they can be true: an answer beyond the last cell, and a cell that is
-//! longer than one can be, break the lane.
+//! Words of the other side are believed as far as they can be true. An answer beyond the last cell breaks the lane, and so
+//! does a cell that is longer than one can be.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// What a reader says.
+/// The word of a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Answer {
     /// The number of the cell that it reads next.

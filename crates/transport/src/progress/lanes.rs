@@ -27,13 +27,13 @@ const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 /// Most SENDs of a lane that are executed in one go.
 const BATCH: usize = 64;
 
-/// What was found in a lane.
+/// The finds of one look into a lane, or into all.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Found {
     /// SENDs that were taken, and their bytes.
     pub(super) taken: usize,
     bytes: u64,
-    /// Of all lanes: one had SENDs or an answer.
+    /// One of all lanes had SENDs or an answer.
     pub(super) any: bool,
     /// The next SEND is behind packets that come by the ring.
     pub(super) is_early: bool,
@@ -84,8 +84,8 @@ impl Driver {
         all
     }
 
-    /// Executes the SENDs of a lane that come before a packet of the ring, and takes the answer that was given before it: a
-    /// program expects to see the peer's answer after its own send is complete. The caller has the receive path.
+    /// Executes the SENDs of a lane that come before a packet of the ring. Takes the lane's answer first: a program expects
+    /// its own send to be complete when it sees the reply. The caller has the receive path.
     pub(super) fn catch_up(
         &self,
         state: &mut State,

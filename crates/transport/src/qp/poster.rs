@@ -68,7 +68,7 @@ impl Poster<'_> {
     #[inline]
     pub fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
         let Some(state) = &mut self.state else { return false };
-        // What a call has begun is not in the result of `short_ways` before it ends.
+        // The result of `short_ways` is stale while a call is under way.
         if self.call.is_none() && !self.short.is_any() {
             let links = self.cell.transport.links;
             if state.send_short(links, &mut self.region, (wr_id, flags, sge)) {
@@ -144,7 +144,7 @@ impl Poster<'_> {
         let State { machine, link, .. } = &mut **state;
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         if let Some(executed) = link.lanes.take_answer() {
-            // What has to follow the SENDs before it may go at once.
+            // A request that has to follow those SENDs may go at once.
             machine.receive_executed(executed, &mut call.env(link));
         }
         Ok(machine.post_send(wr, &mut call.env(link))?)

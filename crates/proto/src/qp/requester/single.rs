@@ -32,9 +32,9 @@ pub struct ShortSend {
 /// The ways of short messages that are open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShortWays {
-    /// Of SENDs, and of their completion.
+    /// SENDs, and their completions, may take it.
     pub sends: bool,
-    /// Of receives.
+    /// Receives may take it.
     pub receives: bool,
 }
 

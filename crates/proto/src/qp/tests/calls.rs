@@ -1,0 +1,604 @@
+//! A queue pair's posts, packets and timers, each by itself.
+
+use super::*;
+
+#[test]
+fn marked_packets_are_those_with_both_bits() {
+    for (traffic_class, marked) in [(0, false), (1, false), (2, false), (3, true), (0xff, true)] {
+        let arrival = Arrival { traffic_class, ..Arrival::default() };
+        assert_eq!(arrival.is_marked(), marked, "{traffic_class}");
+    }
+}
+
+#[test]
+fn a_packet_is_from_the_peer_if_both_addresses_and_the_link_are() {
+    let av = AddressVector { scope_id: 3, ..av() };
+    let arrival = from_peer();
+    assert!(arrival.is_from(&av));
+    assert!(Arrival { interface: 3, ..arrival }.is_from(&av));
+    assert!(!Arrival { interface: 4, ..arrival }.is_from(&av));
+    assert!(!Arrival { source: gid(9), ..arrival }.is_from(&av));
+    assert!(!Arrival { destination: gid(9), ..arrival }.is_from(&av));
+    assert!(!Arrival { source: gid(1), destination: gid(2), ..arrival }.is_from(&av));
+}
+
+#[test]
+fn a_packet_read_in_place_is_as_one_read_alone() {
+    let world = World::new(QpType::Rc);
+    let mut headers = world.headers(Operation::SendOnly, 9);
+    headers.bth.pad = 1;
+    let mut bytes = vec![0; headers.len()];
+    headers.emit(&mut bytes);
+    bytes.extend([1, 2, 3, 0]);
+    let mut incoming = Incoming { packets: 5, acks: Some(Psn::new(1)), ..Incoming::default() };
+    incoming.parse_next(&mut Beginning::default(), &bytes).unwrap();
+    assert_eq!((incoming.headers, incoming.packets, incoming.acks), (headers, 1, None));
+    assert_eq!(incoming.payload.len(), 3);
+    assert_eq!(incoming.len(), bytes.len());
+    assert!(incoming.parse_next(&mut Beginning::default(), &bytes[..11]).is_err());
+}
+
+#[test]
+fn each_operation_is_counted_once_with_its_bytes() {
+    use CompCntrOps as C;
+    for asked in [C::all(), C::SEND | C::RECV, C::RDMA_WRITE | C::REMOTE_RDMA_WRITE, C::empty()] {
+        let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
+        world.qp.count(asked);
+        let attr = World::new(QpType::Rc).qp.attr();
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            world.go(state, &attr);
+        }
+        world.post(SendOp::Send, 100);
+        world.post(SendOp::Write(world.remote()), 200);
+        world.answer(1, Syndrome::ACK);
+        world.recv(50);
+        world.receive_message(Operation::SendOnly, 0, 50);
+        world.receive_message(Operation::WriteOnly, 1, 60);
+        let all = [(C::SEND, 100), (C::RDMA_WRITE, 200), (C::RECV, 50), (C::REMOTE_RDMA_WRITE, 60)];
+        let wanted: Vec<_> = all
+            .into_iter()
+            .filter(|(op, _)| asked.contains(*op))
+            .map(|(op, bytes)| (op, bytes, false))
+            .collect();
+        assert_eq!(world.device.counted, wanted, "{asked:?}");
+    }
+}
+
+#[test]
+fn a_queue_pair_drains_in_sqd_until_all_is_answered() {
+    let mut world = World::new(QpType::Rc);
+    let sqd = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    assert!(!world.qp.is_draining());
+    world.post(SendOp::Send, 10);
+    assert!(!world.qp.is_draining(), "in RTS");
+    world.modify(&sqd, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+    assert!(world.qp.is_draining());
+    assert_eq!(world.device.events, []);
+    world.answer(0, Syndrome::ACK);
+    assert!(!world.qp.is_draining());
+    assert_eq!(world.device.events, [QpEvent::SqDrained]);
+    let mut idle = World::new(QpType::Rc);
+    idle.modify(&sqd, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+    assert!(!idle.qp.is_draining());
+    assert_eq!(idle.device.events, [QpEvent::SqDrained]);
+}
+
+#[test]
+fn the_peer_may_do_by_itself_what_the_responder_would_execute() {
+    let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut world = World::in_reset(qp_type, LinkProps::new(1 << 20));
+        let attr = World::new(qp_type).qp.attr();
+        let write_only = qp_type == QpType::Uc;
+        let open = if write_only { attr.access - Access::REMOTE_READ } else { attr.access };
+        assert_eq!(world.qp.open_to_direct(), None);
+        world.go(QpState::Init, &attr);
+        assert_eq!(world.qp.open_to_direct(), None);
+        world.go(QpState::Rtr, &attr);
+        assert_eq!(world.qp.open_to_direct(), None, "the first message raises an event");
+        world.receive_message(Operation::WriteOnly, 0, 8);
+        assert_eq!(world.device.events, [QpEvent::CommEst]);
+        assert_eq!(world.qp.open_to_direct(), Some(open));
+        world.go(QpState::Rts, &attr);
+        assert_eq!(world.qp.open_to_direct(), Some(open));
+        world.go(QpState::Err, &attr);
+        assert_eq!(world.qp.open_to_direct(), None);
+    }
+    assert_eq!(World::new(QpType::Ud).qp.open_to_direct(), None);
+    // The rights are those that the queue pair gives, and READs want room for their answers.
+    let props = LinkProps::new(1 << 20);
+    let with = |change: fn(&mut QpAttr)| World::with(QpType::Rc, props, change).qp.open_to_direct();
+    assert_eq!(with(|_| {}), Some(all));
+    assert_eq!(with(|attr| attr.max_dest_rd_atomic = 1), Some(all));
+    assert_eq!(with(|attr| attr.max_dest_rd_atomic = 0), Some(all - Access::REMOTE_READ));
+    assert_eq!(with(|attr| attr.access = Access::REMOTE_WRITE), Some(Access::REMOTE_WRITE));
+    assert_eq!(with(|attr| attr.access = Access::empty()), Some(Access::empty()));
+    // What is counted has to be seen.
+    for (op, is_open) in [
+        (CompCntrOps::REMOTE_RDMA_READ, false),
+        (CompCntrOps::REMOTE_RDMA_WRITE, false),
+        (CompCntrOps::SEND | CompCntrOps::RECV | CompCntrOps::RDMA_WRITE, true),
+    ] {
+        let mut world = World::new(QpType::Rc);
+        world.qp.count(op);
+        assert_eq!(world.qp.open_to_direct().is_some(), is_open, "{op:?}");
+    }
+}
+
+#[test]
+fn a_reply_is_expected_after_a_write_that_answers_a_message() {
+    let after = |sends: bool, operation| {
+        let mut world = World::new(QpType::Rc);
+        if sends {
+            world.post(SendOp::Send, 10);
+        }
+        world.recv(100);
+        assert!(!world.qp.may_piggyback());
+        world.receive_message(operation, 0, 8);
+        assert!(world.qp.owes_ack());
+        world.qp.may_piggyback()
+    };
+    assert!(after(true, Operation::WriteOnly));
+    assert!(!after(false, Operation::WriteOnly));
+    assert!(!after(true, Operation::WriteOnlyImm));
+    assert!(!after(true, Operation::SendOnly));
+    // Twice in a row is no conversation, and without an ACK nothing is to be carried.
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 10);
+    world.receive_message(Operation::WriteOnly, 0, 8);
+    world.receive_message(Operation::WriteOnly, 1, 8);
+    assert!(!world.qp.may_piggyback());
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 10);
+    world.receive_message(Operation::WriteOnly, 0, 8);
+    world.qp.acknowledge(&mut world.device);
+    assert!(!world.qp.may_piggyback());
+}
+
+#[test]
+fn requests_fail_when_the_peer_has_ended() {
+    let mut world = World::new(QpType::Rc);
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!((world.qp.state(), world.statuses()), (QpState::Rts, vec![]), "nothing waits");
+    world.post(SendOp::Send, 10);
+    world.post(SendOp::Send, 10);
+    world.counters();
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!(world.statuses(), [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
+    assert_eq!(world.qp.state(), QpState::Err);
+    assert_eq!(world.counters().iter().filter(|c| **c == Counter::RetryExceeded).count(), 1);
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!((world.statuses(), world.counters()), (vec![], vec![]), "told once");
+    // In SQD begun requests still wait.
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 10);
+    world.modify(&QpAttr { state: QpState::Sqd, ..QpAttr::default() }, QpAttrMask::STATE);
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!(world.statuses(), [WcStatus::RetryExcErr]);
+    // Nobody answers on UC.
+    let mut world = World::with(QpType::Uc, LinkProps::new(1 << 20), |_| {});
+    world.device.room = 0;
+    world.post(SendOp::Send, 10);
+    world.qp.peer_gone(&mut world.device);
+    assert_eq!((world.statuses(), world.qp.state()), (vec![], QpState::Rts));
+}
+
+#[test]
+fn a_notification_counts_from_the_peer_alone() {
+    let notify = |world: &mut World, arrival: Arrival| {
+        let opcode = Opcode::new(Service::Cnp, Operation::Cnp);
+        let headers = Headers::new(Bth::new(opcode, Qpn::new(OURS), Psn::default()));
+        let incoming = Incoming::from(Packet { headers, payload: &[0; 16] });
+        world.counters();
+        world.qp.receive(&arrival, &incoming, &mut world.device);
+        world.counters()
+    };
+    let mut world = World::new(QpType::Rc);
+    assert_eq!(notify(&mut world, from_peer()), [Counter::CnpHandled]);
+    for foreign in
+        [Arrival { source: gid(9), ..from_peer() }, Arrival { destination: gid(9), ..from_peer() }]
+    {
+        assert_eq!(notify(&mut world, foreign), [Counter::DropForeign]);
+    }
+    world.modify(&QpAttr { state: QpState::Sqd, ..QpAttr::default() }, QpAttrMask::STATE);
+    assert_eq!(notify(&mut world, from_peer()), [Counter::CnpHandled]);
+    assert_eq!(notify(&mut World::new(QpType::Uc), from_peer()), [Counter::DropQpState]);
+    let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
+    let attr = World::new(QpType::Rc).qp.attr();
+    world.go(QpState::Init, &attr);
+    world.go(QpState::Rtr, &attr);
+    assert_eq!(notify(&mut world, from_peer()), [Counter::DropQpState]);
+}
+
+/// Small sends wait for more only while an answer will send them.
+#[test]
+fn small_sends_wait_for_a_batch_while_an_answer_is_on_its_way() {
+    const BATCH: u32 = 10_000;
+    // `first` leaves and waits for its answer; then `count` sends of this kind are posted.
+    let waits = |first: bool, count: usize, op: fn(RemoteAddr) -> SendOp, len: u32| {
+        let mut world = World::new(QpType::Rc);
+        if first {
+            world.post(SendOp::Send, 10);
+        }
+        let remote = world.remote();
+        for _ in 0..count {
+            let sges = [Sge { addr: IOVA, len, lkey: world.device.keys.lkey }];
+            let flags = SendFlags::empty();
+            let op = op(remote);
+            let wr = SendWr { wr_id: 1, op, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+            world.qp.post_send(&wr, &mut world.device).unwrap();
+        }
+        assert_eq!(world.qp.has_unsent(), count > 0);
+        world.qp.may_gather(BATCH)
+    };
+    let send: fn(RemoteAddr) -> SendOp = |_| SendOp::Send;
+    let write: fn(RemoteAddr) -> SendOp = SendOp::Write;
+    for op in [send, write] {
+        assert!(waits(true, 1, op, 100));
+        assert!(!waits(false, 1, op, 100), "no answer is on its way");
+        assert!(!waits(true, 0, op, 100), "nothing is to be sent");
+        // Each of them, and one more, take 1000 bytes with their headers.
+        assert!(waits(true, 9, op, 968) && !waits(true, 10, op, 968));
+        // At most a packet: two of 1024 bytes fit, but longer ones are no small sends.
+        assert!(waits(true, 1, op, MTU) && !waits(true, 1, op, MTU + 1));
+        assert!(waits(true, 63, op, 1) && !waits(true, 64, op, 1));
+    }
+    assert!(!waits(true, 1, SendOp::Read, 100));
+    assert!(!waits(true, 1, |at| SendOp::FetchAdd { at, add: 1 }, 8));
+    let invalidate = waits(true, 1, |at| SendOp::LocalInv(at.rkey), 0);
+    assert!(!invalidate);
+}
+
+/// Where a link sends batches of packets of one length, a requester whose window was full waits for room for a whole batch.
+#[test]
+fn a_full_window_opens_by_whole_batches() {
+    // 9 packets of 1024 bytes, each with 64 more in the window.
+    let batch = 9 * (MTU + 32) + 20;
+    let per_packet = MTU + 64;
+    let props = LinkProps { batch, ..LinkProps::new(25 * per_packet) };
+    let mut world = World::with(QpType::Rc, props, |_| {});
+    world.post(SendOp::Write(world.remote()), 200 * MTU);
+    // Two whole batches and no part of a third.
+    assert_eq!(world.sent().len(), 18);
+    // 25 - 18 + n packets are free: after the second answer it is a batch, and that leaves whole.
+    world.answer(0, Syndrome::ACK);
+    assert_eq!(world.sent(), []);
+    world.answer(1, Syndrome::ACK);
+    assert_eq!(world.sent().len(), 9);
+    world.answer(9, Syndrome::ACK);
+    assert_eq!(world.sent(), []);
+    world.answer(10, Syndrome::ACK);
+    assert_eq!(world.sent().len(), 9);
+    world.answer(35, Syndrome::ACK);
+    assert_eq!(world.sent().len(), 18, "two at once");
+}
+
+#[test]
+fn a_full_window_without_batches_opens_by_a_quarter() {
+    let per_packet = MTU + 64;
+    for (props, first) in [
+        (LinkProps::new(16 * per_packet), 16),
+        // A window of less than two batches is no room for batches.
+        (LinkProps { batch: 9 * (MTU + 32), ..LinkProps::new(16 * per_packet) }, 16),
+    ] {
+        let mut world = World::with(QpType::Rc, props, |_| {});
+        world.post(SendOp::Write(world.remote()), 200 * MTU);
+        assert_eq!(world.sent().len(), first);
+        for psn in 0..3 {
+            world.answer(psn, Syndrome::ACK);
+            assert_eq!(world.sent(), [], "{psn}");
+        }
+        world.answer(3, Syndrome::ACK);
+        assert_eq!(world.sent().len(), 4);
+    }
+}
+
+/// The PSNs of what is outstanding stay within half of all numbers.
+#[test]
+fn a_message_waits_until_enough_numbers_are_free() {
+    const LONGEST: u32 = 1 << 30;
+    // Pieces of 256 MiB, each of a million packets.
+    let segment = 1 << 28;
+    let props = LinkProps { segment, ..LinkProps::new(u32::MAX) };
+    let mut world = World::with(QpType::Rc, props, |attr| attr.path_mtu = Mtu::Mtu256);
+    // 2^22 packets leave as four pieces.
+    world.post(SendOp::Write(world.remote()), LONGEST);
+    assert_eq!(world.sent().len(), 4);
+    world.post(SendOp::Write(world.remote()), 257);
+    assert_eq!(world.sent(), []);
+    world.answer(0, Syndrome::ACK);
+    assert_eq!(world.sent(), [], "one number is free, and two are needed");
+    world.answer(1, Syndrome::ACK);
+    assert_eq!(world.sent(), [(1 << 22, 257)]);
+    // A message of any length begins where nothing is outstanding.
+    world.answer((1 << 22) + 1, Syndrome::ACK);
+    world.post(SendOp::Write(world.remote()), LONGEST);
+    assert_eq!(world.sent().len(), 4);
+}
+
+#[test]
+fn an_ack_is_asked_for_at_intervals_and_at_the_end() {
+    let asks = |world: &mut World| {
+        let sent = std::mem::take(&mut world.device.sent);
+        let asks = sent.iter().filter(|sent| sent.headers.bth.ack_req);
+        asks.map(|sent| sent.headers.bth.psn.get()).collect::<Vec<_>>()
+    };
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Write(world.remote()), 40 * MTU);
+    assert_eq!(asks(&mut world), [15, 31, 39]);
+    // And where the window ends, so that it opens again: of ten packets nine are followed by one that fits.
+    let mut world = World::with(QpType::Rc, LinkProps::new(10 * (MTU + 64)), |_| {});
+    world.post(SendOp::Write(world.remote()), 40 * MTU);
+    assert_eq!((world.device.sent.len(), asks(&mut world)), (10, vec![9]));
+    let mut world = World::new(QpType::Uc);
+    world.post(SendOp::Write(world.remote()), 40 * MTU);
+    assert_eq!(asks(&mut world), []);
+}
+
+/// A WRITE to a place that the peer has taken one of goes out as a message for each packet, where lengths matter.
+#[test]
+fn a_write_is_split_where_the_peer_has_taken_one_whole() {
+    let whole = |qp_type, batch, first: u32, second: (u64, u32)| {
+        let props = LinkProps { batch, ..LinkProps::new(1 << 20) };
+        let mut world = World::with(qp_type, props, |_| {});
+        let at = world.remote();
+        world.post(SendOp::Write(at), first);
+        assert!(first <= MTU || world.device.sent[0].headers.bth.opcode.starts_message());
+        let last = world.device.sent.last().unwrap().headers.bth.psn.get();
+        if qp_type == QpType::Rc {
+            world.answer(last, Syndrome::ACK);
+        }
+        world.sent();
+        world.post(SendOp::Write(RemoteAddr { va: at.va + second.0, ..at }), second.1);
+        let sent = std::mem::take(&mut world.device.sent);
+        assert_eq!(sent.iter().map(|sent| sent.len as u32).sum::<u32>(), second.1);
+        let only = sent.iter().filter(|s| s.headers.bth.opcode.operation == Operation::WriteOnly);
+        let split = sent.len() > 1 && only.count() == sent.len();
+        if split {
+            for (n, sent) in sent.iter().enumerate() {
+                let va = at.va + second.0 + n as u64 * u64::from(MTU);
+                let len = sent.len as u32;
+                assert_eq!(sent.headers.reth, Some(Reth { va, rkey: at.rkey, len }));
+            }
+        }
+        !split
+    };
+    const BATCH: u32 = 60_000;
+    assert!(!whole(QpType::Rc, BATCH, 4 * MTU, (0, 4 * MTU)));
+    assert!(!whole(QpType::Rc, BATCH, 4 * MTU, (100, 2 * MTU)));
+    assert!(whole(QpType::Rc, BATCH, 4 * MTU, (100, 4 * MTU)), "its end was never taken");
+    assert!(whole(QpType::Rc, 0, 4 * MTU, (0, 4 * MTU)), "lengths do not matter");
+    assert!(whole(QpType::Rc, BATCH, MTU, (0, MTU)), "a single packet");
+    assert!(whole(QpType::Uc, BATCH, 4 * MTU, (0, 4 * MTU)), "nobody says what was taken");
+}
+
+/// A WRITE of one packet announces no more than it has, so it says nothing of what a longer one may.
+#[test]
+fn writes_of_single_packets_split_none() {
+    let props = LinkProps { batch: 60_000, ..LinkProps::new(1 << 20) };
+    let mut world = World::with(QpType::Rc, props, |_| {});
+    let at = world.remote();
+    for (psn, skip) in [(0, 0), (1, MTU)] {
+        world.post(SendOp::Write(RemoteAddr { va: at.va + u64::from(skip), ..at }), MTU);
+        world.answer(psn, Syndrome::ACK);
+    }
+    world.device.sent.clear();
+    world.post(SendOp::Write(at), 2 * MTU);
+    let operation = |sent: &Sent| sent.headers.bth.opcode.operation;
+    let sent: Vec<_> = world.device.sent.iter().map(operation).collect();
+    assert_eq!(sent, [Operation::WriteFirst, Operation::WriteLast]);
+}
+
+#[test]
+fn only_messages_of_several_packets_are_asked_for_packet_by_packet() {
+    let requests = |batch, max_rd_atomic, len| {
+        let props = LinkProps { batch, ..LinkProps::new(1 << 20) };
+        let mut world = World::with(QpType::Rc, props, |attr| attr.max_rd_atomic = max_rd_atomic);
+        world.post(SendOp::Read(world.remote()), len);
+        let sent = std::mem::take(&mut world.device.sent);
+        sent.iter().map(|sent| sent.headers.reth.unwrap().len).collect::<Vec<_>>()
+    };
+    let batch = 2 * (MTU + 32);
+    assert_eq!(requests(batch, 4, 3 * MTU), [MTU; 3]);
+    assert_eq!(requests(batch, 3, 3 * MTU), [3 * MTU], "too few may be outstanding");
+    assert_eq!(requests(batch, 4, 2 * MTU), [2 * MTU], "two are of one length anyway");
+    assert_eq!(requests(0, 4, 3 * MTU), [3 * MTU]);
+    assert_eq!(requests(0, 4, 200 << 10), [64 << 10, 64 << 10, 64 << 10, 8 << 10]);
+    assert_eq!(requests(0, 2, 200 << 10), [64 << 10, 64 << 10]);
+}
+
+/// WRITEs and READs without a message keep the order of the queue.
+#[test]
+fn a_write_is_no_message_where_all_before_it_is_answered() {
+    let mut world = World::new(QpType::Rc);
+    world.device.does_directly = true;
+    let at = world.remote();
+    world.post(SendOp::Write(at), 100);
+    world.post(SendOp::Read(at), 200);
+    assert_eq!(world.sent(), []);
+    let done = [(Direction::Write, at, 100), (Direction::Read, at, 200)];
+    assert_eq!(std::mem::take(&mut world.device.direct), done);
+    assert_eq!(world.statuses(), [WcStatus::Success; 2]);
+    // Behind a message it is one as well, until that is answered.
+    world.post(SendOp::Send, 10);
+    world.post(SendOp::Write(at), 100);
+    assert_eq!(world.sent(), [(0, 10), (1, 100)]);
+    world.answer(0, Syndrome::ACK);
+    world.post(SendOp::Write(at), 100);
+    assert_eq!(world.sent(), [(2, 100)]);
+    world.answer(2, Syndrome::ACK);
+    assert_eq!(world.device.direct, []);
+    world.post(SendOp::Write(at), 100);
+    assert_eq!((world.sent(), world.device.direct.len()), (vec![], 1));
+    // Nothing has no bytes to copy, and much would hold up the others.
+    for len in [0, crate::direct::MAX_DIRECT + 1] {
+        let mut world = World::new(QpType::Rc);
+        world.device.does_directly = true;
+        world.post(SendOp::Write(world.remote()), len);
+        assert_eq!(world.device.direct, [], "{len}");
+        assert!(!world.sent().is_empty());
+    }
+    let mut world = World::new(QpType::Rc);
+    world.device.does_directly = true;
+    world.post(SendOp::Write(world.remote()), crate::direct::MAX_DIRECT);
+    assert_eq!(world.device.direct.len(), 1);
+    // With no READ granted it fails, as a message would.
+    let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |a| a.max_rd_atomic = 0);
+    world.device.does_directly = true;
+    world.post(SendOp::Read(world.remote()), 100);
+    assert_eq!((world.device.direct.len(), world.statuses()), (0, vec![WcStatus::LocQpOpErr]));
+    // UC never hears that a message was executed.
+    let mut world = World::new(QpType::Uc);
+    world.device.does_directly = true;
+    world.post(SendOp::Write(world.remote()), 100);
+    world.post(SendOp::Send, 10);
+    world.post(SendOp::Write(world.remote()), 100);
+    assert_eq!((world.device.direct.len(), world.sent().len()), (1, 2));
+}
+
+#[test]
+fn a_rate_limit_holds_back_and_starts_a_timer() {
+    let mut world = World::new(QpType::Rc);
+    // A packet and its overhead take 1088 microseconds.
+    let attr = QpAttr { rate_limit: 8000, ..QpAttr::default() };
+    world.modify(&attr, QpAttrMask::RATE_LIMIT);
+    world.post(SendOp::Write(world.remote()), 40 * MTU);
+    let burst = world.sent().len();
+    assert!((1..5).contains(&burst), "{burst}");
+    let mut left = 40 - burst;
+    let begin = world.device.now;
+    while left > 0 {
+        // Answers do not let more leave than the rate does.
+        world.answer(39 - left as u32, Syndrome::ACK);
+        assert_eq!(world.sent(), []);
+        world.device.now = world.qp.deadline().unwrap();
+        world.qp.on_timer(&mut world.device);
+        left -= world.sent().len();
+    }
+    let took = world.device.now.since(begin);
+    let least = Duration::from_micros(1088) * (40 - burst as u32 - 1);
+    assert!(took >= least && took < least * 2, "{took:?}");
+}
+
+/// A static rate of the path counts as soon as the path is there, and goes with it.
+#[test]
+fn the_static_rate_belongs_to_the_path() {
+    // 2.5 Gb/s: 2 ms are 625 KB.
+    let slow = AddressVector { static_rate: 2, ..av() };
+    let packets = |world: &mut World| {
+        world.post(SendOp::Write(world.remote()), 800 << 10);
+        world.sent().len()
+    };
+    let props = LinkProps::new(1 << 30);
+    let mut world = World::with(QpType::Rc, props, |_| {});
+    assert_eq!(packets(&mut world), 800);
+    let mut world = World::with(QpType::Rc, props, |attr| attr.av.static_rate = 2);
+    assert!((550..620).contains(&packets(&mut world)));
+    // 100 Gb/s and more are no slower than the port.
+    for static_rate in [16, 17] {
+        let mut world = World::with(QpType::Rc, props, |attr| attr.av.static_rate = static_rate);
+        assert_eq!(packets(&mut world), 800);
+    }
+    let mut world = World::with(QpType::Rc, props, |_| {});
+    world.modify(&QpAttr { state: QpState::Sqd, ..QpAttr::default() }, QpAttrMask::STATE);
+    let attr = QpAttr { state: QpState::Sqd, av: slow, ..QpAttr::default() };
+    world.modify(&attr, QpAttrMask::STATE | QpAttrMask::AV);
+    world.modify(&QpAttr { state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE);
+    assert!((550..620).contains(&packets(&mut world)));
+}
+
+#[test]
+fn flushed_receives_say_so_at_once() {
+    let mut world = World::new(QpType::Rc);
+    let attr = world.qp.attr();
+    world.go(QpState::Err, &attr);
+    world.recv(10);
+    let (side, wc, solicited) = world.device.completions[0];
+    assert_eq!((side, solicited), (Side::Recv, true));
+    let wanted = Wc {
+        wr_id: 2,
+        status: WcStatus::WrFlushErr,
+        opcode: WcOpcode::Recv,
+        qpn: Qpn::new(OURS),
+        vendor_err: Cause::MovedToError.number().into(),
+        ..Wc::default()
+    };
+    assert_eq!(wc, wanted);
+}
+
+#[test]
+fn a_nak_fails_the_request_that_it_names() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
+        (NakCode::RemoteAccess, WcStatus::RemAccessErr),
+        (NakCode::RemoteOperational, WcStatus::RemOpErr),
+    ] {
+        let mut world = World::new(QpType::Rc);
+        for _ in 0..3 {
+            world.post(SendOp::Send, 10);
+        }
+        world.answer(1, Syndrome::Nak(code));
+        let wanted = [WcStatus::Success, status, WcStatus::WrFlushErr];
+        assert_eq!(world.statuses(), wanted, "{code:?}");
+        let (mut ghost, psn) = (World::new(QpType::Rc), 7);
+        ghost.post(SendOp::Send, 10);
+        ghost.answer(psn, Syndrome::Nak(code));
+        assert_eq!((ghost.statuses(), ghost.qp.state()), (vec![], QpState::Rts));
+    }
+}
+
+#[test]
+fn an_ack_goes_along_with_the_next_request_on_a_link_that_carries_it() {
+    for (immediate, carried) in [(true, Some(Psn::new(0))), (false, None)] {
+        let props = LinkProps { immediate, ..LinkProps::new(1 << 20) };
+        let mut world = World::with(QpType::Rc, props, |_| {});
+        world.recv(10);
+        world.receive_message(Operation::SendOnly, 0, 10);
+        assert!(world.qp.owes_ack());
+        let remote = world.remote();
+        world.post(SendOp::Write(remote), 4 * MTU);
+        assert_eq!(world.device.sent[0].acks, carried);
+        // It is owed no more, and no other packet has it as well.
+        assert!(!world.qp.owes_ack());
+        let acks = world.device.sent.iter().filter(|sent| sent.acks.is_some()).count();
+        let alone = |sent: &&Sent| sent.headers.bth.opcode.operation == Operation::Ack;
+        let alone = world.device.sent.iter().filter(alone).count();
+        assert_eq!((acks, alone), if immediate { (1, 0) } else { (0, 1) });
+    }
+}
+
+#[test]
+fn the_values_of_attributes_are_those_of_the_mask() {
+    use QpAttrMask as M;
+    let attr = QpAttr {
+        port: 1,
+        pkey_index: 2,
+        path_mtu: Mtu::Mtu2048,
+        rate_limit: 3,
+        timeout: 4,
+        retry_cnt: 5,
+        rnr_retry: 6,
+        min_rnr_timer: 7,
+        max_rd_atomic: 8,
+        max_dest_rd_atomic: 9,
+        ..QpAttr::default()
+    };
+    for (bit, value) in [
+        (M::PORT, "port_num 1"),
+        (M::PKEY_INDEX, "pkey_index 2"),
+        (M::PATH_MTU, "path_mtu of 2048 bytes"),
+        (M::RATE_LIMIT, "rate_limit 3"),
+        (M::TIMEOUT, "timeout 4"),
+        (M::RETRY_CNT, "retry_cnt 5"),
+        (M::RNR_RETRY, "rnr_retry 6"),
+        (M::MIN_RNR_TIMER, "min_rnr_timer 7"),
+        (M::MAX_QP_RD_ATOMIC, "max_rd_atomic 8"),
+        (M::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic 9"),
+    ] {
+        assert_eq!(attr.values(bit), value);
+    }
+    assert_eq!(attr.values(M::RETRY_CNT | M::TIMEOUT | M::STATE), "timeout 4, retry_cnt 5");
+    assert_eq!(attr.values(M::empty()), "");
+    let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }.values(M::AV);
+    assert!(av.starts_with("ah_attr with port_num 1, sgid_index 3, dgid "), "{av}");
+}
