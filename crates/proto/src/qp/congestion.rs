@@ -40,7 +40,7 @@ fn is_due(last: &mut Option<Time>, now: Time) -> bool {
 impl Qp {
     /// The network has marked a packet of the peer: notifies it.
     pub(super) fn note_mark<E: Env>(&mut self, env: &mut E) {
-        if !self.init.qp_type.is_reliable() || !is_due(&mut self.congestion.sent, env.now()) {
+        if !self.init.qp_type.is_reliable() || !is_due(&mut self.rate.congestion.sent, env.now()) {
             return;
         }
         let headers = Headers::new(Bth {
@@ -64,7 +64,7 @@ impl Qp {
             return env.count(Counter::DropQpState, 1);
         }
         env.count(Counter::CnpHandled, 1);
-        if is_due(&mut self.congestion.taken, env.now()) {
+        if is_due(&mut self.rate.congestion.taken, env.now()) {
             self.note_congestion(env);
         }
     }

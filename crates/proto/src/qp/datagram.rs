@@ -45,11 +45,11 @@ impl Qp {
     /// Tells whether the program's limit and the static rate of its address handle let the oldest leave now.
     fn paces_next<E: Env>(&mut self, env: &E) -> bool {
         let static_rate = self.sq.dest(self.sq.next).av.static_rate;
-        let mut wait = self.pacing.as_ref().and_then(|pacing| pacing.wait(env.now()));
+        let mut wait = self.rate.limit.as_ref().and_then(|pacing| pacing.wait(env.now()));
         if static_rate != 0
             && let Some(path) = Pacing::of_path(static_rate, self.mtu())
         {
-            let pacing = self.path_pacing.get_or_insert(path);
+            let pacing = self.rate.path.get_or_insert(path);
             pacing.turns_to(&path);
             wait = wait.or_else(|| pacing.wait(env.now()));
         }
@@ -57,16 +57,16 @@ impl Qp {
     }
 
     fn note_paced_datagram<E: Env>(&mut self, bytes: u32, env: &E) {
-        if !self.is_paced() {
+        if !self.rate.is_limited() {
             return;
         }
         let bytes = bytes.saturating_add(PACKET_COST as u32);
         let static_rate = self.sq.dest(self.sq.next).av.static_rate;
-        if let Some(pacing) = &mut self.pacing {
+        if let Some(pacing) = &mut self.rate.limit {
             pacing.note_sent(bytes, env.now());
         }
         // Datagrams to other destinations take nothing of this path's rate.
-        if let Some(pacing) = &mut self.path_pacing
+        if let Some(pacing) = &mut self.rate.path
             && Pacing::of_path(static_rate, 0).is_some()
         {
             pacing.note_sent(bytes, env.now());
@@ -94,7 +94,7 @@ impl Qp {
             opcode: Opcode::new(Service::Ud, operation),
             solicited: sqe.flags.contains(SendFlags::SOLICITED),
             dest_qpn: dest.qpn,
-            ..self.bth(self.next_datagram)
+            ..self.bth(self.requester.next_datagram)
         });
         let qkey = if dest.qkey.is_controlled() { self.attr.qkey } else { dest.qkey };
         headers.deth = Some(Deth { qkey, src_qpn: self.qpn });
@@ -106,7 +106,7 @@ impl Qp {
         };
         match env.transmit(&dest.av, &headers, &payload, None) {
             Ok(()) => {
-                self.next_datagram = self.next_datagram.plus(1);
+                self.requester.next_datagram = self.requester.next_datagram.plus(1);
                 Ok(())
             }
             // A datagram has no peer that would miss it.
@@ -138,7 +138,7 @@ impl Qp {
         }
         let wire_len = packet.len() + ICRC_LEN;
         let grh = grh::build(arrival, wire_len);
-        let pd = self.srq_pd.unwrap_or(self.init.pd);
+        let pd = self.srq.pd.unwrap_or(self.init.pd);
         let (mrs, memory) = (env.mrs(), env.memory());
         let written = scatter(&recv.sges, 0, Data::Bytes(&grh), pd, mrs, memory)
             .and_then(|()| scatter(&recv.sges, GRH_LEN as u64, packet.payload, pd, mrs, memory));

@@ -132,31 +132,65 @@ pub struct Qp {
     sq: SendQueue,
     /// `None`: receives come from an SRQ, or there is no responder.
     rq: Option<RecvQueue>,
-    credit: Arc<SqCredit>,
+    srq: Srq,
     requester: Requester,
     responder: Responder,
-    congestion: Congestion,
-    pacing: Option<Pacing>,
-    /// Pacing by the static rate of its path. On UD it exists once a datagram went to an address handle that has a
-    /// static rate.
-    path_pacing: Option<Pacing>,
+    rate: Rate,
     timers: Timers,
-    /// PSN of the next datagram.
-    next_datagram: Psn,
-    /// `COMM_EST` was raised.
-    established: bool,
-    /// Protection domain of the SRQ, which may be another one: the keys of receives are its (IBA 10.2.9.2).
-    srq_pd: Option<u32>,
-    /// Completions that a counter counts.
-    counted: CompCntrOps,
-    /// Its SRQ matches tags, and its send queue is the device's.
-    tag_matching: Option<Box<TagMatching>>,
-    /// Counts its out-of-order buffer.
-    out_of_order_bytes: Arc<OutOfOrderBytes>,
+    attached: Attached,
     /// Its failures. Nothing looks here before the first.
     trouble: Option<Box<Trouble>>,
+}
+
+/// What a queue pair knows of the SRQ that its receives come from.
+#[derive(Debug, Default)]
+struct Srq {
+    /// Its protection domain, which may be another one: the keys of receives are its (IBA 10.2.9.2).
+    pd: Option<u32>,
+    /// It matches tags, and the send queue is the device's.
+    tag_matching: Option<Box<TagMatching>>,
+}
+
+/// What bounds the rate of sends.
+#[derive(Debug, Default)]
+struct Rate {
+    congestion: Congestion,
+    /// The program's limit.
+    limit: Option<Pacing>,
+    /// The static rate of its path. On UD it exists once a datagram went to an address handle that has a static rate.
+    path: Option<Pacing>,
+}
+
+impl Rate {
+    /// Tells whether a rate limit applies.
+    #[inline]
+    fn is_limited(&self) -> bool {
+        self.limit.is_some() || self.path.is_some()
+    }
+}
+
+/// What the device attached to a queue pair. A reset leaves it as it is.
+#[derive(Debug)]
+struct Attached {
+    credit: Arc<SqCredit>,
+    /// Completions that a counter counts.
+    counted: CompCntrOps,
+    /// Counts its out-of-order buffer.
+    out_of_order_bytes: Arc<OutOfOrderBytes>,
     #[cfg(feature = "general-way")]
     general_way: bool,
+}
+
+impl Default for Attached {
+    fn default() -> Self {
+        Self {
+            credit: Arc::default(),
+            counted: CompCntrOps::empty(),
+            out_of_order_bytes: Arc::default(),
+            #[cfg(feature = "general-way")]
+            general_way: false,
+        }
+    }
 }
 
 impl Qp {
@@ -191,22 +225,13 @@ impl Qp {
             attr: QpAttr::default(),
             sq: SendQueue::new(cap, (qp_type == QpType::Ud).then_some(no_dest), memory)?,
             rq: has_rq.then(rq).transpose()?,
-            credit: Arc::default(),
+            srq: Srq::default(),
             requester: Requester::default(),
             responder: Responder::default(),
-            congestion: Congestion::default(),
-            pacing: None,
-            path_pacing: None,
+            rate: Rate::default(),
             timers: Timers::default(),
-            next_datagram: Psn::default(),
-            established: false,
-            srq_pd: None,
-            counted: CompCntrOps::empty(),
-            tag_matching: None,
-            out_of_order_bytes: Arc::default(),
+            attached: Attached::default(),
             trouble: None,
-            #[cfg(feature = "general-way")]
-            general_way: false,
             init,
         })
     }
@@ -214,13 +239,13 @@ impl Qp {
     /// Takes receives from an SRQ of this protection domain.
     #[must_use]
     pub fn with_srq_pd(self, pd: u32) -> Self {
-        Self { srq_pd: Some(pd), ..self }
+        Self { srq: Srq { pd: Some(pd), ..self.srq }, ..self }
     }
 
     /// Counts its out-of-order buffer among those of a device, which bounds them together.
     #[must_use]
     pub fn with_out_of_order_bytes(self, out_of_order_bytes: Arc<OutOfOrderBytes>) -> Self {
-        Self { out_of_order_bytes, ..self }
+        Self { attached: Attached { out_of_order_bytes, ..self.attached }, ..self }
     }
 
     /// Has it handle every request in the general way. The short ways of frequent requests must not be told apart from
@@ -228,14 +253,14 @@ impl Qp {
     #[cfg(feature = "general-way")]
     #[must_use]
     pub fn without_short_ways(self) -> Self {
-        Self { general_way: true, ..self }
+        Self { attached: Attached { general_way: true, ..self.attached }, ..self }
     }
 
     /// Whether frequent requests may take a short way.
     #[inline]
     fn may_shorten(&self) -> bool {
         #[cfg(feature = "general-way")]
-        return !self.general_way;
+        return !self.attached.general_way;
         #[cfg(not(feature = "general-way"))]
         true
     }
@@ -249,8 +274,8 @@ impl Qp {
     /// As [`in_memory`](Self::in_memory), of a reliable connection with a tag-matching SRQ. The program posts no sends.
     pub fn with_tag_matching(init: &QpInit, memory: &QueueMemory) -> Result<Self, OutOfMemory> {
         let sq = SendQueue::new(&SEND_CAP, None, memory)?.of_the_device();
-        let tag_matching = Some(Box::default());
-        Ok(Self { sq, tag_matching, ..Self::in_memory(init, memory)? })
+        let srq = Srq { pd: None, tag_matching: Some(Box::default()) };
+        Ok(Self { sq, srq, ..Self::in_memory(init, memory)? })
     }
 
     /// Gives up the queues of a queue pair that gets no further calls. Their memory may be a program's, which wants it
@@ -284,23 +309,17 @@ impl Qp {
     /// of the device. Sends that waited for the old limit leave with the next [`transmit`](Self::transmit).
     pub fn limit_rate(&mut self, limit: &RateLimit) {
         self.attr.rate_limit = limit.kbps;
-        self.pacing = Pacing::new(limit, self.mtu());
+        self.rate.limit = Pacing::new(limit, self.mtu());
         self.timers.stop(Timer::Rate);
     }
 
-    /// Tells whether a rate limit applies to its sends.
-    #[inline]
-    fn is_paced(&self) -> bool {
-        self.pacing.is_some() || self.path_pacing.is_some()
-    }
-
     fn pacers(&mut self) -> impl Iterator<Item = &mut Pacing> {
-        self.pacing.iter_mut().chain(&mut self.path_pacing)
+        self.rate.limit.iter_mut().chain(&mut self.rate.path)
     }
 
     /// Tells whether the rate limits let a packet leave now. If not, a timer runs until they do.
     fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
-        if !self.is_paced() {
+        if !self.rate.is_limited() {
             return true;
         }
         let wait = self.pacers().find_map(|pacing| pacing.wait(env.now()));
@@ -315,7 +334,7 @@ impl Qp {
     }
 
     fn note_paced<E: Env>(&mut self, bytes: u32, env: &E) {
-        if self.is_paced() {
+        if self.rate.is_limited() {
             let bytes = bytes.saturating_add(PACKET_COST as u32);
             self.pacers().for_each(|pacing| pacing.note_sent(bytes, env.now()));
         }
@@ -323,11 +342,11 @@ impl Qp {
 
     /// From now on [`CompletionEnv::count_completion`](crate::env::CompletionEnv::count_completion) is called for these, too. Before RTR.
     pub fn count(&mut self, ops: CompCntrOps) {
-        self.counted |= ops;
+        self.attached.counted |= ops;
     }
 
     fn count_completion<E: Env>(&self, op: CompCntrOps, bytes: u32, failed: bool, env: &mut E) {
-        if self.counted.intersects(op) {
+        if self.attached.counted.intersects(op) {
             env.count_completion(op, bytes, failed);
         }
     }
@@ -353,7 +372,7 @@ impl Qp {
     /// The place where a poller hands back send slots, without the queue pair's lock.
     #[must_use]
     pub fn sq_credit(&self) -> Arc<SqCredit> {
-        Arc::clone(&self.credit)
+        Arc::clone(&self.attached.credit)
     }
 
     /// `ibv_modify_qp`. On an error nothing is changed. The move to ERR flushes both queues; the device purges
@@ -389,10 +408,7 @@ impl Qp {
                         }
                         self.start_responder(self.attr.rq_psn);
                     }
-                    (QpState::Rtr, QpState::Rts) => {
-                        self.next_datagram = self.attr.sq_psn;
-                        self.start_requester(self.attr.sq_psn);
-                    }
+                    (QpState::Rtr, QpState::Rts) => self.start_requester(self.attr.sq_psn),
                     (QpState::Sqe, QpState::Rts) => self.forget_trouble(),
                     (_, QpState::Sqd) if from != QpState::Sqd => self.requester.begin_drain(),
                     _ => {}
@@ -433,7 +449,7 @@ impl Qp {
             DEST_QPN: dest_qpn;
         }
         if mask.contains(M::AV) || mask.contains(M::PATH_MTU) {
-            self.path_pacing = Pacing::of_path(self.attr.av.static_rate, self.mtu());
+            self.rate.path = Pacing::of_path(self.attr.av.static_rate, self.mtu());
         }
         if mask.contains(M::RATE_LIMIT) {
             self.limit_rate(&RateLimit { kbps: from.rate_limit, ..RateLimit::default() });
@@ -450,13 +466,12 @@ impl Qp {
     /// All is forgotten; no completion is made (IBA 10.3.1.1).
     fn reset(&mut self) {
         self.attr = QpAttr::default();
-        self.credit.release(self.sq.clear());
+        self.attached.credit.release(self.sq.clear());
         self.requester = Requester::default();
-        (self.pacing, self.path_pacing) = (None, None);
+        (self.rate.limit, self.rate.path) = (None, None);
         self.timers = Timers::default();
         self.forget_receives();
         self.forget_trouble();
-        self.established = false;
     }
 
     /// ERR: everything that waits is flushed, in posting order per queue (IBA 10.3.1.6, S1.3).
@@ -474,7 +489,7 @@ impl Qp {
     #[must_use]
     pub fn open_to_direct(&self) -> Option<Access> {
         let open = match self.attr.state {
-            QpState::Rtr => self.established,
+            QpState::Rtr => self.responder.established,
             QpState::Rts | QpState::Sqd | QpState::Sqe => true,
             QpState::Reset | QpState::Init | QpState::Err => false,
         };
@@ -483,7 +498,7 @@ impl Qp {
         let remote = CompCntrOps::REMOTE_RDMA_READ | CompCntrOps::REMOTE_RDMA_WRITE;
         if !open
             || !matches!(self.init.qp_type, QpType::Rc | QpType::Uc)
-            || self.counted.intersects(remote)
+            || self.attached.counted.intersects(remote)
         {
             return None;
         }
@@ -573,7 +588,7 @@ impl Qp {
     /// Tells whether [`transmit`](Self::transmit) might send a packet now.
     #[inline]
     fn has_to_send(&self) -> bool {
-        self.sq.next != self.sq.head || self.keeps_any() || self.is_paced()
+        self.sq.next != self.sq.head || self.keeps_any() || self.rate.is_limited()
     }
 
     /// Tells whether a delayed ACK waits. The device calls [`acknowledge`](Self::acknowledge) soon, best after the last
@@ -660,8 +675,8 @@ impl Qp {
 
     /// The first packet in RTR says that the peer is there (IBA 11.6.3.1).
     fn note_established<E: Env>(&mut self, env: &mut E) {
-        if self.attr.state == QpState::Rtr && !self.established {
-            self.established = true;
+        if self.attr.state == QpState::Rtr && !self.responder.established {
+            self.responder.established = true;
             env.raise(QpEvent::CommEst);
         }
     }
@@ -681,7 +696,7 @@ impl Qp {
     /// Longest payload of one piece: whole packets of the path MTU, one at least.
     fn segment<E: Env>(&self, env: &E) -> u32 {
         let mtu = self.mtu();
-        if self.is_paced() {
+        if self.rate.is_limited() {
             return mtu;
         }
         (env.props().segment & !(mtu - 1)).max(mtu)

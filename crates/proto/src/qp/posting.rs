@@ -62,8 +62,9 @@ impl Qp {
         if self.init.qp_type == QpType::Ud && wr.ud.is_none() {
             return Err(PostSendError::NoDestination);
         }
-        if self.sq.is_full(self.credit.released()) {
-            let receives_only = self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
+        if self.sq.is_full(self.attached.credit.released()) {
+            let receives_only =
+                self.init.qp_type == QpType::XrcRecv || self.srq.tag_matching.is_some();
             if receives_only {
                 return Err(PostSendError::NoSendQueue);
             }
@@ -122,7 +123,7 @@ impl Qp {
     /// The number of sends that the queue takes before one of its completions is polled.
     #[must_use]
     pub fn send_room(&self) -> u32 {
-        self.sq.room(self.credit.released())
+        self.sq.room(self.attached.credit.released())
     }
 
     /// Queues a receive.

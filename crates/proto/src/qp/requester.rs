@@ -87,6 +87,8 @@ pub(super) struct Requester {
     /// The peer has executed everything up to this PSN, and said so before the response to a request among that has come.
     executed: Option<Psn>,
     accepted: Accepted,
+    /// PSN of the next datagram.
+    pub(super) next_datagram: Psn,
 }
 
 impl Requester {
@@ -114,6 +116,7 @@ impl Qp {
             una: psn,
             max_sent: psn,
             fresh_psn: psn,
+            next_datagram: psn,
             responses: VecDeque::with_capacity(depth),
             recovery: LossRecovery::new(self.attr.retry_cnt, self.attr.rnr_retry),
             ..Requester::default()
@@ -566,7 +569,7 @@ impl Qp {
         self.sq.done = position.wrapping_add(1);
         let sqe = self.sq.at(position);
         let (op, len, wr_id) = (sqe.op, sqe.len, sqe.wr_id);
-        if self.tag_matching.is_some() {
+        if self.srq.tag_matching.is_some() {
             return self.complete_fetch(wr_id, &op, len, status, env);
         }
         let told = self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED);
@@ -580,7 +583,7 @@ impl Qp {
         if op.is_local() {
             self.requester.local = self.requester.local.saturating_sub(1);
         }
-        if !self.counted.is_empty() {
+        if !self.attached.counted.is_empty() {
             let failed = status != WcStatus::Success;
             self.count_completion(CompCntrOps::of(&op), len, failed, env);
         }

@@ -70,6 +70,8 @@ enum PingPong {
 pub(super) struct Responder {
     /// The PSN that comes next.
     expected: Psn,
+    /// `COMM_EST` was raised.
+    pub(super) established: bool,
     /// Before RTR: the PSN of the last request that was dropped.
     too_early: Option<Psn>,
     /// Messages completed, and READs and atomics begun: 24 bits.
@@ -92,22 +94,29 @@ pub(super) struct Responder {
     out_of_order: Option<Box<OutOfOrder>>,
     /// Further gaps for which the requester counts as one that goes back N.
     goes_back: u8,
-    /// An ACK is owed for everything before `expected`.
-    ack_owed: bool,
+    acks: Acks,
+    answers: Answers,
+}
+
+/// What the responder acknowledges, and when.
+#[derive(Debug, Default)]
+struct Acks {
+    /// An ACK is owed for everything before [`Responder::expected`].
+    owed: bool,
     /// An ACK or NAK for which the path had no room: it goes before further requests.
     held: Option<(Psn, Syndrome)>,
-    unacknowledged: u32,
+    /// Bytes received since the last ACK.
+    bytes: u32,
     /// When the last answer left, if that was an ACK and the link may have lost it.
-    last_ack: Option<Time>,
+    last: Option<Time>,
     ping_pong: PingPong,
-    answers: Answers,
 }
 
 impl Responder {
     /// The program has sent a request: the peer sends next.
     #[inline]
     pub(super) fn note_request_sent(&mut self) {
-        self.ping_pong = PingPong::Theirs;
+        self.acks.ping_pong = PingPong::Theirs;
     }
 
     /// A modify has changed how many READs and atomics the peer may have outstanding.
@@ -118,19 +127,19 @@ impl Responder {
     /// Tells whether an ACK is owed, at once or behind answers.
     #[inline]
     pub(super) fn owes_ack(&self) -> bool {
-        self.ack_owed
+        self.acks.owed
     }
 
     /// Tells whether an ACK is owed that may leave before any answer.
     #[inline]
     pub(super) fn may_acknowledge(&self) -> bool {
-        self.ack_owed && !self.answers.are_pending()
+        self.acks.owed && !self.answers.are_pending()
     }
 
     /// Tells whether an ACK is owed, and the program's next message is likely to carry it.
     #[inline]
     pub(super) fn may_piggyback(&self) -> bool {
-        self.ack_owed && self.ping_pong == PingPong::Ours
+        self.acks.owed && self.acks.ping_pong == PingPong::Ours
     }
 }
 
@@ -239,14 +248,14 @@ impl Qp {
         }
         if self.responder.nak_sent {
             self.responder.nak_sent = false;
-            self.responder.held = None;
+            self.responder.acks.held = None;
         }
         if packet.headers.bth.ack_req {
-            self.responder.ack_owed = true;
+            self.responder.acks.owed = true;
         }
-        self.responder.unacknowledged =
-            self.responder.unacknowledged.saturating_add(packet.payload.len() as u32);
-        if self.responder.ack_owed && self.responder.unacknowledged >= ACK_BYTES {
+        self.responder.acks.bytes =
+            self.responder.acks.bytes.saturating_add(packet.payload.len() as u32);
+        if self.responder.acks.owed && self.responder.acks.bytes >= ACK_BYTES {
             self.send_owed_ack(env);
         }
         true
@@ -317,9 +326,9 @@ impl Qp {
             Some(nak) => self.send_refusal(psn, nak, reason.told(), env),
             None => {
                 // A NAK would have acknowledged this. In ERR every executed request is acknowledged, asked for or not.
-                self.responder.ack_owed = true;
+                self.responder.acks.owed = true;
                 self.send_owed_ack(env);
-                if self.responder.held.is_some() {
+                if self.responder.acks.held.is_some() {
                     // The path has no room. The request comes again.
                     return;
                 }
@@ -406,7 +415,7 @@ impl Qp {
             | Operation::AtomicWrite
             | Operation::Flush => self.responder.answers.replay_result(bth.psn),
             // A SEND or WRITE: all up to now is acknowledged once more.
-            _ => self.responder.ack_owed = true,
+            _ => self.responder.acks.owed = true,
         }
     }
 
@@ -416,7 +425,7 @@ impl Qp {
     }
 
     fn acknowledged(&mut self) {
-        self.responder.ack_owed = false;
-        self.responder.unacknowledged = 0;
+        self.responder.acks.owed = false;
+        self.responder.acks.bytes = 0;
     }
 }

@@ -203,7 +203,7 @@ impl Qp {
         if self.init.sq_sig_all || matches!(self.attr.state, QpState::Err | QpState::Sqe) {
             return;
         }
-        let first = self.credit.released();
+        let first = self.attached.credit.released();
         let queued = self.sq.head.wrapping_sub(first);
         let is_queued = |position: u32| position.wrapping_sub(first) < queued;
         let trouble = self.trouble.get_or_insert_default();
@@ -371,7 +371,7 @@ impl Qp {
 
     /// The reason why the receive in hand cannot be written.
     pub(super) fn receive_fault<E: Env>(&self, env: &E) -> Reason {
-        let pd = self.srq_pd.unwrap_or(self.reach().0);
+        let pd = self.srq.pd.unwrap_or(self.reach().0);
         local_fault(&self.datagram_recv().sges, pd, Access::LOCAL_WRITE, env)
     }
 }

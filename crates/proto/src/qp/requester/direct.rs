@@ -33,7 +33,7 @@ impl Qp {
         if !is_answered
             || self.sq.done != position
             || self.attr.state != QpState::Rts
-            || self.is_paced()
+            || self.rate.is_limited()
             || !(1..=MAX_DIRECT).contains(&sqe.len)
             || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
         {

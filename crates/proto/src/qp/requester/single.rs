@@ -77,10 +77,10 @@ impl Qp {
             && requester.halted.is_none()
             && !requester.window_closed
             && requester.recovery.is_calm(&self.attr)
-            && self.tag_matching.is_none()
-            && self.counted.is_empty()
+            && self.srq.tag_matching.is_none()
+            && self.attached.counted.is_empty()
             && !self.keeps_any()
-            && !self.is_paced()
+            && !self.rate.is_limited()
     }
 
     /// Plans a SEND of one element and `len` bytes that leaves while it is posted, on a link with this window. `None`: it
@@ -108,7 +108,7 @@ impl Qp {
         let in_flight = requester.fresh_cost.wrapping_sub(requester.una_cost);
         let cost = u64::from(len) + PACKET_COST;
         let may_leave = SHORT_FLAGS.contains(flags)
-            && !sq.is_full(self.credit.released())
+            && !sq.is_full(self.attached.credit.released())
             && (!flags.contains(SendFlags::INLINE) || len as usize <= sq.max_inline())
             && len <= self.mtu()
             && in_flight + cost <= props.window.into()
@@ -243,7 +243,7 @@ impl Qp {
         let is_plain = len <= self.mtu()
             && self.init.qp_type == QpType::Rc
             && self.attr.state == QpState::Rts
-            && !self.is_paced()
+            && !self.rate.is_limited()
             && !(flags.contains(SendFlags::FENCE) && requester.unfenced != 0);
         let has_room =
             has_room(in_flight, cost, window) && (psn.since(requester.una) as u32) < MAX_PSNS;

@@ -32,7 +32,7 @@ impl Qp {
             && !sqe.op.has_response()
             && !sqe.flags.contains(SendFlags::INLINE)
             && self.init.qp_type == QpType::Rc
-            && !self.is_paced()
+            && !self.rate.is_limited()
             && sqe.first_psn.plus(k) == self.requester.max_sent
             && self.segment(env) == self.mtu()
             && !env.props().immediate;

@@ -181,7 +181,7 @@ impl Qp {
     /// Tells whether answers, or an ACK or NAK that found no room, still have to be sent.
     #[inline]
     pub(in crate::qp) fn keeps_any(&self) -> bool {
-        self.responder.answers.are_pending() || self.responder.held.is_some()
+        self.responder.answers.are_pending() || self.responder.acks.held.is_some()
     }
 
     /// Sends the answers that are pending, in order, as far as pace and link let it. Returns whether anything went
@@ -215,7 +215,7 @@ impl Qp {
                 }
             };
             any = true;
-            self.responder.last_ack = None;
+            self.responder.acks.last = None;
             // An answer acknowledges all requests before it.
             if answer.psn.plus(answer.packets).prev() == self.last_executed() {
                 self.acknowledged();
@@ -318,7 +318,7 @@ impl Qp {
         let sent = self.send_aeth(self.last_executed(), Syndrome::ACK, env);
         if sent {
             self.acknowledged();
-            self.responder.last_ack = env.props().probe_after.map(|_| env.soon());
+            self.responder.acks.last = env.props().probe_after.map(|_| env.soon());
             env.count(Counter::AcksSent, 1);
         }
         sent
@@ -337,7 +337,7 @@ impl Qp {
     #[inline]
     pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>, link: &LinkProps) {
         if acks.is_some() && link.immediate {
-            self.responder.held = None;
+            self.responder.acks.held = None;
             self.acknowledged();
         }
     }
@@ -347,7 +347,7 @@ impl Qp {
         let is_recent = |at: Time| env.now().since(at) <= LAST_ANSWER;
         let answers = self.attr.state.receives();
         let responder = &self.responder;
-        if answers && !responder.answers.are_pending() && responder.last_ack.is_some_and(is_recent)
+        if answers && !responder.answers.are_pending() && responder.acks.last.is_some_and(is_recent)
         {
             self.send_aeth(self.last_executed(), Syndrome::ACK, env);
         }
@@ -356,18 +356,19 @@ impl Qp {
     /// Sends a NAK of `psn`. It also acknowledges the requests executed before.
     pub(super) fn send_nak<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
         self.acknowledged();
-        self.responder.last_ack = None;
+        self.responder.acks.last = None;
         self.send_aeth(psn, syndrome, env);
     }
 
     /// Sends the NAK of a request that is refused, with the reason. If it finds no room, the reason is lost.
     pub(super) fn send_refusal<E: Env>(&mut self, psn: Psn, nak: NakCode, told: Told, env: &mut E) {
         self.acknowledged();
-        self.responder.last_ack = None;
+        self.responder.acks.last = None;
         let syndrome = Syndrome::Nak(nak);
         let headers = self.aeth_headers(psn, syndrome);
         let result = env.refuse(&self.attr.av, &headers, told, self.responder.is_ours);
-        self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
+        self.responder.acks.held =
+            (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
     }
 
     fn aeth_headers(&self, psn: Psn, syndrome: Syndrome) -> Headers {
@@ -379,7 +380,7 @@ impl Qp {
 
     /// Sends the ACK or NAK that found no room before.
     fn send_held<E: Env>(&mut self, env: &mut E) -> bool {
-        match self.responder.held {
+        match self.responder.acks.held {
             Some((_, Syndrome::Ack { .. })) => self.send_owed_ack(env),
             Some((psn, syndrome)) if !self.responder.answers.are_pending() => {
                 self.send_aeth(psn, syndrome, env)
@@ -393,7 +394,8 @@ impl Qp {
     fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) -> bool {
         let headers = self.aeth_headers(psn, syndrome);
         let result = env.transmit(&self.attr.av, &headers, &Payload::EMPTY, None);
-        self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
+        self.responder.acks.held =
+            (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
         result.is_ok()
     }
 }

@@ -50,7 +50,7 @@ impl Qp {
             }
             self.responder.inbound = Inbound::None;
             self.next_message();
-            self.responder.ping_pong = match self.responder.ping_pong {
+            self.responder.acks.ping_pong = match self.responder.acks.ping_pong {
                 PingPong::Theirs if opcode.is_write() && !opcode.has_imm() => PingPong::Ours,
                 _ => PingPong::None,
             };
@@ -104,7 +104,7 @@ impl Qp {
     }
 
     fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
-        if self.tag_matching.is_some() {
+        if self.srq.tag_matching.is_some() {
             return self.execute_tagged_send(packet, env);
         }
         let received = match self.responder.inbound {
@@ -132,7 +132,7 @@ impl Qp {
 
     /// Protection domain of receives. On XRC the same SRQ's holds for everything.
     fn recv_pd(&self) -> u32 {
-        self.srq_pd.unwrap_or(self.responder.pd)
+        self.srq.pd.unwrap_or(self.responder.pd)
     }
 
     /// Invalidates the key that a SEND names. If the message is refused later, its repetition does the same again.

@@ -110,7 +110,7 @@ impl Qp {
             && !responder.answers.are_pending();
         between.then(|| Lease {
             state: self.attr.state,
-            established: self.established,
+            established: self.responder.established,
             expected: responder.expected,
             msn: responder.msn,
             nak_sent: responder.nak_sent,
@@ -161,7 +161,7 @@ impl Qp {
         if lease.state == QpState::Err {
             self.attr.state = QpState::Err;
         }
-        self.established = lease.established;
+        self.responder.established = lease.established;
         self.advance(lease.expected, lease.msn);
         self.responder.nak_sent = lease.nak_sent;
         let mtu = self.mtu();
@@ -174,8 +174,8 @@ impl Qp {
         let responder = &mut self.responder;
         (responder.expected, responder.msn) = (expected, msn & 0xff_ffff);
         (responder.inbound, responder.recv_taken) = (Inbound::None, false);
-        (responder.nak_sent, responder.ack_owed, responder.held) = (false, false, None);
-        responder.unacknowledged = 0;
+        (responder.nak_sent, responder.acks.owed, responder.acks.held) = (false, false, None);
+        responder.acks.bytes = 0;
         self.drop_pending_answers();
     }
 

@@ -203,7 +203,7 @@ impl Qp {
         while goes_on && let Some(kept) = buffer.next(self.responder.expected) {
             goes_on = self.take_next(&kept.packet(), env);
             // Whoever goes back for them all need not go on with that.
-            self.responder.ack_owed |= goes_on;
+            self.responder.acks.owed |= goes_on;
             any = true;
         }
         // A requester that goes back sends a further missing packet unasked.
@@ -237,7 +237,7 @@ impl Qp {
         if !self.responder.nak_sent && !self.responder.answers.are_pending() {
             // The place of a request to an XRC target is found out when its turn has come.
             if self.init.qp_type == QpType::Rc {
-                let all = &self.out_of_order_bytes;
+                let all = &self.attached.out_of_order_bytes;
                 self.responder.out_of_order.get_or_insert_with(|| Box::new(OutOfOrder::new(all)));
             }
             self.send_sequence_nak(env);

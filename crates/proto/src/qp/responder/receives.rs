@@ -75,7 +75,7 @@ impl Qp {
     pub(in crate::qp) fn flush_receives<E: Env>(&mut self, env: &mut E) {
         self.responder.inbound = Inbound::None;
         self.clear_out_of_order_buffer();
-        self.responder.ack_owed = false;
+        self.responder.acks.owed = false;
         self.drop_pending_answers();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
         if self.responder.recv_taken {

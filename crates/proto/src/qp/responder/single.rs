@@ -42,9 +42,9 @@ impl Qp {
             && !responder.nak_sent
             && responder.out_of_order.is_none()
             && len <= self.mtu() as usize
-            && self.tag_matching.is_none()
-            && self.counted.is_empty()
-            && (self.established || self.attr.state != QpState::Rtr)
+            && self.srq.tag_matching.is_none()
+            && self.attached.counted.is_empty()
+            && (self.responder.established || self.attr.state != QpState::Rtr)
     }
 
     /// Takes a SEND from the peer, if it is next and nothing is unusual. If not, only what it acknowledges may have been taken,
@@ -81,14 +81,14 @@ impl Qp {
         self.may_shorten()
             && self.init.qp_type == QpType::Rc
             && self.attr.state.receives()
-            && (self.established || self.attr.state != QpState::Rtr)
+            && (self.responder.established || self.attr.state != QpState::Rtr)
             && self.rq.is_some()
             && responder.inbound == Inbound::None
             && !responder.recv_taken
             && !responder.nak_sent
-            && !responder.ack_owed
-            && self.tag_matching.is_none()
-            && self.counted.is_empty()
+            && !responder.acks.owed
+            && self.srq.tag_matching.is_none()
+            && self.attached.counted.is_empty()
             && self.executed().is_some()
     }
 
@@ -114,7 +114,7 @@ impl Qp {
         rq.skip();
         responder.expected = psn.plus(1);
         responder.msn = (responder.msn + 1) & 0xff_ffff;
-        responder.ping_pong = PingPong::None;
+        responder.acks.ping_pong = PingPong::None;
         Some(Wc {
             wr_id,
             opcode: WcOpcode::Recv,
@@ -138,7 +138,7 @@ impl Qp {
     pub fn executed(&self) -> Option<Psn> {
         let responder = &self.responder;
         let may_tell = !responder.answers.are_pending()
-            && responder.held.is_none()
+            && responder.acks.held.is_none()
             && responder.out_of_order.is_none();
         may_tell.then(|| self.last_executed())
     }
@@ -191,7 +191,7 @@ impl Qp {
                 return false;
             }
         }
-        let ping_pong = match self.responder.ping_pong {
+        let ping_pong = match self.responder.acks.ping_pong {
             PingPong::Theirs => PingPong::Ours,
             _ => PingPong::None,
         };
@@ -211,10 +211,10 @@ impl Qp {
         let responder = &mut self.responder;
         responder.expected = request.psn.plus(1);
         responder.msn = (responder.msn + 1) & 0xff_ffff;
-        responder.ping_pong = ping_pong;
-        responder.ack_owed |= request.ack_req;
-        responder.unacknowledged = responder.unacknowledged.saturating_add(len as u32);
-        if responder.ack_owed && responder.unacknowledged >= ACK_BYTES {
+        responder.acks.ping_pong = ping_pong;
+        responder.acks.owed |= request.ack_req;
+        responder.acks.bytes = responder.acks.bytes.saturating_add(len as u32);
+        if responder.acks.owed && responder.acks.bytes >= ACK_BYTES {
             self.send_owed_ack(env);
         }
     }
@@ -236,7 +236,7 @@ impl Qp {
         if len > 0 {
             let mut part = *sge;
             part.len = len as u32;
-            let pd = self.srq_pd.unwrap_or(self.responder.pd);
+            let pd = self.srq.pd.unwrap_or(self.responder.pd);
             let written = env.with_local(pd, &part, Access::LOCAL_WRITE, |memory, to| {
                 to.is_none_or(|to| payload.write(to, memory).is_ok())
             });

@@ -5,8 +5,8 @@ use crate::wire::aeth::{NakCode, Syndrome};
 
 use super::super::attr::{QpState, QpType};
 use super::super::{Incoming, Qp};
-use super::Responder;
 use super::answers::Answers;
+use super::{Acks, Responder};
 
 impl Qp {
     /// Notes a request that was dropped. If the queue pair moves to RTR later, the peer is asked to send it again.
@@ -30,7 +30,10 @@ impl Qp {
         self.responder = Responder {
             expected: psn,
             nak_sent: came,
-            held: came.then_some((psn, Syndrome::Nak(NakCode::PsnSequence))),
+            acks: Acks {
+                held: came.then_some((psn, Syndrome::Nak(NakCode::PsnSequence))),
+                ..Acks::default()
+            },
             pd: self.init.pd,
             answers: Answers::new(self.attr.max_dest_rd_atomic),
             ..Responder::default()

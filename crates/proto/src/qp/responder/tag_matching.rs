@@ -56,7 +56,7 @@ impl Qp {
                 true
             }
         };
-        let Some(tm) = &self.tag_matching else { return Err(Refusal::INVALID.into()) };
+        let Some(tm) = &self.srq.tag_matching else { return Err(Refusal::INVALID.into()) };
         let matched = tm.taken == Taken::Matched;
         let info = tm.info;
         if let Some((tmh, rvh)) = tm.rndv {
@@ -142,7 +142,7 @@ impl Qp {
         self.responder.recv_taken = true;
         let matched = tmh.filter(|_| taken == Taken::Matched);
         let info = |tmh: Tmh| TmInfo { tag: tmh.tag, user_data: tmh.user_data };
-        if let Some(tm) = &mut self.tag_matching {
+        if let Some(tm) = &mut self.srq.tag_matching {
             **tm = TagMatching {
                 taken,
                 info: matched.map_or_else(TmInfo::default, info),
@@ -168,7 +168,7 @@ impl Qp {
         solicited: bool,
         env: &mut E,
     ) -> Result<(), Stop> {
-        let Some(tm) = &self.tag_matching else { return Err(Refusal::INVALID.into()) };
+        let Some(tm) = &self.srq.tag_matching else { return Err(Refusal::INVALID.into()) };
         let info = tm.info;
         let RecvWqe { wr_id, sges } = &self.responder.recv;
         let (wr_id, room) = (*wr_id, self.responder.recv.room());

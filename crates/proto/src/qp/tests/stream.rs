@@ -12,7 +12,7 @@ fn both(
 ) -> (Vec<Sent>, Vec<u32>) {
     let run = |general: bool| {
         let mut world = World::with(qp_type, props, |attr| attr.path_mtu = Mtu::Mtu256);
-        world.qp.general_way = general;
+        world.qp.attached.general_way = general;
         world.device.room = room;
         world.post(op(world.remote()), len);
         // The rest leaves when the link has room, and the window.
