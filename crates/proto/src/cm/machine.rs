@@ -93,8 +93,7 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Cm {
     pub(super) config: CmConfig,
-    next_id: u32,
-    next_transaction: u32,
+    next: NextIds,
     pub(super) listeners: Listeners,
     pub(super) connections: BTreeMap<CommId, Box<Connection>>,
     pub(super) sidrs: Sidrs,
@@ -105,6 +104,13 @@ pub struct Cm {
     pub(super) orphans: usize,
     pub(super) repeats: Repeats,
     pub(super) records: VecDeque<(CommId, Option<Record>)>,
+}
+
+/// The IDs that are given out next.
+#[derive(Debug)]
+struct NextIds {
+    id: u32,
+    transaction: u32,
 }
 
 /// IDs that fit below the slot.
@@ -123,8 +129,7 @@ impl Cm {
         };
         Self {
             config,
-            next_id: config.first_id % ID_SPACE,
-            next_transaction: config.first_id,
+            next: NextIds { id: config.first_id % ID_SPACE, transaction: config.first_id },
             listeners: Listeners::default(),
             connections: BTreeMap::new(),
             sidrs: Sidrs::default(),
@@ -330,8 +335,8 @@ impl Cm {
     /// A free ID, never [`CommId::NONE`].
     pub(super) fn new_id(&mut self) -> CommId {
         loop {
-            let id = CommId(u32::from(self.config.slot) << 24 | self.next_id);
-            self.next_id = (self.next_id + 1) % ID_SPACE;
+            let id = CommId(u32::from(self.config.slot) << 24 | self.next.id);
+            self.next.id = (self.next.id + 1) % ID_SPACE;
             let taken = self.connections.contains_key(&id) || self.sidrs.contains(id);
             if !id.is_none() && !taken {
                 return id;
@@ -340,8 +345,8 @@ impl Cm {
     }
 
     pub(super) fn new_transaction(&mut self, id: CommId) -> u64 {
-        self.next_transaction = self.next_transaction.wrapping_add(1);
-        u64::from(id.0) << 32 | u64::from(self.next_transaction)
+        self.next.transaction = self.next.transaction.wrapping_add(1);
+        u64::from(id.0) << 32 | u64::from(self.next.transaction)
     }
 
     pub(super) fn is_full(&self) -> bool {
