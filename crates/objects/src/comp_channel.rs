@@ -65,7 +65,7 @@ impl CompEvent {
 
     /// Acknowledges it; equal to [`crate::cq::Cq::ack_events`]`(1)`. Dropping the event does *not* acknowledge it.
     pub fn ack(self) {
-        self.0.comp_acks.acknowledge(1);
+        self.0.notices.comp_acks.acknowledge(1);
     }
 }
 
@@ -92,7 +92,8 @@ impl CompChannel {
         }
         let ChannelCell { core, events, spin, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws the rest.
-        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read(COMPLETION));
+        let read =
+            |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.notices.comp_acks.read(COMPLETION));
         if let Some(cq) = events.try_pop_with(read) {
             spin.note_found();
             return Ok(CompEvent(cq));

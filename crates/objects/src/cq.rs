@@ -86,14 +86,23 @@ pub struct CqCell {
     any: AtomicBool,
     /// [`anyverbs_proto::cq::Cq::is_plain`]; written under the lock.
     plain: AtomicBool,
-    channel: Option<Arc<ChannelCell>>,
-    cookie: AtomicU64,
-    pub(crate) comp_acks: Acks,
-    acks: Arc<Acks>,
+    pub(crate) notices: Notices,
     holders: Holders,
     hold: Mutex<rank::CompletionQueueHold, Option<Hold>>,
     fields: CqFields,
     empty_polls: EmptyPolls,
+}
+
+/// How a queue tells its program of completions and errors.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    channel: Option<Arc<ChannelCell>>,
+    /// The program's, in each event.
+    cookie: AtomicU64,
+    /// Of events on the channel.
+    pub(crate) comp_acks: Acks,
+    /// Of asynchronous events.
+    acks: Arc<Acks>,
 }
 
 /// A poll of a queue for at most `left` completions.
@@ -206,7 +215,7 @@ fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, of: Qpn, count: u
 impl Drop for CqCell {
     fn drop(&mut self) {
         // Inherited locks belong to threads of the parent.
-        if let Some(channel) = self.channel.take()
+        if let Some(channel) = self.notices.channel.take()
             && self.core.is_current()
         {
             channel.withdraw(self);
@@ -231,7 +240,7 @@ impl Timed for CqCell {
             return;
         }
         if state.queue.expire()
-            && let Some(channel) = &self.channel
+            && let Some(channel) = &self.notices.channel
         {
             channel.notify(&self);
         }
@@ -252,7 +261,7 @@ impl CqCell {
     }
 
     pub(crate) fn cookie(&self) -> u64 {
-        self.cookie.load(Ordering::Relaxed)
+        self.notices.cookie.load(Ordering::Relaxed)
     }
 
     /// Adds a completion. True if it was lost for want of room, for the first time: the queue pairs must fail.
@@ -327,14 +336,14 @@ impl CqCell {
             let cqe = state.queue.capacity();
             tracing::debug!(cqe, "CQ overrun: a completion is lost");
             let element = EventElement::Cq { cookie: self.cookie() };
-            self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
+            self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.notices.acks));
         }
         pushed.lost
     }
 
     /// Tells the channel, now or when the period of the moderation is over.
     fn tell(self: &Arc<Self>, state: &mut State, pushed: Pushed) {
-        let Some(channel) = &self.channel else { return };
+        let Some(channel) = &self.notices.channel else { return };
         if pushed.notify {
             state.tell_at = None;
             // Under the lock, so that destroying the queue finds every event of it.
@@ -498,10 +507,12 @@ impl Cq {
             }),
             any: AtomicBool::new(false),
             plain: AtomicBool::new(init.fields.is_empty()),
-            channel: held.as_ref().map(|h| Arc::clone(h.arc())),
-            cookie: AtomicU64::new(init.cookie),
-            comp_acks: Acks::default(),
-            acks: Arc::default(),
+            notices: Notices {
+                channel: held.as_ref().map(|h| Arc::clone(h.arc())),
+                cookie: AtomicU64::new(init.cookie),
+                comp_acks: Acks::default(),
+                acks: Arc::default(),
+            },
             holders: Holders::default(),
             hold: Mutex::new(Some(Hold(held, pd, ticket))),
             fields: init.fields,
@@ -511,7 +522,7 @@ impl Cq {
 
     /// Replaces the cookie that events carry.
     pub fn set_cookie(&self, cookie: u64) {
-        self.0.cookie.store(cookie, Ordering::Relaxed);
+        self.0.notices.cookie.store(cookie, Ordering::Relaxed);
     }
 
     /// Completions that it can hold (`ibv_cq.cqe`).
@@ -592,7 +603,7 @@ impl Cq {
     /// [`CqError::NoChannel`], [`CqError::Gone`], [`CqError::Forked`].
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
         self.0.check()?;
-        let Some(channel) = &self.0.channel else { return Err(CqError::NoChannel) };
+        let Some(channel) = &self.0.notices.channel else { return Err(CqError::NoChannel) };
         let mut state = self.0.state.lock();
         state.queue.arm(solicited_only);
         self.0.note_plain(&state);
@@ -605,12 +616,12 @@ impl Cq {
 
     /// Acknowledges completion events that were read (`ibv_ack_cq_events`).
     pub fn ack_events(&self, n: u32) {
-        self.0.comp_acks.acknowledge(n);
+        self.0.notices.comp_acks.acknowledge(n);
     }
 
     /// Acknowledges asynchronous events of this CQ that were read.
     pub fn ack_async_events(&self, n: u32) {
-        self.0.acks.acknowledge(n);
+        self.0.notices.acks.acknowledge(n);
     }
 
     /// Changes the capacity (`ibv_resize_cq`).
@@ -648,14 +659,14 @@ impl Cq {
                 "CQ not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
-        if let Some(channel) = &self.0.channel {
+        if let Some(channel) = &self.0.notices.channel {
             // The thread that added the last completion has released this lock, and made its event.
             drop(self.0.state.lock());
             channel.withdraw(&self.0);
         }
-        self.0.context.events.withdraw(&self.0.acks);
-        self.0.acks.wait(format_args!("a CQ"));
-        self.0.comp_acks.wait(format_args!("a CQ"));
+        self.0.context.events.withdraw(&self.0.notices.acks);
+        self.0.notices.acks.wait(format_args!("a CQ"));
+        self.0.notices.comp_acks.wait(format_args!("a CQ"));
         // Its memory may be a program's, which wants it back.
         let empty = anyverbs_proto::cq::Cq::new(0);
         let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);
