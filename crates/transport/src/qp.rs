@@ -37,7 +37,7 @@ use anyverbs_proto::wr::{RecvWr, SendFlags, SendWr, Sge};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
 
-use cell::{Hold, NO_DOMAIN};
+use cell::{Hold, NO_DOMAIN, XrcPlace};
 pub use cell::{QpCell, State};
 use env::Call;
 use handles::Handles;
@@ -278,8 +278,11 @@ impl Qp {
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
-                    xrc_domain: AtomicU64::new(parts.xrc.map_or(NO_DOMAIN, |xrc| xrc.number)),
-                    xrc_file: parts.xrc.and_then(|xrc| xrc.file),
+                    xrc: parts.xrc.map_or_else(XrcPlace::default, |xrc| XrcPlace {
+                        domain: AtomicU64::new(xrc.number),
+                        file: xrc.file,
+                        ..XrcPlace::default()
+                    }),
                     handles: Mutex::new(Handles {
                         own: vec![Arc::clone(&handle)],
                         others: Vec::new(),

@@ -31,7 +31,7 @@ impl SharedDomains {
         let make = |qpn| QpCell::foreign(self.transport, qpn, from, domain);
         let cell = self.transport.qps.enter_foreign(target, make, |cell| {
             if cell.home() == Some(from) {
-                cell.borrowed.store(lease, Ordering::Relaxed);
+                cell.xrc.borrowed.store(lease, Ordering::Relaxed);
             }
         });
         if cell.home() != Some(from) {
@@ -43,7 +43,7 @@ impl SharedDomains {
         state.machine = Qp::borrowed(target, attr, responder, pd_of);
         let State { machine, link, .. } = &mut *state;
         link.pin(self.transport.links, machine);
-        link.xrc_srq = None;
+        link.xrc.srq = None;
     }
 
     /// Calls into a target that is borrowed from `from`, under this lease or any.
@@ -59,7 +59,7 @@ impl SharedDomains {
             return;
         };
         let mut state = cell.state.lock();
-        let under = cell.borrowed.load(Ordering::Relaxed);
+        let under = cell.xrc.borrowed.load(Ordering::Relaxed);
         if under == 0 || lease.is_some_and(|lease| lease != under) || state.is_dead() {
             return;
         }
@@ -139,9 +139,9 @@ impl SharedDomains {
 
     /// The responder is here no more.
     pub(super) fn end_borrowing(&self, cell: &QpCell, state: &mut State) {
-        cell.borrowed.store(0, Ordering::Relaxed);
+        cell.xrc.borrowed.store(0, Ordering::Relaxed);
         state.link.leave_path(cell.qpn);
-        state.link.xrc_srq = None;
+        state.link.xrc.srq = None;
         state.machine = QpCell::foreign_machine(cell.qpn);
         self.transport.core.mrs.forget_qp(cell.qpn.get());
     }

@@ -61,11 +61,11 @@ impl Share {
 
 /// The state of a target whose responder has been elsewhere.
 fn share(link: &Link) -> Option<&Share> {
-    link.share.as_deref()?.downcast_ref()
+    link.xrc.share.as_deref()?.downcast_ref()
 }
 
 fn share_mut(link: &mut Link) -> Option<&mut Share> {
-    link.share.as_deref_mut()?.downcast_mut()
+    link.xrc.share.as_deref_mut()?.downcast_mut()
 }
 
 impl SharedDomains {
@@ -81,7 +81,7 @@ impl SharedDomains {
     ) -> bool {
         let Some(xrceth) = packet.headers.xrceth else { return false };
         let to = Qpn::new(xrceth.srqn).slot();
-        if to == self.transport.core.slot && state.link.share.is_none() {
+        if to == self.transport.core.slot && state.link.xrc.share.is_none() {
             return false;
         }
         self.hand_over(cell, state, call, arrival, packet, to)
@@ -97,7 +97,7 @@ impl SharedDomains {
         packet: &Incoming<'_>,
         to: u8,
     ) -> bool {
-        let Some(domain) = cell.xrc_file else { return false };
+        let Some(domain) = cell.xrc.file else { return false };
         let attr = state.machine.attr();
         let bth = &packet.headers.bth;
         // Only the peer's requests move anything.
@@ -118,7 +118,7 @@ impl SharedDomains {
             // Its own ACKs first: the borrower's are about more.
             call.settle(state);
             let Some(responder) = state.machine.lease() else { return true };
-            let share = state.link.share.get_or_insert_with(|| Box::<Share>::default());
+            let share = state.link.xrc.share.get_or_insert_with(|| Box::<Share>::default());
             let Some(share) = share.downcast_mut::<Share>() else { return false };
             share.lease += 1;
             (share.expected, share.msn) = (responder.expected, responder.msn);

@@ -121,7 +121,7 @@ impl SharedDomains {
             .ok_or(libc::EINVAL)?;
         match question {
             Question::Open { domain } => {
-                if cell.xrc_file != Some(domain) || !cell.open_for(from) {
+                if cell.xrc.file != Some(domain) || !cell.open_for(from) {
                     return Err(libc::EINVAL);
                 }
             }

@@ -93,7 +93,7 @@ impl Driver {
         arrivals: &mut Arrivals<'_>,
         psn: Psn,
     ) {
-        let lanes = &state.link.lanes;
+        let lanes = &state.link.same_host.lanes;
         if lanes.has_answer() || (lanes.are_read() && psn != state.machine.expected()) {
             let mut taken = BATCH;
             while taken == BATCH {
@@ -155,11 +155,11 @@ impl Driver {
     ) -> (Option<Found>, bool) {
         let State { machine, link, .. } = state;
         let (mut found, mut any, mut is_over) = (Found::default(), false, true);
-        let ShortWays { sends, receives } = link.short_ways;
+        let ShortWays { sends, receives } = link.same_host.short_ways;
         let (mrs, memory) = (&self.core.mrs, &self.core.memory);
         let mut region = LastLocal::default();
         while found.taken < BATCH {
-            let short = match link.lanes.peek() {
+            let short = match link.same_host.lanes.peek() {
                 Ok(None) => break,
                 Ok(Some(short)) if receives => short,
                 _ => {
@@ -186,24 +186,25 @@ impl Driver {
                 break;
             };
             self.complete_short(cell, Side::Recv, wc, send.solicited, into);
-            link.lanes.take();
+            link.same_host.lanes.take();
             found.taken += 1;
             found.bytes += (Bth::LEN + len) as u64;
         }
         any |= found.taken > 0;
-        if is_over && link.lanes.has_answer() {
+        if is_over && link.same_host.lanes.has_answer() {
             any = true;
-            if let Some(psn) = link.lanes.take_answer().filter(|psn| machine.awaits(*psn)) {
+            if let Some(psn) = link.same_host.lanes.take_answer().filter(|psn| machine.awaits(*psn))
+            {
                 let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
                 if !sends || !machine.complete_short(psn, complete) {
                     // The general way takes it, under this hold of the lock.
-                    link.lanes.put_back(psn);
+                    link.same_host.lanes.put_back(psn);
                     is_over = false;
                 }
             }
         }
         if found.taken > 0 {
-            link.lanes.answer(machine.executed());
+            link.same_host.lanes.answer(machine.executed());
             link.knock();
         }
         (any.then_some(found), is_over)
@@ -249,7 +250,7 @@ impl Driver {
         if !is_peer || poller.lanes_read() >= MAX_LANES {
             return refuse();
         }
-        if let Some(lane) = link.lanes.accept(channel, &call) {
+        if let Some(lane) = link.same_host.lanes.accept(channel, &call) {
             poller.watch_lane(channel, lane, call.dest.get());
             link.settle_lanes(machine);
         }
@@ -270,7 +271,7 @@ pub(super) fn drain(
     let mut found = Found::default();
     let mut any = false;
     while found.taken < BATCH {
-        let Short { send, payload } = match link.lanes.peek() {
+        let Short { send, payload } = match link.same_host.lanes.peek() {
             Ok(Some(short)) => short,
             Ok(None) => break,
             Err(_) => {
@@ -284,10 +285,10 @@ pub(super) fn drain(
         if !machine.receive_short_send(&send, payload, &mut env) {
             // A gap is one if the ring was read after the SEND was there.
             let is_early = send.psn.since(machine.expected()) > 0;
-            if is_early && (ring == Ring::Unread || !link.lanes.was_early(send.psn)) {
+            if is_early && (ring == Ring::Unread || !link.same_host.lanes.was_early(send.psn)) {
                 // Not behind the look at the ring: one queue pair may be served twice then, for its two lanes.
                 if ring == Ring::Unread {
-                    link.lanes.note_early(send.psn);
+                    link.same_host.lanes.note_early(send.psn);
                 }
                 found.is_early = true;
                 break;
@@ -300,19 +301,19 @@ pub(super) fn drain(
             let packet = packet(machine.qpn(), send.psn, send.solicited, payload);
             machine.receive(&arrival, &packet, &mut call.env_with(link, arrivals));
         }
-        link.lanes.take();
+        link.same_host.lanes.take();
         found.taken += 1;
         found.bytes += (Bth::LEN + payload.len()) as u64;
     }
-    if link.lanes.has_answer() {
+    if link.same_host.lanes.has_answer() {
         any = true;
     }
-    if let Some(psn) = link.lanes.take_answer() {
+    if let Some(psn) = link.same_host.lanes.take_answer() {
         machine.receive_executed(psn, &mut call.env_with(link, arrivals));
     }
     if found.taken > 0 {
         let executed = machine.executed();
-        link.lanes.answer(executed);
+        link.same_host.lanes.answer(executed);
         if executed.is_some() {
             machine.note_told();
         }

@@ -55,9 +55,9 @@ impl Driver {
         // The thread that has locked it may be the one that calls exit(3).
         let within = (debts == Debts::AtExit).then_some(TIME_SLICES);
         self.with_cell(&cell, within, |State { machine, link, .. }, call| {
-            link.debt.listed = false;
-            link.owed_inproc = false;
-            if std::mem::take(&mut link.gathers) {
+            link.owed.debt.listed = false;
+            link.owed.inproc = false;
+            if std::mem::take(&mut link.owed.gathers) {
                 machine.transmit(&mut call.env(link));
             }
             if debts != Debts::Unawaited || !machine.may_piggyback() {

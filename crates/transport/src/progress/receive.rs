@@ -622,7 +622,7 @@ impl Driver {
             };
             let mut state = cell.state.lock();
             let limit = cell.message_limit(&state, &asked);
-            state.link.owed_credit = (limit == asked.packet.counts.messages).then_some(asked);
+            state.link.owed.credit = (limit == asked.packet.counts.messages).then_some(asked);
             // Under the lock, so that it cannot overtake the answer of the next thread that posts receives.
             echoes.echo(self.links, &asked, limit);
             echoes.flush(self.links);

@@ -132,7 +132,7 @@ impl Driver {
             let State { machine, link, .. } = &mut *state;
             let mut any = false;
             // The general way takes an answer first.
-            while link.is_from_peer(arrival.digest) && !link.lanes.has_answer() {
+            while link.is_from_peer(arrival.digest) && !link.same_host.lanes.has_answer() {
                 let mut env = call.env_with(link, &mut arrivals);
                 if !machine.receive_short_send(&arrival.send, intake.payload(), &mut env) {
                     break;

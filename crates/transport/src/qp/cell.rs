@@ -47,19 +47,38 @@ pub struct QpCell {
     pub recv_cq: Option<Arc<CqCell>>,
     /// Where receives come from.
     pub srq: Option<Arc<SrqCell>>,
-    /// Domain of a target, or [`NO_DOMAIN`].
-    pub(super) xrc_domain: AtomicU64,
-    /// The file of its domain, which other processes may share.
-    pub xrc_file: Option<FileId>,
-    /// The process of a target that is not this one's: open here, or borrowed ([`sharing::Sharing`]).
-    pub(super) home: AtomicU8,
-    /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
-    pub borrowed: AtomicU64,
+    /// Where an XRC target lives.
+    pub xrc: XrcPlace,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     pub(super) blocks_own_multicast: AtomicBool,
     /// Empty once it is destroyed.
     pub(super) handles: Mutex<rank::QueuePairHandles, Handles>,
+}
+
+/// Where an XRC target lives: its domain, and the process whose it is.
+#[derive(Debug)]
+pub struct XrcPlace {
+    /// Its domain, or [`NO_DOMAIN`].
+    pub(super) domain: AtomicU64,
+    /// The file of its domain, which other processes may share.
+    pub file: Option<FileId>,
+    /// The process of a target that is not this one's: open here, or borrowed ([`sharing::Sharing`]).
+    pub(super) home: AtomicU8,
+    /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
+    pub borrowed: AtomicU64,
+}
+
+impl Default for XrcPlace {
+    /// Of a queue pair that is no target.
+    fn default() -> Self {
+        Self {
+            domain: AtomicU64::new(NO_DOMAIN),
+            file: None,
+            home: AtomicU8::new(0),
+            borrowed: AtomicU64::new(0),
+        }
+    }
 }
 
 /// The value in a queue pair that is no target.
@@ -128,10 +147,7 @@ impl QpCell {
             send_cq: None,
             recv_cq: None,
             srq: None,
-            xrc_domain: AtomicU64::new(NO_DOMAIN),
-            xrc_file: None,
-            home: AtomicU8::new(0),
-            borrowed: AtomicU64::new(0),
+            xrc: XrcPlace::default(),
             groups: AtomicU32::new(0),
             blocks_own_multicast: AtomicBool::new(false),
             handles: Mutex::default(),
@@ -307,7 +323,7 @@ impl QpCell {
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path(self.qpn);
-            link.xrc_srq = None;
+            link.xrc.srq = None;
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(transport.links, machine);
@@ -316,7 +332,7 @@ impl QpCell {
         }
         self.note_modified(&mut state);
         call.settle(&mut state);
-        let unsettled = state.link.published.take_unsettled();
+        let unsettled = state.link.same_host.published.take_unsettled();
         call.finish(state);
         if unsettled {
             transport.core.settle_copies();

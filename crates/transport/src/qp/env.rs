@@ -26,7 +26,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
-use super::link::Link;
+use super::link::{Destination, Link, SameHost};
 use super::transport::Transport;
 use super::{QpCell, State};
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
@@ -81,13 +81,13 @@ impl<'a> Call<'a> {
     /// false, and there is nothing to settle.
     pub(crate) fn send(&mut self, state: &mut State) -> bool {
         let State { machine, link, .. } = state;
-        if !machine.may_gather(link.props.batch) {
-            link.gathers = false;
+        if !machine.may_gather(link.to.props.batch) {
+            link.owed.gathers = false;
             machine.transmit(&mut self.env(link));
             return true;
         }
-        if !std::mem::replace(&mut link.gathers, true) {
-            self.cell.transport.owed.note(self.cell.qpn, &mut link.debt, true);
+        if !std::mem::replace(&mut link.owed.gathers, true) {
+            self.cell.transport.owed.note(self.cell.qpn, &mut link.owed.debt, true);
             self.cell.transport.look_after_owed();
         }
         false
@@ -104,12 +104,12 @@ impl<'a> Call<'a> {
         self.out.flush(transport.links);
         let State { machine, link, .. } = state;
         if let Some(spare) = self.out.take_spare() {
-            link.spare = spare;
+            link.same_host.spare = spare;
         }
         if link.sounding.is_some() && !machine.awaits_reason() {
             link.sounding = None;
         }
-        publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
+        publish_qp(transport.core.directory.as_ref(), machine, &mut link.same_host.published);
         link.settle_lanes(machine);
         link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
@@ -119,8 +119,8 @@ impl<'a> Call<'a> {
         }
         let owes = machine.owes_ack();
         if !link.is_inproc() {
-            transport.owed.note(self.cell.qpn, &mut link.debt, owes || link.gathers);
-        } else if owes && !std::mem::replace(&mut link.owed_inproc, true) {
+            transport.owed.note(self.cell.qpn, &mut link.owed.debt, owes || link.owed.gathers);
+        } else if owes && !std::mem::replace(&mut link.owed.inproc, true) {
             transport.links.inproc.owe(self.cell.qpn);
         }
     }
@@ -130,11 +130,11 @@ impl<'a> Call<'a> {
         let transport = self.cell.transport;
         self.out.flush(transport.links);
         if let Some(directory) = &transport.core.directory {
-            directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
+            directory.withdraw_qp(self.cell.qpn, &mut state.link.same_host.published);
         }
-        transport.owed.note(self.cell.qpn, &mut state.link.debt, false);
+        transport.owed.note(self.cell.qpn, &mut state.link.owed.debt, false);
         state.link.leave_path(self.cell.qpn);
-        let unsettled = state.link.published.take_unsettled();
+        let unsettled = state.link.same_host.published.take_unsettled();
         drop(state);
         transport.after_unlock();
         if unsettled {
@@ -194,8 +194,8 @@ impl DeviceEnv<'_, '_> {
         let leads = |(last, s, route): &(AddressVector, u8, Route)| {
             *s == slot && last == av && route.suits(av, dest)
         };
-        if !self.link.last.as_ref().is_some_and(leads) {
-            self.link.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
+        if !self.link.to.last.as_ref().is_some_and(leads) {
+            self.link.to.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
         }
     }
 }
@@ -224,7 +224,7 @@ impl Env for DeviceEnv<'_, '_> {
 
 impl LinkEnv for DeviceEnv<'_, '_> {
     fn props(&self) -> &LinkProps {
-        &self.link.props
+        &self.link.to.props
     }
 
     #[inline]
@@ -259,7 +259,8 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         } else {
             headers
         };
-        let Link { route, last, spare, .. } = &mut *self.link;
+        let Link { to: Destination { route, last, .. }, same_host: SameHost { spare, .. }, .. } =
+            &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
             // It is not connected, so it owes nothing.
@@ -303,7 +304,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             let (n, ends) =
                 if is_request { self.link.room_in_turn(psn, left) } else { (left, false) };
             let part = run.part(sent, n, ends);
-            let route = self.link.route.as_ref();
+            let route = self.link.to.route.as_ref();
             let taken = route.and_then(|route| route.send_run(self.out, links, &part));
             let Some((taken, end)) = taken else {
                 return run.each(|headers, payload| self.transmit(av, headers, payload, None));
@@ -326,7 +327,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     ) -> Result<(), TransmitError> {
         let Bth { dest_qpn: dest, psn, .. } = headers.bth;
         // Peers on other links are of this make.
-        if let Some(Route::Udp(route)) = &self.link.route {
+        if let Some(Route::Udp(route)) = &self.link.to.route {
             if is_ours {
                 self.out.explain(self.transport.links, route, &ReasonPacket { dest, psn, told });
             }
@@ -365,7 +366,8 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let Link { route, last_target, .. } = &mut *self.link;
+        let Link { to: Destination { route, .. }, same_host: SameHost { last_target, .. }, .. } =
+            &mut *self.link;
         let (links, qpn) = (self.transport.links, self.cell.qpn);
         route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
     }
@@ -436,7 +438,7 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
         {
             return;
         }
-        let lost = match (self.cell.cq(side), &self.link.xrc_srq) {
+        let lost = match (self.cell.cq(side), &self.link.xrc.srq) {
             (Some(cq), _) => cq.push(wc, solicited).then_some(cq),
             (None, Some(srq)) => srq.complete(wc, solicited),
             // A target has no receive but from an SRQ that was selected.
@@ -461,7 +463,7 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
     }
 
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
-        self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
+        self.cell.srq.as_ref().or(self.link.xrc.srq.as_ref()).is_some_and(|srq| srq.take(into))
     }
 
     fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
@@ -470,14 +472,14 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
 
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
         let link = &mut *self.link;
-        if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+        if link.xrc.srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
             let srq = self.transport.xrc_srqs.find(srqn)?;
             if srq.xrc_domain() != self.cell.xrc_domain() {
                 return None;
             }
-            link.xrc_srq = Some(srq);
+            link.xrc.srq = Some(srq);
         }
-        link.xrc_srq.as_ref().and_then(|srq| srq.pd_of_requests())
+        link.xrc.srq.as_ref().and_then(|srq| srq.pd_of_requests())
     }
 
     fn raise(&mut self, event: QpEvent) {

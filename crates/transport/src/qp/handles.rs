@@ -11,7 +11,7 @@ use anyverbs_proto::xrc_message::FileId;
 
 use super::link::Link;
 use super::transport::Transport;
-use super::{Handle, Hold, NO_DOMAIN, QpCell, State};
+use super::{Handle, Hold, NO_DOMAIN, QpCell, State, XrcPlace};
 
 /// The open handles of a queue pair.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl QpCell {
 
     /// The XRC domain of a target.
     pub fn xrc_domain(&self) -> Option<u64> {
-        Some(self.xrc_domain.load(Ordering::Relaxed)).filter(|domain| *domain != NO_DOMAIN)
+        Some(self.xrc.domain.load(Ordering::Relaxed)).filter(|domain| *domain != NO_DOMAIN)
     }
 
     /// The target of another process.
@@ -75,8 +75,7 @@ impl QpCell {
             hold: Some(Hold(None, [None, None], None, None)),
         };
         Self {
-            xrc_file: Some(file),
-            home: AtomicU8::new(home),
+            xrc: XrcPlace { file: Some(file), home: AtomicU8::new(home), ..XrcPlace::default() },
             ..Self::bare(transport, qpn, QpType::XrcRecv, state)
         }
     }
@@ -95,12 +94,12 @@ impl QpCell {
 
     /// The number that its domain has in this process, if it is open here.
     pub fn set_xrc_domain(&self, number: Option<u64>) {
-        self.xrc_domain.store(number.unwrap_or(NO_DOMAIN), Ordering::Relaxed);
+        self.xrc.domain.store(number.unwrap_or(NO_DOMAIN), Ordering::Relaxed);
     }
 
     /// The process of a target that is not this one's.
     pub fn home(&self) -> Option<u8> {
-        Some(self.home.load(Ordering::Acquire)).filter(|home| *home != 0)
+        Some(self.xrc.home.load(Ordering::Acquire)).filter(|home| *home != 0)
     }
 
     /// Whether this process has it open.
@@ -110,7 +109,7 @@ impl QpCell {
 
     /// Whether this process claims a target of another one.
     pub fn is_claimed(&self) -> bool {
-        self.borrowed.load(Ordering::Relaxed) != 0 || !self.handles.lock().own.is_empty()
+        self.xrc.borrowed.load(Ordering::Relaxed) != 0 || !self.handles.lock().own.is_empty()
     }
 
     /// The process of a target has ended: nothing comes any more.

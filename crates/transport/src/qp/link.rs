@@ -35,6 +35,29 @@ pub(crate) struct CatchUp {
 /// The device's state of one queue pair, under that queue pair's lock.
 #[derive(Debug, Default)]
 pub struct Link {
+    pub(crate) to: Destination,
+    pub(crate) same_host: SameHost,
+    /// Its share of a path by UDP.
+    turn: Turn,
+    /// The entries among the timers that count.
+    pub(crate) timers: Registered,
+    pub(crate) catch_up: CatchUp,
+    /// Its peer's process has ended: requests that still wait for it fail at this time.
+    pub(crate) peer_gone_at: Option<Time>,
+    pub(crate) owed: Owed,
+    /// On a list of those that wait for room.
+    pub(crate) blocked: bool,
+    /// Of an XRC target.
+    pub xrc: XrcTarget,
+    /// The counters of its completions.
+    pub(crate) comp_cntrs: Attached,
+    /// Out to a peer that does not answer.
+    pub(super) sounding: Option<Box<Sounding>>,
+}
+
+/// Where packets go to, and where the peer's come from.
+#[derive(Debug, Default)]
+pub(crate) struct Destination {
     /// Route of a connected queue pair, pinned when its address is set.
     pub(super) route: Option<Route>,
     /// Its facts.
@@ -43,6 +66,11 @@ pub struct Link {
     from_peer: Option<(Digest, Arrival)>,
     /// Address, slot and route of the last datagram.
     pub(super) last: Option<(AddressVector, u8, Route)>,
+}
+
+/// What a queue pair keeps for peers on this host.
+#[derive(Debug, Default)]
+pub(crate) struct SameHost {
     /// For sending through shared memory.
     pub(super) spare: Spare,
     /// For short SENDs through shared memory.
@@ -51,33 +79,30 @@ pub struct Link {
     pub(crate) short_ways: ShortWays,
     /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
-    /// Its share of a path by UDP.
-    turn: Turn,
-    /// The entries among the timers that count.
-    pub(crate) timers: Registered,
-    pub(crate) catch_up: CatchUp,
-    /// Its peer's process has ended: requests that still wait for it fail at this time.
-    pub(crate) peer_gone_at: Option<Time>,
+    /// The rights that it publishes for peers without a message.
+    pub(crate) published: PublishedQp,
+}
+
+/// What a queue pair still has to send.
+#[derive(Debug, Default)]
+pub(crate) struct Owed {
     /// It owes an ACK, or has small sends to gather.
     pub(crate) debt: Debt,
     /// As `debt`, to queue pairs of this process.
-    pub(crate) owed_inproc: bool,
+    pub(crate) inproc: bool,
     /// Has small sends to gather.
     pub(crate) gathers: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
-    pub(crate) owed_credit: Option<Asked>,
-    /// On a list of those that wait for room.
-    pub(crate) blocked: bool,
-    /// In an XRC target: the SRQ that its last request named.
-    pub xrc_srq: Option<Arc<SrqCell>>,
-    /// In an XRC target whose responder has been in other processes.
+    pub(crate) credit: Option<Asked>,
+}
+
+/// The state of an XRC target.
+#[derive(Debug, Default)]
+pub struct XrcTarget {
+    /// The SRQ that its last request named.
+    pub srq: Option<Arc<SrqCell>>,
+    /// Of one whose responder has been in other processes.
     pub share: Option<Box<dyn Any + Send>>,
-    /// The counters of its completions.
-    pub(crate) comp_cntrs: Attached,
-    /// The rights that it publishes for peers without a message.
-    pub(crate) published: PublishedQp,
-    /// Out to a peer that does not answer.
-    pub(super) sounding: Option<Box<Sounding>>,
 }
 
 impl Link {
@@ -98,55 +123,55 @@ impl Link {
             let mtu = attr.path_mtu.bytes();
             let (av, dest) = (&attr.av, attr.dest_qpn);
             let route = Route::new(links, av, dest, Some(mtu));
-            self.from_peer = links.core.gids.is_of_host(av.dgid).then(|| {
+            self.to.from_peer = links.core.gids.is_of_host(av.dgid).then(|| {
                 let digest = Digest::new(av.dgid, av.sgid).from_slot(dest.slot());
                 let (source, destination) = (av.dgid, av.sgid);
                 (digest, Arrival { source, destination, ..Arrival::default() })
             });
-            self.props = route.props(links, machine.init().qp_type);
-            self.route = Some(route);
+            self.to.props = route.props(links, machine.init().qp_type);
+            self.to.route = Some(route);
         }
     }
 
     /// Forgets the path.
     pub fn leave_path(&mut self, qpn: Qpn) {
         self.leave_turn(qpn);
-        (self.route, self.props) = (None, LinkProps::default());
+        (self.to.route, self.to.props) = (None, LinkProps::default());
         self.sounding = None;
-        self.from_peer = None;
-        self.last = None;
-        self.spare = Spare::default();
+        self.to.from_peer = None;
+        self.to.last = None;
+        self.same_host.spare = Spare::default();
         self.leave_lanes();
-        self.last_target = LastTarget::default();
+        self.same_host.last_target = LastTarget::default();
         self.blocked = false;
         self.peer_gone_at = None;
     }
 
     /// The digest of the peer's packets, if it is on this host.
     pub(super) fn digest_of_peer(&self) -> Option<Digest> {
-        self.from_peer.map(|(digest, _)| digest)
+        self.to.from_peer.map(|(digest, _)| digest)
     }
 
     /// Whether a packet with this digest of its addresses came from the peer.
     #[inline]
     pub(crate) fn is_from_peer(&self, digest: Digest) -> bool {
-        self.from_peer.is_some_and(|(of_peer, _)| of_peer == digest)
+        self.to.from_peer.is_some_and(|(of_peer, _)| of_peer == digest)
     }
 
     /// Where the peer's packets come from, if it is on this host.
     pub(crate) fn peer_arrival(&self) -> Option<Arrival> {
-        self.from_peer.map(|(_, arrival)| arrival)
+        self.to.from_peer.map(|(_, arrival)| arrival)
     }
 
     /// Where a packet came from that has a digest of its addresses: from the peer, or from nobody.
     #[inline]
     pub(crate) fn arrival_of(&self, digest: Digest) -> Arrival {
-        let from_peer = self.from_peer.filter(|(of_peer, _)| *of_peer == digest);
+        let from_peer = self.to.from_peer.filter(|(of_peer, _)| *of_peer == digest);
         from_peer.map_or_else(Arrival::default, |(_, arrival)| arrival)
     }
 
     fn leave_turn(&mut self, qpn: Qpn) {
-        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+        if let Some(path) = self.to.route.as_ref().and_then(Route::path) {
             self.turn.leave(path, qpn);
         }
     }
@@ -154,7 +179,7 @@ impl Link {
     /// Tells whether a reliable request may leave now.
     #[inline]
     pub(super) fn may_request(&mut self, qpn: Qpn, psn: Psn) -> bool {
-        let path = self.route.as_ref().and_then(Route::path);
+        let path = self.to.route.as_ref().and_then(Route::path);
         path.is_none_or(|path| self.turn.may_send(path, qpn, psn))
     }
 
@@ -172,42 +197,42 @@ impl Link {
     /// A call ends: a place on a path is kept as long as requests are `in_flight`.
     #[inline]
     pub(super) fn settle_turn(&mut self, qpn: Qpn, in_flight: bool) {
-        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+        if let Some(path) = self.to.route.as_ref().and_then(Route::path) {
             self.turn.settle(path, qpn, in_flight);
         }
     }
 
     /// The peer was silent for a timeout, and requests are in flight.
     pub(crate) fn note_silence(&mut self, qpn: Qpn) {
-        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+        if let Some(path) = self.to.route.as_ref().and_then(Route::path) {
             self.turn.note_silence(path, qpn);
         }
     }
 
     /// It got a place on `path`. False if it does not want it any more.
     pub(crate) fn begin_turn(&mut self, path: &Arc<Path>) -> bool {
-        let own = self.route.as_ref().and_then(Route::path);
+        let own = self.to.route.as_ref().and_then(Route::path);
         own.is_some_and(|own| Arc::ptr_eq(own, path)) && self.turn.begin()
     }
 
     /// Brings the window up to date: the queue pairs of a path share it.
     #[inline]
     pub(super) fn renew_window(&mut self) {
-        if let Some(path) = self.route.as_ref().and_then(Route::path) {
-            self.props.window = path.window(self.turn.is_counted());
+        if let Some(path) = self.to.route.as_ref().and_then(Route::path) {
+            self.to.props.window = path.window(self.turn.is_counted());
         }
     }
 
     /// The other process at the end of its route, if that goes through shared memory.
     pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
-        let route = self.route.as_ref().or(self.last.as_ref().map(|(_, _, route)| route));
+        let route = self.to.route.as_ref().or(self.to.last.as_ref().map(|(_, _, route)| route));
         route.and_then(Route::shm_peer)
     }
 
     /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
     #[inline]
     pub(crate) fn knock(&self) {
-        if let Some(Route::Shm(route)) = &self.route {
+        if let Some(Route::Shm(route)) = &self.to.route {
             route.peer.channel().knock();
         }
     }
@@ -221,33 +246,33 @@ impl Link {
         dest: Qpn,
     ) {
         self.leave_turn(qpn);
-        if self.route.is_some() {
+        if self.to.route.is_some() {
             let route = Route::udp(links, av, dest);
-            self.props = route.props(links, qp_type);
-            self.route = Some(route);
+            self.to.props = route.props(links, qp_type);
+            self.to.route = Some(route);
         }
-        self.last = None;
-        self.spare = Spare::default();
+        self.to.last = None;
+        self.same_host.spare = Spare::default();
         self.leave_lanes();
     }
 
     /// Gives its lanes up.
     pub(crate) fn leave_lanes(&mut self) {
-        self.lanes.leave();
-        self.short_ways = ShortWays::default();
+        self.same_host.lanes.leave();
+        self.same_host.short_ways = ShortWays::default();
     }
 
     /// The general way ends.
     #[inline]
     pub(crate) fn settle_lanes(&mut self, machine: &anyverbs_proto::qp::Qp) {
-        if self.lanes.are_any() {
-            self.short_ways = machine.short_ways(&self.props);
+        if self.same_host.lanes.are_any() {
+            self.same_host.short_ways = machine.short_ways(&self.to.props);
             let is_open = self.shm_peer().is_some_and(|peer| peer.is_open());
-            self.short_ways.sends &= !self.blocked && is_open;
+            self.same_host.short_ways.sends &= !self.blocked && is_open;
         }
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
-        self.route.as_ref().is_some_and(Route::is_inproc)
+        self.to.route.as_ref().is_some_and(Route::is_inproc)
     }
 }

@@ -39,10 +39,10 @@ impl State {
         (wr_id, flags, sge): (u64, SendFlags, Sge),
     ) -> bool {
         let State { machine, link, .. } = self;
-        if !link.short_ways.sends {
+        if !link.same_host.short_ways.sends {
             return false;
         }
-        let Some(planned) = machine.plan_open(flags, sge.len, &link.props) else { return false };
+        let Some(planned) = machine.plan_open(flags, sge.len, &link.to.props) else { return false };
         let (pd, solicited) = (machine.init().pd, flags.contains(SendFlags::SOLICITED));
         let acks = machine.executed();
         let data = if flags.contains(SendFlags::INLINE) {
@@ -51,9 +51,10 @@ impl State {
         } else {
             ShortData::Element(&sge)
         };
-        let sent = link.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
+        let sent =
+            link.same_host.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
         if sent {
-            machine.book_short_send(wr_id, flags, sge, planned, &link.props);
+            machine.book_short_send(wr_id, flags, sge, planned, &link.to.props);
             if acks.is_some() {
                 machine.note_told();
             }
@@ -80,13 +81,13 @@ impl Poster<'_> {
             }
         }
         let State { machine, link, .. } = &mut **state;
-        let Some(Route::Shm(route)) = link.route.as_ref().filter(|_| !link.blocked) else {
+        let Some(Route::Shm(route)) = link.to.route.as_ref().filter(|_| !link.blocked) else {
             return false;
         };
         if self.call.is_some() {
             return false;
         }
-        let planned = machine.plan_short_send(flags, sge.len, &link.props);
+        let planned = machine.plan_short_send(flags, sge.len, &link.to.props);
         let Some(planned) = planned else { return false };
         let links = self.cell.transport.links;
         let to = (machine.dest_qpn(), machine.init().pd);
@@ -96,12 +97,12 @@ impl Poster<'_> {
         } else {
             ShortData::Element(&sge)
         };
-        let (short, spare) = (&mut self.short, &mut link.spare);
+        let (short, spare) = (&mut self.short, &mut link.same_host.spare);
         let solicited = flags.contains(SendFlags::SOLICITED);
         let sent = route.send_short(short, spare, links, to, (data, solicited), &planned);
         if sent {
-            machine.book_short_send(wr_id, flags, sge, planned, &link.props);
-            link.lanes.ask(links, route, short, spare, (machine.qpn(), to.0));
+            machine.book_short_send(wr_id, flags, sge, planned, &link.to.props);
+            link.same_host.lanes.ask(links, route, short, spare, (machine.qpn(), to.0));
         }
         sent
     }
@@ -120,11 +121,11 @@ impl Poster<'_> {
         self.short.flush(transport.links);
         let State { machine, link, .. } = &mut **state;
         if let Some(spare) = self.short.take_spare() {
-            link.spare = spare;
+            link.same_host.spare = spare;
         }
         // They may have carried the ACK that was owed.
-        let owes = machine.owes_ack() || link.gathers;
-        transport.owed.note(self.cell.qpn, &mut link.debt, owes);
+        let owes = machine.owes_ack() || link.owed.gathers;
+        transport.owed.note(self.cell.qpn, &mut link.owed.debt, owes);
     }
 
     /// Queues a send. It starts when the poster is dropped.
@@ -143,7 +144,7 @@ impl Poster<'_> {
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
-        if let Some(executed) = link.lanes.take_answer() {
+        if let Some(executed) = link.same_host.lanes.take_answer() {
             // A request that has to follow those SENDs may go at once.
             machine.receive_executed(executed, &mut call.env(link));
         }
@@ -176,7 +177,7 @@ impl Drop for Poster<'_> {
     #[inline]
     fn drop(&mut self) {
         self.end_short();
-        let owes_credit = self.state.as_ref().is_some_and(|state| state.link.owed_credit.is_some());
+        let owes_credit = self.state.as_ref().is_some_and(|state| state.link.owed.credit.is_some());
         if self.sends || self.call.is_some() || owes_credit {
             return self.finish();
         }
@@ -196,7 +197,7 @@ impl Poster<'_> {
                 // On some links they have left already.
                 !state.machine.has_unsent() || call.send(state)
             });
-        if !sent && state.link.owed_credit.is_none() {
+        if !sent && state.link.owed.credit.is_none() {
             // Receives alone, and sends that gather, change nothing that others have to know.
             self.call = None;
             self.state = None;
@@ -204,12 +205,12 @@ impl Poster<'_> {
         }
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         // Receives posted for a sender that waits for them.
-        if let Some(asked) = state.link.owed_credit.take() {
+        if let Some(asked) = state.link.owed.credit.take() {
             let limit = self.cell.message_limit(state, &asked);
             if limit > asked.packet.counts.messages {
                 call.echo(&asked, limit);
             } else {
-                state.link.owed_credit = Some(asked);
+                state.link.owed.credit = Some(asked);
             }
         }
         call.settle(state);
