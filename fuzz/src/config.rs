@@ -45,8 +45,8 @@ pub fn run(input: &[u8]) {
             assert!(config.udp_port != 0);
             assert!((1..=48).contains(&config.device.len()) && !config.device.contains('/'));
             assert!((1..=32).contains(&config.registry.len()) && !config.registry.contains('/'));
-            assert!((8192..=1 << 30).contains(&config.window));
-            assert!((4096..=1 << 30).contains(&config.receive_buffer));
+            assert!((8192..=1 << 30).contains(&config.udp.window));
+            assert!((4096..=1 << 30).contains(&config.udp.receive_buffer));
             assert!((1..=60_000).contains(&config.max_qp));
             assert!(config.raw_interface.is_none_or(|name| (1..16).contains(&name.len())));
             if let Some(fault) = config.fault {

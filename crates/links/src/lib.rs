@@ -67,8 +67,8 @@ impl Opened {
             steer_offset: 5, // top byte of the BTH's destination QPN
             steer_by_kind,
             probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
-            receive_buffer: config.receive_buffer,
-            gso: config.gso,
+            receive_buffer: config.udp.receive_buffer,
+            gso: config.udp.gso,
             ..PortOptions::new(config.udp_port)
         })?;
         if let Some(path) = &config.capture {
@@ -120,7 +120,7 @@ impl Links {
             shm,
             inproc: Inproc::default(),
             batches: BatchPool::default(),
-            paths: Paths::new(core.config.window),
+            paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),
             waker,
         }

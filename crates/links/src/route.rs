@@ -133,7 +133,7 @@ impl Route {
                 LinkProps { segment: shm::SEGMENT, immediate: true, ..LinkProps::new(shm::WINDOW) }
             }
             Self::Udp(udp) => LinkProps {
-                batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
+                batch: if config.udp.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
                 out_of_order_room: OUT_OF_ORDER_ROOM,
                 ..LinkProps::new(udp.path.window(false))

@@ -50,12 +50,8 @@ pub struct Config {
     pub registry: String,
     /// Only these interfaces; all where empty.
     pub interfaces: Vec<String>,
-    /// Bytes that may be in flight to one receiving process.
-    pub window: u32,
-    /// Receive buffer to ask the system for, in bytes.
-    pub receive_buffer: usize,
-    /// UDP segmentation offload.
-    pub gso: bool,
+    /// How much is sent and received by UDP at once.
+    pub udp: UdpConfig,
     /// Whether queue pairs of one process talk directly instead of through UDP.
     pub inproc: bool,
     /// Whether processes of this user and host talk through shared memory instead of UDP. Both must have it, else they
@@ -75,6 +71,29 @@ pub struct Config {
     pub fault: Option<FaultPolicy>,
 }
 
+/// How much is sent and received by UDP at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UdpConfig {
+    /// Bytes that may be in flight to one receiving process.
+    pub window: u32,
+    /// Receive buffer to ask the system for, in bytes.
+    pub receive_buffer: usize,
+    /// UDP segmentation offload.
+    pub gso: bool,
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self {
+            // Three full batches with their overhead. An unprivileged socket is granted 208 KiB, of which the kernel
+            // makes 416 to account for its overhead. Those hold this much in single datagrams, too.
+            window: 200 << 10,
+            receive_buffer: 8 << 20,
+            gso: true,
+        }
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -82,11 +101,7 @@ impl Default for Config {
             udp_port: 4791,
             registry: "anyverbs".into(),
             interfaces: Vec::new(),
-            // Three full batches with their overhead. An unprivileged socket is granted 208 KiB, of which the kernel
-            // makes 416 to account for its overhead. Those hold this much in single datagrams, too.
-            window: 200 << 10,
-            receive_buffer: 8 << 20,
-            gso: true,
+            udp: UdpConfig::default(),
             inproc: true,
             shm: true,
             direct: true,
@@ -209,17 +224,22 @@ impl Config {
                 )?
                 .unwrap_or(default.registry),
             interfaces: env.list("INTERFACES").or(file.interfaces).unwrap_or_default(),
-            window: env
-                .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
-                    (8192..=1 << 30).contains(w)
-                })?
-                .unwrap_or(default.window),
-            receive_buffer: env
-                .parse("RECEIVE_BUFFER", file.receive_buffer, "bytes, 4096 to 1073741824", |b| {
-                    (4096..=1 << 30).contains(b)
-                })?
-                .unwrap_or(default.receive_buffer),
-            gso: env.flag("GSO", file.gso)?.unwrap_or(default.gso),
+            udp: UdpConfig {
+                window: env
+                    .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
+                        (8192..=1 << 30).contains(w)
+                    })?
+                    .unwrap_or(default.udp.window),
+                receive_buffer: env
+                    .parse(
+                        "RECEIVE_BUFFER",
+                        file.receive_buffer,
+                        "bytes, 4096 to 1073741824",
+                        |b| (4096..=1 << 30).contains(b),
+                    )?
+                    .unwrap_or(default.udp.receive_buffer),
+                gso: env.flag("GSO", file.gso)?.unwrap_or(default.udp.gso),
+            },
             inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
             shm: env.flag("SHM", file.shm)?.unwrap_or(default.shm) && !faulty,
             direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct),
@@ -330,7 +350,7 @@ mod tests {
             ("ANYVERBS_FAULT_SEED", "7"),
         ])
         .unwrap();
-        assert_eq!((c.udp_port, c.gso), (5000, false));
+        assert_eq!((c.udp_port, c.udp.gso), (5000, false));
         assert!(!c.shm, "faults are those of a network");
         assert!(!config(&[("ANYVERBS_SHM", "0")]).unwrap().shm);
         assert_eq!(c.interfaces, ["lo", "eth0"]);
@@ -379,7 +399,7 @@ mod tests {
         std::fs::write(&path, "udp_port = 6000\ngso = false\n").unwrap();
         let file = path.to_str().unwrap();
         let c = config(&[("ANYVERBS_CONFIG", file), ("ANYVERBS_UDP_PORT", "6001")]).unwrap();
-        assert_eq!((c.udp_port, c.gso), (6001, false));
+        assert_eq!((c.udp_port, c.udp.gso), (6001, false));
         for bad in ["udp_port = 0", "udp_port = \"x\"", "nonsense = 1", "]["] {
             std::fs::write(&path, bad).unwrap();
             let text = config(&[("ANYVERBS_CONFIG", file)]).unwrap_err().to_string();

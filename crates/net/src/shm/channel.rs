@@ -79,11 +79,7 @@ pub(super) struct PeerDoorbell {
 
 /// A connection to one process of the host. See [`super`] for its life.
 pub struct Channel {
-    /// The number of our ring: its place in the poller and its doorbell.
-    pub(super) index: usize,
-    /// Names it among the descriptors that are watched; never reused.
-    pub(super) key: u64,
-    slot: u8,
+    pub(super) id: ChannelId,
     pub(super) process: Arc<PeerProcess>,
     pub(super) socket: Descriptor,
     /// 0, or the reason why it is closed.
@@ -96,11 +92,28 @@ pub struct Channel {
     asked: AtomicU64,
     /// Known once the other side has answered.
     doorbell: OnceLock<PeerDoorbell>,
-    remote: OnceLock<Result<RemoteMemory, RemoteError>>,
+    copies: Copies,
     marks: Marks<Area>,
+    lanes: Lanes,
+}
+
+/// What names a channel within this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChannelId {
+    /// The number of our ring: its place in the poller and its doorbell.
+    pub(super) index: usize,
+    /// Names it among the descriptors that are watched; never reused.
+    pub(super) key: u64,
+    /// The slot of the other process.
+    pub(super) slot: u8,
+}
+
+/// Whether memory of the other process can be copied.
+#[derive(Default)]
+struct Copies {
+    remote: OnceLock<Result<RemoteMemory, RemoteError>>,
     /// The kernel forbade a copy that it had permitted before.
     denied: AtomicBool,
-    lanes: Lanes,
 }
 
 /// The lanes to the other process, and the places of those that come from it.
@@ -120,7 +133,7 @@ impl Lanes {
 
 impl Channel {
     pub(super) fn new(
-        (index, key, slot): (usize, u64, u8),
+        id: ChannelId,
         process: Arc<PeerProcess>,
         socket: OwnedFd,
         (writer, ring): (Writer, usize),
@@ -128,9 +141,7 @@ impl Channel {
         own: Area,
     ) -> Self {
         Self {
-            index,
-            key,
-            slot,
+            id,
             process,
             socket: socket.into(),
             closed: AtomicU8::new(0),
@@ -139,9 +150,8 @@ impl Channel {
             writer: Mutex::new(writer),
             asked: AtomicU64::new(0),
             doorbell: OnceLock::new(),
-            remote: OnceLock::new(),
+            copies: Copies::default(),
             marks,
-            denied: AtomicBool::new(false),
             lanes: Lanes { own, ring, taken: Mutex::default() },
         }
     }
@@ -194,7 +204,7 @@ impl Channel {
     /// The slot of the other process.
     #[must_use]
     pub fn slot(&self) -> u8 {
-        self.slot
+        self.id.slot
     }
 
     /// The other process's number, 0 when it lives in a PID namespace that we cannot see.
@@ -294,7 +304,8 @@ impl Channel {
 
     fn remote(&self) -> Result<&RemoteMemory, RemoteError> {
         let doorbell = self.doorbell.get().ok_or(RemoteError::Denied)?;
-        self.remote
+        self.copies
+            .remote
             .get_or_init(|| RemoteMemory::open(&self.process, doorbell.probe))
             .as_ref()
             .map_err(|&error| error)
@@ -314,7 +325,7 @@ impl Channel {
     #[inline]
     #[must_use]
     pub fn begin_copy(&self) -> Option<Copying<'_>> {
-        if self.closed().is_some() || self.denied.load(Ordering::Relaxed) {
+        if self.closed().is_some() || self.copies.denied.load(Ordering::Relaxed) {
             return None;
         }
         let doorbell = self.doorbell.get()?;
@@ -442,7 +453,7 @@ impl Copying<'_> {
     #[inline]
     fn note(&self, result: Result<(), RemoteError>) -> Result<(), RemoteError> {
         if result == Err(RemoteError::Denied) {
-            self.channel.denied.store(true, Ordering::Relaxed);
+            self.channel.copies.denied.store(true, Ordering::Relaxed);
         }
         result
     }
@@ -451,7 +462,7 @@ impl Copying<'_> {
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Channel")
-            .field("slot", &self.slot)
+            .field("slot", &self.id.slot)
             .field("pid", &self.process.pid)
             .field("established", &self.is_established())
             .field("closed", &self.closed())
@@ -503,7 +514,7 @@ impl Sender {
     #[inline]
     #[must_use]
     pub fn slot(&self) -> u8 {
-        self.channel.slot
+        self.channel.id.slot
     }
 
     /// Whether it is that of `channel`.

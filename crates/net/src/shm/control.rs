@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::channel::{Channel, Closed, PeerDoorbell, has_hung_up};
+use super::channel::{Channel, ChannelId, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, Probe, Received, Status};
 use super::lane::LaneWriter;
@@ -164,8 +164,14 @@ impl Shared {
         let reader = Box::new(Reader::new(own.clone(), peer, page(), ring, max_payload));
         let key = control.next_key;
         control.next_key += 1;
-        let channel =
-            Arc::new(Channel::new((index, key, slot), process, socket, (writer, ring), marks, own));
+        let channel = Arc::new(Channel::new(
+            ChannelId { index, key, slot },
+            process,
+            socket,
+            (writer, ring),
+            marks,
+            own,
+        ));
         self.watch(channel.socket.as_fd(), key << 1, EventFlags::IN | EventFlags::RDHUP)?;
         if let Some(pidfd) = &channel.process.pidfd
             && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, EventFlags::IN)
@@ -477,7 +483,7 @@ impl Shared {
 
     /// Stops watching a channel. Its index stays taken until [`give_back`](Self::give_back).
     pub(super) fn forget(&self, control: &mut Control, channel: &Arc<Channel>) {
-        if control.connections.remove(&channel.key).is_none() {
+        if control.connections.remove(&channel.id.key).is_none() {
             return;
         }
         self.published.detach(&channel.process);
@@ -495,7 +501,7 @@ impl Shared {
     pub(super) fn give_back(&self, channel: &Arc<Channel>) {
         let mut control = self.control.lock();
         self.forget(&mut control, channel);
-        control.free_index(channel.index);
+        control.free_index(channel.id.index);
     }
 }
 

@@ -125,7 +125,7 @@ impl Poller {
         let of_tag = |lane: &&Lane| lane.tag == tag && lane.channel.is_some();
         if let Some(channel) = self.lanes.iter().find(of_tag).and_then(|l| l.channel.as_ref()) {
             channel.close(Closed::Nonsense);
-            self.closed.push(channel.index);
+            self.closed.push(channel.id.index);
             self.rung |= OWN_DOORBELL;
         }
     }
@@ -296,7 +296,7 @@ impl Poller {
         for news in self.shared.take_news() {
             match news {
                 News::Opened(channel, reader) => {
-                    let index = channel.index;
+                    let index = channel.id.index;
                     if self.lines.len() <= index {
                         self.lines.resize_with(index + 1, || None);
                     }
@@ -309,9 +309,9 @@ impl Poller {
                     self.add_lane(Lane { end: LaneEnd::Writer(lane), tag, channel: None });
                 }
                 News::Closed(channel) => {
-                    let line = self.lines.get(channel.index).and_then(Option::as_ref);
+                    let line = self.lines.get(channel.id.index).and_then(Option::as_ref);
                     if line.is_some_and(|line| Arc::ptr_eq(&line.channel, &channel)) {
-                        self.closed.push(channel.index);
+                        self.closed.push(channel.id.index);
                     }
                 }
             }

@@ -90,7 +90,7 @@ pub(super) fn stopped() -> &'static Driver {
     let (driver, _starter) = open(|config| {
         (config.inproc, config.shm) = (false, false);
         // The path has places for all queue pairs of a test.
-        config.window = 1 << 20;
+        config.udp.window = 1 << 20;
     });
     set(driver, at(0));
     // The slot's sockets may have heard of others.
