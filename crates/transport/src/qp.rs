@@ -33,7 +33,7 @@ use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendWr, Sge};
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
 
@@ -438,22 +438,28 @@ impl Qp {
         wrs.iter().enumerate().try_for_each(|(i, wr)| poster.recv(wr).map_err(|e| (i, e)))
     }
 
-    /// Posts a SEND of one element by a short way, if one is open. With false nothing was posted, and [`post`](Self::post) takes
-    /// it.
+    /// Posts a SEND, WRITE or READ of one element by a short way, if one is open. With false nothing was posted, and
+    /// [`post`](Self::post) takes it.
     #[inline]
     #[must_use]
-    pub fn send_short(&self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
+    pub fn post_short(&self, wr_id: u64, op: SendOp, flags: SendFlags, sge: Sge) -> bool {
         let transport = self.0.transport;
         if !transport.core.is_current() {
             return false;
         }
         let mut state = self.0.state.lock();
         let mut region = LastLocal::default();
-        let sent = state.send_short(transport.links, &mut region, (wr_id, flags, sge));
-        if sent {
-            state.link.knock();
+        match (op, poster::one_sided(op)) {
+            (SendOp::Send, _) => {
+                let sent = state.send_short(transport.links, &mut region, (wr_id, flags, sge));
+                if sent {
+                    state.link.knock();
+                }
+                sent
+            }
+            (_, Some(operation)) => state.do_directly(&self.0, operation, (wr_id, flags, sge)),
+            _ => false,
         }
-        sent
     }
 
     /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so

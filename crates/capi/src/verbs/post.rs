@@ -37,6 +37,16 @@ pub(crate) unsafe fn sges(
     Ok(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), count) })
 }
 
+/// The memory that a WRITE or READ names.
+///
+/// # Safety
+/// `wr` holds the members that such a request uses.
+#[inline]
+unsafe fn remote(wr: &ibv_send_wr) -> RemoteAddr {
+    // SAFETY: plain integers: the caller's promise.
+    unsafe { RemoteAddr { va: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey } }
+}
+
 /// The operation of a request; `EINVAL` for an opcode that does not exist, `EOPNOTSUPP` for one that is not built.
 ///
 /// # Safety
@@ -44,7 +54,7 @@ pub(crate) unsafe fn sges(
 unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
     // SAFETY: plain integers, initialised as far as the opcode needs: the caller's promise.
     unsafe {
-        let remote = || RemoteAddr { va: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey };
+        let remote = || remote(wr);
         let word = || RemoteAddr { va: wr.wr.atomic.remote_addr, rkey: wr.wr.atomic.rkey };
         Ok(match wr.opcode {
             IBV_WR_RDMA_WRITE => SendOp::Write(remote()),
@@ -109,19 +119,27 @@ unsafe fn send_wr<'a>(
     }
 }
 
-/// The flags and the element of a SEND that has one, and no immediate data.
+/// A SEND, WRITE or READ that has one element, and no immediate data: its operation, flags and element.
 ///
 /// # Safety
 /// `wr` is as its manual page says.
 #[inline]
-unsafe fn plain_send(wr: &ibv_send_wr) -> Option<(SendFlags, Sge)> {
-    if wr.opcode != IBV_WR_SEND || wr.num_sge != 1 {
+unsafe fn plain(wr: &ibv_send_wr) -> Option<(SendOp, SendFlags, Sge)> {
+    if wr.num_sge != 1 {
         return None;
     }
+    let op = match wr.opcode {
+        IBV_WR_SEND => SendOp::Send,
+        // SAFETY: the caller's promise.
+        IBV_WR_RDMA_WRITE => SendOp::Write(unsafe { remote(wr) }),
+        // SAFETY: the caller's promise.
+        IBV_WR_RDMA_READ => SendOp::Read(unsafe { remote(wr) }),
+        _ => return None,
+    };
     // SAFETY: the caller's promise.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let flags = SendFlags::from_bits(wr.send_flags)?;
-    Some((flags, Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }))
+    Some((op, flags, Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }))
 }
 
 /// Reports the request that was refused.
@@ -155,8 +173,8 @@ pub(crate) unsafe extern "C" fn post_send(
     if let (Some(qp), Some(one)) = (qp, unsafe { wr.as_ref() })
         && one.next.is_null()
         // SAFETY: as above.
-        && let Some((flags, sge)) = unsafe { plain_send(one) }
-        && qp.inner.device.transport().is_ok_and(|qp| qp.send_short(one.wr_id, flags, sge))
+        && let Some((op, flags, sge)) = unsafe { plain(one) }
+        && qp.inner.device.transport().is_ok_and(|qp| qp.post_short(one.wr_id, op, flags, sge))
     {
         return 0;
     }
@@ -166,14 +184,14 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise.
         while let Some(next) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
-            if let Some((flags, sge)) = unsafe { plain_send(next) }
-                && poster.send_short(next.wr_id, flags, sge)
+            if let Some((op, flags, sge)) = unsafe { plain(next) }
+                && poster.post_short(next.wr_id, op, flags, sge)
             {
                 wr = next.next;
                 continue;
             }
             // SAFETY: as above.
-            poster.send(&unsafe { send_wr(qp, next, &mut room) }?)?;
+            poster.queue(&unsafe { send_wr(qp, next, &mut room) }?)?;
             if next.opcode == IBV_WR_BIND_MW {
                 // SAFETY: as above.
                 let to = unsafe { next.ext.bind_mw };

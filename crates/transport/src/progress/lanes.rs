@@ -155,7 +155,7 @@ impl Driver {
     ) -> (Option<Found>, bool) {
         let State { machine, link, .. } = state;
         let (mut found, mut any, mut is_over) = (Found::default(), false, true);
-        let ShortWays { sends, receives } = link.same_host.short_ways;
+        let ShortWays { sends, receives, .. } = link.same_host.short_ways;
         let (mrs, memory) = (&self.core.mrs, &self.core.memory);
         let mut region = LastLocal::default();
         while found.taken < BATCH {
@@ -252,7 +252,7 @@ impl Driver {
         }
         if let Some(lane) = link.same_host.lanes.accept(channel, &call) {
             poller.watch_lane(channel, lane, call.dest.get());
-            link.settle_lanes(machine);
+            link.settle_short_ways(machine);
         }
         channel.knock();
     }

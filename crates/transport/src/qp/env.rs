@@ -110,7 +110,7 @@ impl<'a> Call<'a> {
             link.sounding = None;
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.same_host.published);
-        link.settle_lanes(machine);
+        link.settle_short_ways(machine);
         link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
             && link.timers.add(deadline)

@@ -264,11 +264,11 @@ impl Link {
 
     /// The general way ends.
     #[inline]
-    pub(crate) fn settle_lanes(&mut self, machine: &anyverbs_proto::qp::Qp) {
-        if self.same_host.lanes.are_any() {
-            self.same_host.short_ways = machine.short_ways(&self.to.props);
-            let is_open = self.shm_peer().is_some_and(|peer| peer.is_open());
-            self.same_host.short_ways.sends &= !self.blocked && is_open;
+    pub(crate) fn settle_short_ways(&mut self, machine: &anyverbs_proto::qp::Qp) {
+        if let Some(Route::Shm(route)) = &self.to.route {
+            let mut ways = machine.short_ways(&self.to.props);
+            ways.sends &= self.same_host.lanes.are_any() && !self.blocked && route.peer.is_open();
+            self.same_host.short_ways = ways;
         }
     }
 

@@ -1,14 +1,16 @@
 //! Posting under one hold of the queue pair's lock.
 
 use std::fmt;
+use std::sync::Arc;
 
 use anyverbs_links::Links;
 use anyverbs_links::route::Route;
 use anyverbs_links::shm::{ShortData, Unflushed};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
+use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::LastLocal;
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
 use super::{QpCell, State};
@@ -61,13 +63,69 @@ impl State {
         }
         sent
     }
+
+    /// Posts a WRITE or READ of one element and does it without a message, where that is open.
+    #[inline]
+    pub(super) fn do_directly(
+        &mut self,
+        cell: &QpCell,
+        (direction, remote): (Direction, RemoteAddr),
+        (wr_id, flags, sge): (u64, SendFlags, Sge),
+    ) -> bool {
+        let State { machine, link, .. } = self;
+        if !link.same_host.short_ways.directs || !machine.may_do_directly(direction, flags, sge.len)
+        {
+            return false;
+        }
+        let Some(route) = &link.to.route else { return false };
+        let (links, dest_qpn, pd) = (cell.transport.links, machine.dest_qpn(), machine.init().pd);
+        let local = if flags.contains(SendFlags::INLINE) {
+            let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
+            Local::Inline(bytes)
+        } else {
+            Local::Sges(std::slice::from_ref(&sge))
+        };
+        let operation = Direct { dest_qpn, direction, remote, len: sge.len, local, pd };
+        if !route.direct(links, &mut link.same_host.last_target, cell.qpn, &operation) {
+            return false;
+        }
+        if let (Some(wc), Some(cq)) =
+            (machine.book_direct(wr_id, direction, flags, sge.len), &cell.send_cq)
+            && cq.push(wc, false)
+        {
+            cell.transport.core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn);
+        }
+        true
+    }
+}
+
+/// The direction and the far side of a request that the device may do by itself.
+#[inline]
+pub(super) fn one_sided(op: SendOp) -> Option<(Direction, RemoteAddr)> {
+    match op {
+        SendOp::Write(remote) => Some((Direction::Write, remote)),
+        SendOp::Read(remote) => Some((Direction::Read, remote)),
+        _ => None,
+    }
 }
 
 impl Poster<'_> {
-    /// Posts a SEND of one element and sends it in one step, if nothing is unusual. With false nothing was posted, and
-    /// [`send`](Self::send) takes it.
+    /// Posts a SEND, WRITE or READ of one element and does it in one step, if nothing is unusual. With false nothing was
+    /// posted, and [`queue`](Self::queue) takes it.
     #[inline]
-    pub fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
+    pub fn post_short(&mut self, wr_id: u64, op: SendOp, flags: SendFlags, sge: Sge) -> bool {
+        match (op, one_sided(op)) {
+            (SendOp::Send, _) => self.send_short(wr_id, flags, sge),
+            (_, Some(operation)) if self.call.is_none() => {
+                let Some(state) = &mut self.state else { return false };
+                state.do_directly(self.cell, operation, (wr_id, flags, sge))
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
         let Some(state) = &mut self.state else { return false };
         // The result of `short_ways` is stale while a call is under way.
         if self.call.is_none() && !self.short.is_any() {
@@ -128,16 +186,22 @@ impl Poster<'_> {
         transport.owed.note(self.cell.qpn, &mut link.owed.debt, owes);
     }
 
-    /// Queues a send. It starts when the poster is dropped.
+    /// Posts a send. It starts when the poster is dropped, or at once.
     ///
     /// # Errors
     /// [`PostError::Send`].
     pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if let (&[sge], SendOp::Send) = (wr.sges, wr.op)
-            && self.send_short(wr.wr_id, wr.flags, sge)
-        {
-            return Ok(());
+        match wr.sges {
+            &[sge] if self.post_short(wr.wr_id, wr.op, wr.flags, sge) => Ok(()),
+            _ => self.queue(wr),
         }
+    }
+
+    /// As [`send`](Self::send), in the general way.
+    ///
+    /// # Errors
+    /// [`PostError::Send`].
+    pub fn queue(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.sends = true;
         // The general way locks the ring again.
         self.end_short();

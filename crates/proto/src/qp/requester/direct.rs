@@ -2,13 +2,67 @@
 
 use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
 use crate::env::Env;
-use crate::wc::WcStatus;
+use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{SendFlags, SendOp};
 
 use super::super::Qp;
-use super::super::attr::QpState;
+use super::super::attr::{QpState, QpType};
 
 impl Qp {
+    /// Tells whether nothing is unusual that only the general way changes.
+    pub(super) fn may_post_direct(&self) -> bool {
+        self.may_shorten()
+            && self.attr.state == QpState::Rts
+            && self.init.qp_type == QpType::Rc
+            && self.sq.max_sge() > 0
+            && self.requester.halted.is_none()
+            && self.srq.tag_matching.is_none()
+            && self.attached.counted.is_empty()
+            && !self.rate.is_limited()
+    }
+
+    /// Tells whether the device may do a WRITE or READ of one element while it is posted, where the [short
+    /// way](Self::short_ways) is open: everything before it was executed.
+    #[inline]
+    #[must_use]
+    pub fn may_do_directly(&self, direction: Direction, flags: SendFlags, len: u32) -> bool {
+        debug_assert!(self.may_post_direct(), "the short way of one-sided operations is open");
+        let is_inline = flags.contains(SendFlags::INLINE);
+        let is_valid = match direction {
+            Direction::Write => !is_inline || len as usize <= self.sq.max_inline(),
+            Direction::Read => !is_inline && self.attr.max_rd_atomic > 0,
+        };
+        is_valid
+            && self.sq.done == self.sq.head
+            && self.requester.una == self.requester.fresh_psn
+            && (1..=MAX_DIRECT).contains(&len)
+            && !self.sq.is_full(self.attached.credit.released())
+    }
+
+    /// The device has done an operation for which [`may_do_directly`](Self::may_do_directly) holds. Makes its completion, if
+    /// there is one.
+    #[inline]
+    pub fn book_direct(
+        &mut self,
+        wr_id: u64,
+        direction: Direction,
+        flags: SendFlags,
+        len: u32,
+    ) -> Option<Wc> {
+        self.sq.pass();
+        (self.init.sq_sig_all || flags.contains(SendFlags::SIGNALED)).then(|| Wc {
+            wr_id,
+            opcode: match direction {
+                Direction::Write => WcOpcode::RdmaWrite,
+                Direction::Read => WcOpcode::RdmaRead,
+            },
+            byte_len: len,
+            qpn: self.qpn,
+            sq_count: self.sq.done,
+            ..Wc::default()
+        })
+    }
+
     /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was
     /// executed. It takes no PSNs. With false it has to be a message. A faulty WQE goes that way, where the fault is
     /// found.

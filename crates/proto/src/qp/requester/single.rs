@@ -36,6 +36,8 @@ pub struct ShortWays {
     pub sends: bool,
     /// Receives may take it.
     pub receives: bool,
+    /// WRITEs and READs that the device does by itself may take it.
+    pub directs: bool,
 }
 
 /// The flags that such a SEND may have.
@@ -56,7 +58,11 @@ impl Qp {
     /// Tells which short ways are open, on a link with these properties. A short way leaves that as it is.
     #[must_use]
     pub fn short_ways(&self, props: &LinkProps) -> ShortWays {
-        ShortWays { sends: self.may_send_short(props), receives: self.may_receive_short() }
+        ShortWays {
+            sends: self.may_send_short(props),
+            receives: self.may_receive_short(),
+            directs: self.may_post_direct(),
+        }
     }
 
     /// Tells whether nothing is unusual that only the general way changes.

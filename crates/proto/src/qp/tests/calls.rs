@@ -456,6 +456,57 @@ fn a_write_is_no_message_where_all_before_it_is_answered() {
     assert_eq!((world.device.direct.len(), world.sent().len()), (1, 2));
 }
 
+/// One-sided operations that are done while they are posted end as those that are queued.
+#[test]
+fn a_direct_operation_ends_alike_by_the_short_way() {
+    let run = |short: bool| {
+        let mut world = World::new(QpType::Rc);
+        world.device.does_directly = true;
+        let (at, lkey) = (world.remote(), world.device.keys.lkey);
+        let (mut taken, mut unanswered) = (0, 0);
+        for n in 0..200 {
+            // What follows a SEND is a message, and no test answers a READ.
+            let (direction, op) = match (n % 3, n % 10) {
+                (0, _) | (_, 1) => (Direction::Write, SendOp::Write(at)),
+                _ => (Direction::Read, SendOp::Read(at)),
+            };
+            let flags = if n % 4 == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            assert!(world.qp.short_ways(&world.device.props).directs);
+            if short && world.qp.may_do_directly(direction, flags, 100) {
+                taken += 1;
+                world.device.direct.push((direction, at, 100));
+                if let Some(wc) = world.qp.book_direct(n, direction, flags, 100) {
+                    world.device.complete(Side::Send, wc, false);
+                }
+            } else {
+                let sges = &[Sge { addr: IOVA, len: 100, lkey }];
+                let wr = SendWr { wr_id: n, op, flags, sges, ud: None, xrc_srqn: 0 };
+                let is_full = world.qp.send_room() == 0;
+                assert_eq!(world.qp.post_send(&wr, &mut world.device).is_err(), is_full);
+                world.qp.transmit(&mut world.device);
+            }
+            // Messages are in front of some.
+            if n % 10 == 0 && world.qp.send_room() > 0 {
+                world.post(SendOp::Send, 10);
+            } else if let Some(last) = world.device.sent.last() {
+                world.answer(last.headers.bth.psn.get(), Syndrome::ACK);
+            }
+            if n % 50 == 0 {
+                let done = world.device.completions.last().map_or(0, |(_, wc, _)| wc.sq_count);
+                world.qp.sq_credit().release(done);
+            }
+        }
+        let room = world.qp.send_room();
+        (world.sent(), world.device.completions, world.device.direct, room, taken)
+    };
+    let (short, general) = (run(true), run(false));
+    assert_eq!(
+        (&short.0, &short.1, &short.2, short.3),
+        (&general.0, &general.1, &general.2, general.3)
+    );
+    assert!(short.4 > 50 && general.4 == 0, "{}", short.4);
+}
+
 #[test]
 fn a_rate_limit_holds_back_and_starts_a_timer() {
     let mut world = World::new(QpType::Rc);
