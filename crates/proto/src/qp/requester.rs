@@ -61,8 +61,7 @@ pub(super) const WRITE_OVERHEAD: u32 = 32;
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
     k: u32,
-    /// The oldest PSN without an answer. Answers move it (`completer.rs`); on UC, which gets none, sending does. Start,
-    /// flush and reset set it (`docs/design/ordering.md`).
+    /// The oldest PSN without an answer. [`Requester::answered`] alone moves it (`docs/design/ordering.md`).
     una: Psn,
     /// Window cost of everything answered.
     una_cost: u64,
@@ -95,6 +94,12 @@ impl Requester {
     /// Retries that a modify grants anew.
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
         self.recovery.set_retries(retry_cnt, rnr_retry);
+    }
+
+    /// All packets before `psn` are answered, or have left where nobody answers. `cost` is what they cost the window.
+    #[inline]
+    fn answered(&mut self, psn: Psn, cost: u64) {
+        (self.una, self.una_cost) = (psn, cost);
     }
 
     /// The queue pair has moved to SQD: requests that have begun are finished.
@@ -374,8 +379,8 @@ impl Qp {
             self.sq.next = position.wrapping_add(1);
             if self.init.qp_type == QpType::Uc {
                 // UC gets no answers: a packet is done when it is sent.
-                self.requester.una = end;
-                self.requester.una_cost = self.cursor_cost();
+                let cost = self.cursor_cost();
+                self.requester.answered(end, cost);
                 self.complete_oldest(WcStatus::Success, env);
             }
         }
@@ -631,8 +636,7 @@ impl Qp {
         requester.k = 0;
         // A later start (SQE to RTS) goes on with fresh PSNs.
         requester.fresh_psn = requester.max_sent;
-        requester.una = requester.fresh_psn;
-        requester.una_cost = requester.fresh_cost;
+        requester.answered(requester.fresh_psn, requester.fresh_cost);
         self.sq.clear();
     }
 }

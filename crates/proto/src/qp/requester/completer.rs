@@ -147,7 +147,7 @@ impl Qp {
             if psn.since(sqe.end_psn()) < 0 {
                 let k = psn.since(sqe.first_psn) as u32;
                 let cost = sqe.cost_at(k, self.mtu());
-                (self.requester.una, self.requester.una_cost) = (psn, cost);
+                self.requester.answered(psn, cost);
                 break;
             }
             self.finish_oldest(env);
@@ -169,7 +169,7 @@ impl Qp {
         let sqe = self.sq.at(self.sq.done);
         let (end, cost) = (sqe.end_psn(), sqe.cost_at(sqe.packets, self.mtu()));
         let has_response = sqe.op.has_response();
-        (self.requester.una, self.requester.una_cost) = (end, cost);
+        self.requester.answered(end, cost);
         if has_response {
             self.requester.unfenced -= 1;
         }
@@ -215,8 +215,8 @@ impl Qp {
         if k + packets == sqe.packets {
             self.finish_oldest(env);
         } else {
-            self.requester.una = psn.plus(packets);
-            self.requester.una_cost = sqe.cost_at(k + packets, mtu);
+            let cost = sqe.cost_at(k + packets, mtu);
+            self.requester.answered(psn.plus(packets), cost);
         }
         self.note_answered(cost_before, env);
     }

@@ -140,8 +140,8 @@ impl Qp {
                 return false;
             }
             self.sq.done = position.wrapping_add(1);
-            requester.una = sqe.first_psn.plus(1);
-            requester.una_cost = sqe.cost_before.wrapping_add(u64::from(sqe.len) + PACKET_COST);
+            let cost = sqe.cost_before.wrapping_add(u64::from(sqe.len) + PACKET_COST);
+            requester.answered(sqe.first_psn.plus(1), cost);
             if self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED) {
                 each(Wc {
                     wr_id: sqe.wr_id,
