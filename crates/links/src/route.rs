@@ -150,12 +150,27 @@ impl Route {
         }
     }
 
-    /// The other process at its end, if it goes through shared memory.
-    pub fn shm_peer(&self) -> Option<&Arc<Peer>> {
+    /// The way of a datagram that tells a peer the reason of the refusal behind it. `None` where all peers are devices of
+    /// this make: there the refusal has the reason as its payload.
+    pub fn explains_ahead(&self) -> Option<&UdpRoute> {
         match self {
-            Self::Shm(shm) => Some(&shm.peer),
+            Self::Udp(udp) => Some(udp),
+            Self::Inproc | Self::Shm(_) | Self::HandingOn => None,
+        }
+    }
+
+    /// Its part that goes through shared memory, if it does.
+    #[inline]
+    pub fn shm(&self) -> Option<&ShmRoute> {
+        match self {
+            Self::Shm(shm) => Some(shm),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => None,
         }
+    }
+
+    /// The other process at its end, if it goes through shared memory.
+    pub fn shm_peer(&self) -> Option<&Arc<Peer>> {
+        self.shm().map(|shm| &shm.peer)
     }
 
     /// Whether it ends in this process.

@@ -326,8 +326,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         is_ours: bool,
     ) -> Result<(), TransmitError> {
         let Bth { dest_qpn: dest, psn, .. } = headers.bth;
-        // Peers on other links are of this make.
-        if let Some(Route::Udp(route)) = &self.link.to.route {
+        if let Some(route) = self.link.to.route.as_ref().and_then(Route::explains_ahead) {
             if is_ours {
                 self.out.explain(self.transport.links, route, &ReasonPacket { dest, psn, told });
             }

@@ -232,7 +232,7 @@ impl Link {
     /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
     #[inline]
     pub(crate) fn knock(&self) {
-        if let Some(Route::Shm(route)) = &self.to.route {
+        if let Some(route) = self.to.route.as_ref().and_then(Route::shm) {
             route.peer.channel().knock();
         }
     }

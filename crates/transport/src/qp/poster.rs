@@ -139,7 +139,8 @@ impl Poster<'_> {
             }
         }
         let State { machine, link, .. } = &mut **state;
-        let Some(Route::Shm(route)) = link.to.route.as_ref().filter(|_| !link.blocked) else {
+        let route = link.to.route.as_ref().filter(|_| !link.blocked);
+        let Some(route) = route.and_then(Route::shm) else {
             return false;
         };
         if self.call.is_some() {
