@@ -1,6 +1,6 @@
 //! Credit of unreliable traffic. No ACK tells the peer's position there.
 //!
-//! Now and then the sender adds a datagram with the opcode [`PROBE`], from the range that the IBA leaves to
+//! Now and then the sender adds a datagram that is a [probe](anyverbs_proto::wire::credit), with an opcode from the range that the IBA leaves to
 //! manufacturers. It carries the number of bytes sent so far on the path, and of messages to one queue pair. The
 //! receiving device answers with the same count of bytes, and with the number of messages for which that queue pair has
 //! receives. So there are two limits. The sender keeps at most [`CREDIT`] bytes ahead of the answers, as many as the
@@ -17,15 +17,10 @@ use std::time::Duration;
 
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::credit::CreditCounts;
 
 use crate::times::{ASK_AGAIN, LAST_PAUSE, NOT_READING, PROBE_AFTER, SILENCE, STRANGER};
 
-/// Opcode of a credit probe: BTH (PSN: the sender's QPN), then the counts of bytes and of messages, 8 bytes big-endian
-/// each.
-pub(crate) const PROBE: u8 = 0xc1;
-/// Opcode of the answer: the same count of bytes, then the number of messages that may be sent in all; PSN: the QPN
-/// that the probe was sent to.
-pub(crate) const ECHO: u8 = 0xc2;
 /// The answer for a queue pair that takes no receives or is not known: messages to it are not limited.
 pub const NO_LIMIT: u64 = u64::MAX;
 
@@ -38,22 +33,13 @@ const FIRST_MESSAGES: u64 = 16;
 /// Receivers of one path are forgotten when there are more than this.
 const MANY: usize = 4096;
 
-/// The contents of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// Bytes sent on the path.
-    pub bytes: u64,
-    /// Messages sent to the queue pair that use up a receive.
-    pub messages: u64,
-}
-
 /// The decision on an unreliable packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credit {
     /// Send it, and the probe behind it.
-    Send(Option<Probe>),
+    Send(Option<CreditCounts>),
     /// Send the probe only; the queue pair is on the path's list, to ask again at this time at the latest.
-    Blocked(Option<Probe>, Time),
+    Blocked(Option<CreditCounts>, Time),
 }
 
 /// Waiting for one kind of credit.
@@ -176,7 +162,7 @@ impl Pace {
             self.receivers.clear();
         }
         let receiver = self.receivers.entry(to).or_default();
-        let here = Probe { bytes: self.sent, messages: receiver.sent };
+        let here = CreditCounts { bytes: self.sent, messages: receiver.sent };
         let free = match receiver.wait.is_free(now) {
             None => {
                 receiver.limit = receiver.sent + FIRST_MESSAGES;
@@ -223,7 +209,7 @@ impl Pace {
             return Credit::Send(None);
         }
         (self.probed, receiver.probed) = (self.sent, receiver.sent);
-        Credit::Send(Some(Probe { bytes: self.sent, messages: receiver.sent }))
+        Credit::Send(Some(CreditCounts { bytes: self.sent, messages: receiver.sent }))
     }
 
     /// The peer has received all bytes up to `bytes` and takes `limit` messages in all for its queue pair `receiver`.
@@ -273,7 +259,7 @@ mod tests {
     }
 
     /// Sends messages of one packet until it must wait; how many, and the probes.
-    fn burst(pace: &mut Pace, len: usize, now: Time) -> (u64, Vec<Probe>) {
+    fn burst(pace: &mut Pace, len: usize, now: Time) -> (u64, Vec<CreditCounts>) {
         let (mut sent, mut probes) = (0, Vec::new());
         while sent < 10_000 {
             match pace.ask(len, QPN, PEER, true, now) {
@@ -314,7 +300,7 @@ mod tests {
         let (sent, probes) = burst(&mut pace, 8192, at(0));
         assert_eq!(sent * 8192, CREDIT);
         assert_eq!(probes.len() as u64, CREDIT / PROBE_EVERY);
-        assert_eq!(probes[3], Probe { bytes: CREDIT, messages: sent });
+        assert_eq!(probes[3], CreditCounts { bytes: CREDIT, messages: sent });
         assert_eq!(
             echo(&mut pace, CREDIT + 1, NO_LIMIT),
             [],

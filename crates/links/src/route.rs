@@ -11,6 +11,8 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::credit::CreditPacket;
+use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::direct::{self, LastTarget};
@@ -18,8 +20,7 @@ pub use crate::outgoing::{Outgoing, Refused};
 use crate::path::Path;
 use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
 use crate::times::PROBE_AFTER;
-use crate::udp::{Asked, CreditPacket, Staged, UdpRoute};
-use crate::why::ReasonPacket;
+use crate::udp::{Asked, Staged, UdpRoute};
 use crate::{Links, inproc};
 
 /// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.

@@ -12,18 +12,17 @@ use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::icrc::Flow;
-use anyverbs_proto::wire::opcode::Opcode;
 use anyverbs_proto::wire::packet::ICRC_LEN;
+use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
 use crate::outgoing::Outgoing;
-use crate::pace::{Credit, ECHO, PROBE, Probe};
+use crate::pace::Credit;
 use crate::path::Path;
-use crate::why::ReasonPacket;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 
@@ -126,7 +125,7 @@ impl Staged {
         let probe = if reliable || route.is_group {
             None
         } else {
-            match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {
+            match route.path.ask(len, from, dest, headers.bth.opcode.takes_recv(), now) {
                 Credit::Send(probe) => probe,
                 Credit::Blocked(probe, until) => {
                     if let Some(counts) = probe {
@@ -282,11 +281,6 @@ pub fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
     icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
 }
 
-/// Whether the packet makes the receiver take a receive: a SEND with its first, a WRITE with immediate with its last.
-pub(crate) fn takes_recv(opcode: Opcode) -> bool {
-    if opcode.is_send() { opcode.starts_message() } else { opcode.is_write() && opcode.has_imm() }
-}
-
 /// A probe that came, and from where.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
@@ -300,58 +294,4 @@ pub struct Asked {
     pub to_us: IpAddr,
     /// By the same-host link.
     pub by_ring: bool,
-}
-
-/// A credit probe or its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CreditPacket {
-    /// It asks for an answer.
-    pub is_probe: bool,
-    /// The queue pair that it is for.
-    pub dest: Qpn,
-    /// The sender's queue pair.
-    pub from: Qpn,
-    /// In a probe: the bytes and messages sent so far. In an answer: the bytes received, and the messages that may
-    /// come.
-    pub counts: Probe,
-}
-
-impl CreditPacket {
-    /// BTH, bytes, messages.
-    pub(crate) const LEN: usize = Bth::LEN + 16;
-
-    /// The answer to a probe: `messages` may be sent in all.
-    pub(crate) fn answer(probe: &Self, messages: u64) -> Self {
-        let counts = Probe { bytes: probe.counts.bytes, messages };
-        Self { is_probe: false, dest: probe.from, from: probe.dest, counts }
-    }
-
-    /// Writes it to the [`LEN`](Self::LEN) bytes of `to`.
-    pub(crate) fn emit(&self, to: &mut [u8]) {
-        let opcode = if self.is_probe { PROBE } else { ECHO };
-        to[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
-        to[5..8].copy_from_slice(&self.dest.get().to_be_bytes()[1..]);
-        to[8] = 0;
-        to[9..12].copy_from_slice(&self.from.get().to_be_bytes()[1..]);
-        to[12..20].copy_from_slice(&self.counts.bytes.to_be_bytes());
-        to[20..28].copy_from_slice(&self.counts.messages.to_be_bytes());
-    }
-
-    /// Reads one; `bytes` are those before the ICRC. None for anything else.
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let is_probe = match *bytes.first()? {
-            PROBE => true,
-            ECHO => false,
-            _ => return None,
-        };
-        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let qpn =
-            |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
-        let (dest, from) = (qpn(5), qpn(9));
-        let (rest, messages) = bytes.split_last_chunk::<8>()?;
-        let (_, bytes) = rest.split_last_chunk::<8>()?;
-        let counts =
-            Probe { bytes: u64::from_be_bytes(*bytes), messages: u64::from_be_bytes(*messages) };
-        Some(Self { is_probe, dest, from, counts })
-    }
 }

@@ -9,79 +9,15 @@ use std::net::UdpSocket;
 use anyverbs_causes::Cause;
 use anyverbs_net::{self as net, Destination, Uncancelled};
 use anyverbs_proto::payload::Payload;
-use anyverbs_proto::reason::Told;
-use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::types::Psn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
+use anyverbs_proto::wire::reason::{drop_reason, parse_drop_reason};
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
 use crate::udp::{address, seal};
-
-/// Opcode of a reason, by its length of either kind: BTH (destination and PSN of the NAK that follows), the cause and its value.
-/// Or BTH alone (in the place of the destination the cause, PSN of the packet that was dropped).
-const REASON: u8 = 0xc4;
-
-/// The bytes of a base header that stands for a reason.
-fn bth(high: u32, psn: Psn) -> [u8; Bth::LEN] {
-    let ([_, a, b, c], [_, x, y, z]) = (high.to_be_bytes(), psn.get().to_be_bytes());
-    [REASON, 0, 0xff, 0xff, 0, a, b, c, 0, x, y, z]
-}
-
-/// The numbers in such a header.
-fn parse_bth(bytes: [u8; Bth::LEN]) -> Option<(u32, Psn)> {
-    let [opcode, _, _, _, _, a, b, c, _, x, y, z] = bytes;
-    let psn = Psn::new(u32::from_be_bytes([0, x, y, z]));
-    (opcode == REASON).then_some((u32::from_be_bytes([0, a, b, c]), psn))
-}
-
-/// The reason for the NAK that follows it, without its ICRC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReasonPacket {
-    /// The queue pair that it is for.
-    pub dest: Qpn,
-    /// The PSN of the NAK.
-    pub psn: Psn,
-    /// The reason.
-    pub told: Told,
-}
-
-impl ReasonPacket {
-    /// Bytes.
-    pub const LEN: usize = Bth::LEN + Told::LEN;
-
-    /// Its bytes.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..Bth::LEN].copy_from_slice(&bth(self.dest.get(), self.psn));
-        bytes[Bth::LEN..].copy_from_slice(&self.told.to_bytes());
-        bytes
-    }
-
-    /// Reads one. `None` for anything else.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let (head, told) = bytes.split_first_chunk()?;
-        let (dest, psn) = parse_bth(*head)?;
-        let told = Told::from_bytes(told.try_into().ok()?)?;
-        Some(Self { dest: Qpn::new(dest), psn, told })
-    }
-}
-
-/// The reason why a packet was dropped. It is as short as the shortest packet.
-fn drop_reason(cause: Cause, psn: Psn) -> [u8; Bth::LEN] {
-    bth(cause.number().into(), psn)
-}
-
-fn parse_drop_reason(bytes: &[u8], psn: Psn) -> Option<Cause> {
-    let (number, of) = parse_bth(bytes.try_into().ok()?)?;
-    let cause = Cause::from_number(number.try_into().ok()?)?;
-    // A cause of another status would be a lie of the peer.
-    (of == psn && number / 100 == 12).then_some(cause)
-}
 
 /// Tells the sender of a packet that was dropped why. `to` is where it came from, with the address that it was sent to as
 /// source.
@@ -188,15 +124,6 @@ fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_reason_of_a_nak_survives_the_way() {
-        let told = Told { cause: Cause::RkeyUnknown, value: 7 };
-        let packet = ReasonPacket { dest: Qpn::new(9), psn: Psn::new(0xab_cdef), told };
-        assert_eq!(ReasonPacket::parse(&packet.to_bytes()), Some(packet));
-        assert_eq!(ReasonPacket::parse(&[0xc1; ReasonPacket::LEN]), None);
-        assert_eq!(ReasonPacket::parse(&packet.to_bytes()[1..]), None);
-    }
 
     #[test]
     fn the_reason_of_a_drop_is_taken_for_its_packet_alone() {

@@ -8,10 +8,9 @@ use anyverbs_proto::qp::{Arrival, Incoming, ShortRequest, ShortSend};
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
-
-use crate::udp::CreditPacket;
 
 /// The first byte of a packet between connected queue pairs. Both ends know the addresses, so a digest stands for them:
 ///

@@ -13,6 +13,7 @@ use anyverbs_proto::qp::{Arrival, ShortSend};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::message::{CONNECTED_LEN, Digest, Front, emit_connected, emit_short_send, is_connected};
@@ -20,10 +21,10 @@ use super::{Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
 use crate::outgoing::{Outgoing, Refused};
-use crate::pace::{Credit, Probe};
+use crate::pace::Credit;
 use crate::path::Path;
 use crate::times::SILENCE;
-use crate::udp::{Asked, CreditPacket, takes_recv};
+use crate::udp::Asked;
 
 /// The data of a short SEND.
 #[derive(Clone, Copy, Debug)]
@@ -221,10 +222,10 @@ impl ShmRoute {
         packet: &Outgoing<'_>,
         bytes: usize,
         now: &impl Fn() -> Time,
-    ) -> Result<Option<Probe>, Refused> {
+    ) -> Result<Option<CreditCounts>, Refused> {
         let Outgoing { from, headers, .. } = *packet;
         let (dest, opcode) = (headers.bth.dest_qpn, headers.bth.opcode);
-        match self.path.ask(bytes, from, dest, takes_recv(opcode), now()) {
+        match self.path.ask(bytes, from, dest, opcode.takes_recv(), now()) {
             Credit::Send(probe) => Ok(probe),
             Credit::Blocked(probe, until) => {
                 if let Some(counts) = probe {

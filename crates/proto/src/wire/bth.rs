@@ -97,6 +97,21 @@ impl Bth {
         })
     }
 
+    /// The destination queue pair of a packet that was not parsed yet. `None` if it has no whole header.
+    #[must_use]
+    #[inline]
+    pub fn dest_of(packet: &[u8]) -> Option<Qpn> {
+        Some(Qpn::new(u24_at(packet.first_chunk::<{ Self::LEN }>()?, 5)))
+    }
+
+    /// The bytes of a header of the default partition with an opcode of the manufacturers' range, and two numbers of 24 bits
+    /// where others have the destination and the PSN.
+    pub(super) const fn of_manufacturer(opcode: u8, high: u32, low: u32) -> [u8; Self::LEN] {
+        let [p, k] = PKey::DEFAULT.0.to_be_bytes();
+        let ([c, q, r, s], [a, x, y, z]) = (byte_and_u24(0, high), byte_and_u24(0, low));
+        [opcode, 0, p, k, c, q, r, s, a, x, y, z]
+    }
+
     /// Writes the header, the reserved bits of byte 8 as zero.
     #[inline]
     pub fn emit(&self, b: &mut [u8; Self::LEN]) {
@@ -149,6 +164,12 @@ mod tests {
             bth.to_string(),
             "RC SEND_ONLY qp 0x0a0001 psn 17 ack se fecn becn asks pkey 0x8001"
         );
+    }
+
+    #[test]
+    fn finds_the_destination_before_all_is_parsed() {
+        assert_eq!(Bth::dest_of(&[&BYTES[..], &[7; 9]].concat()), Some(Qpn::new(0x0a_0001)));
+        assert_eq!(Bth::dest_of(&BYTES[..11]), None);
     }
 
     #[test]

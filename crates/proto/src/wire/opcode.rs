@@ -398,6 +398,13 @@ impl Opcode {
         matches!(self.operation.row().kind, Kind::Write)
     }
 
+    /// Whether the packet makes the receiver take a receive: a SEND with its first, a WRITE with immediate with its last.
+    #[must_use]
+    #[inline]
+    pub const fn takes_recv(self) -> bool {
+        if self.is_send() { self.starts_message() } else { self.is_write() && self.has_imm() }
+    }
+
     /// Bytes of extension headers between the BTH and the payload.
     #[must_use]
     #[inline]

@@ -2,15 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyverbs_links::udp::CreditPacket;
-use anyverbs_links::why::ReasonPacket;
 use anyverbs_net::Datagram;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
+use anyverbs_proto::wire::reason::ReasonPacket;
 
 use super::Driver;
 use super::Mad as ToGsi;
@@ -88,13 +89,14 @@ impl Driver {
         into: &mut Arrived<'d>,
     ) -> Option<Received<'d>> {
         let bytes = datagram.bytes;
-        let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
+        let dest = Bth::dest_of(bytes).filter(|_| bytes.len() >= Bth::LEN + ICRC_LEN);
+        let Some(dest) = dest else {
             self.core.count(Counter::DropMalformed, 1);
             return None;
         };
-        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
+        let (slot, to_gsi) = (dest.slot(), dest == Qpn::GSI);
         let to_group = datagram.destination.is_multicast();
-        if to_group != (bytes[5..8] == [0xff; 3]) {
+        if to_group != (dest == Qpn::MULTICAST) {
             // Otherwise a packet for one queue pair that is sent to a group would make all processes forward it.
             self.core.count(Counter::DropNoQp, 1);
             return None;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyverbs_links::pace::{NO_LIMIT, Probe};
+use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox, LaneCall};
 use anyverbs_links::times;
-use anyverbs_links::udp::{Asked, CreditPacket};
+use anyverbs_links::udp::Asked;
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -21,6 +21,7 @@ use anyverbs_objects::config::Config;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
 
 use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
@@ -607,7 +608,7 @@ impl Driver {
         if packet.is_probe {
             deferred.probes.push(asked);
         } else {
-            let Probe { bytes, messages } = packet.counts;
+            let CreditCounts { bytes, messages } = packet.counts;
             self.links.paths.echo(from, packet.from, bytes, messages, &mut deferred.resume);
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyverbs_causes::Cause;
 use anyverbs_links::shm::Digest;
-use anyverbs_links::why::ReasonPacket;
 use anyverbs_net::Datagram;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_proto::counters::Counter;
@@ -15,6 +14,7 @@ use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::aeth::Syndrome;
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::reason::ReasonPacket;
 
 use super::Driver;
 use super::deliver::Source;
@@ -129,12 +129,12 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use anyverbs_links::why::ReasonPacket;
     use anyverbs_proto::reason::Told;
     use anyverbs_proto::types::{Psn, Qpn};
     use anyverbs_proto::wire::aeth::{Aeth, NakCode};
     use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
     use anyverbs_proto::wire::packet::Headers;
+    use anyverbs_proto::wire::reason::ReasonPacket;
 
     use super::*;
 

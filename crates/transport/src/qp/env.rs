@@ -23,6 +23,7 @@ use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
@@ -32,7 +33,7 @@ use super::{QpCell, State};
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
 use anyverbs_links::shm::Digest;
 use anyverbs_links::udp::Asked;
-use anyverbs_links::why::{ReasonPacket, Sounding};
+use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 
