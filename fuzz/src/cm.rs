@@ -138,12 +138,12 @@ impl World {
                 let Some(out) = cm.poll_transmit(self.now) else { continue };
                 quiet = false;
                 assert_eq!(out.sgid, gid(from));
-                let mad = Mad::parse(&out.mad[..]).expect("well-formed");
+                let mad = Mad::parse(&out.mad.emit()).expect("well-formed");
                 let arrival = arrival(out.sgid, out.dgid);
                 if out.dgid == gid(VICTIM) {
-                    self.victim.handle(self.now, &arrival, &out.mad[..]);
+                    self.victim.handle(self.now, &arrival, &out.mad.emit());
                 } else if out.dgid == gid(FRIEND) {
-                    self.friend.handle(self.now, &arrival, &out.mad[..]);
+                    self.friend.handle(self.now, &arrival, &out.mad.emit());
                 } else {
                     self.learn(&mad.message);
                 }

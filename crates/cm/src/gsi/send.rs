@@ -8,7 +8,8 @@ use anyverbs_links::udp;
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_objects::base::NEVER;
-use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::id::ServiceId;
+use anyverbs_proto::cm::mad::MAD_LEN;
 use anyverbs_proto::cm::{Recipient, Transmit, recipient};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
@@ -19,9 +20,9 @@ use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 
+use super::MAD_AT;
 use super::requests::Requests;
 use super::{Events, Gsi};
-use super::{HINT_AT, MAD_AT, STEERING};
 
 const PACKET_LEN: usize = MAD_AT + MAD_LEN + ICRC_LEN;
 
@@ -179,16 +180,14 @@ impl<I: Events> Gsi<I> {
     /// Puts a datagram into the batch. A receiving host steers a batch by its first one, so that it is sent before one
     /// that goes to another process.
     fn stage(&self, line: &mut Line, transmit: &Transmit) {
-        let mad = &transmit.mad;
-        let attribute = u16::from_be_bytes([mad[16], mad[17]]);
-        let kind = STEERING.slot_offsets.iter().find(|(kind, _)| *kind == attribute);
-        let (slot, hint, sending) = match kind {
-            Some(&(_, HINT_AT)) => {
-                let (hint, sending) = self.hint(&mut line.requests, transmit);
+        // As the receiving host steers it ([`STEERING`](super::STEERING)).
+        let (slot, hint, sending) = match recipient(&transmit.mad) {
+            Recipient::Service(service_id) => {
+                let (hint, sending) = self.hint(&mut line.requests, transmit, service_id);
                 (hint, hint, sending)
             }
-            Some(&(_, at)) => (mad[at - MAD_AT], 0, 0),
-            None => (0, 0, 0),
+            Recipient::Slot(slot) => (slot, 0, 0),
+            Recipient::Everyone => (0, 0, 0),
         };
         if slot != line.slot {
             self.flush(line);
@@ -212,22 +211,25 @@ impl<I: Events> Gsi<I> {
             ..Headers::new(Bth::new(OPCODE, Qpn::GSI, psn))
         };
         headers.emit(room);
-        room[MAD_AT..MAD_AT + MAD_LEN].copy_from_slice(&mad[..]);
+        room[MAD_AT..MAD_AT + MAD_LEN].copy_from_slice(&transmit.mad.emit());
         udp::seal(&way.flow, id, room);
         self.transport.core.count(Counter::SentPkts, 1);
         self.transport.core.count(Counter::SentBytes, PACKET_LEN as u64);
     }
 
     /// The slot of the process that listens, or 0, and the sending socket of a request: 0, for a repetition another.
-    fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
-        let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
-        let Recipient::Service(service_id) = recipient(&mad) else { return (0, 0) };
+    fn hint(
+        &self,
+        requests: &mut Requests,
+        transmit: &Transmit,
+        service_id: ServiceId,
+    ) -> (u8, u8) {
         if self.transport.core.gids.contains(transmit.dgid) {
             let slot = self.listener(service_id, transmit.dgid);
             // If there is no listener, this process says so.
             return (slot.unwrap_or(self.transport.core.slot), 0);
         }
-        let (slot, repeated) = requests.ask(mad.transaction_id, transmit.dgid, service_id);
+        let (slot, repeated) = requests.ask(transmit.mad.transaction_id, transmit.dgid, service_id);
         // Any sending socket does, but each a descriptor.
         let sending = match repeated % 16 {
             0 => 0,

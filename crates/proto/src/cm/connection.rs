@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::id::CommId;
 use super::listener::ListenerId;
-use super::mad::MadBytes;
+use super::mad::Mad;
 use super::message::Attribute;
 use super::outbox::{Destination, Peer};
 use super::params::Transport;
@@ -81,9 +81,9 @@ pub(super) struct Connection {
     pub(super) asked: Time,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
-    pub(super) sent: Option<Box<MadBytes>>,
+    pub(super) sent: Option<Box<Mad>>,
     /// Our answer to the last message. It is repeated for duplicates.
-    pub(super) answer: Option<Box<MadBytes>>,
+    pub(super) answer: Option<Box<Mad>>,
     /// Active: of the path, to know the ACK timeout once the peer said its delay.
     pub(super) packet_life_time: u8,
     /// Transaction ID of the last DREQ that came.
@@ -143,7 +143,7 @@ impl Connection {
 
     /// Whether the answer that is repeated for duplicates is this message.
     pub(super) fn answered_with(&self, attribute: Attribute) -> bool {
-        self.answer.as_deref().is_some_and(|b| b[16..18] == (attribute as u16).to_be_bytes())
+        self.answer.as_deref().is_some_and(|mad| mad.message.attribute() == attribute)
     }
 
     /// The remote ID as messages carry it.
@@ -212,6 +212,6 @@ mod tests {
     /// A connection may cost 24 KiB. The CM takes no more than one of them, with the two messages that it keeps.
     #[test]
     fn a_connection_is_small() {
-        assert!(size_of::<Connection>() + 2 * size_of::<MadBytes>() <= 1024);
+        assert!(size_of::<Connection>() + 2 * size_of::<Mad>() <= 1024);
     }
 }

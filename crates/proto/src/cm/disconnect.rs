@@ -196,7 +196,7 @@ impl Cm {
                 }
                 _ => None,
             };
-            if let Some(last) = last.copied()
+            if let Some(last) = last.cloned()
                 && c.may_send()
             {
                 self.outbox.replay(c.to, &last);

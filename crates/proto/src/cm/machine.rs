@@ -454,8 +454,8 @@ impl Cm {
         if waits && (c.attempt.is_queued() || c.attempt.repeat(c.timeout)) {
             // To an address that has not answered, the last datagram waits for the end of the first wait.
             if !c.attempt.is_queued() && c.unproven.is_none_or(|left| left > 1) && c.may_send() {
-                let bytes = c.sent.as_deref().expect("these states wait for an answer");
-                self.outbox.retry(c.to, bytes);
+                let mad = c.sent.as_deref().expect("these states wait for an answer");
+                self.outbox.retry(c.to, mad);
                 c.attempt.queue(self.outbox.took_last());
             }
             let next = c.attempt.deadline(now);
@@ -477,8 +477,8 @@ impl Cm {
                 };
                 c.attempt.retry(c.timeout);
                 if c.may_send() {
-                    let bytes = c.sent.as_deref().expect("these states wait for an answer");
-                    self.outbox.retry(c.to, bytes);
+                    let mad = c.sent.as_deref().expect("these states wait for an answer");
+                    self.outbox.retry(c.to, mad);
                     c.attempt.queue(self.outbox.took_last());
                 }
                 let next = now + c.timeout;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::counters::{CmCounters, DropReason};
 use super::id::CommId;
-use super::mad::{Mad, MadBytes};
+use super::mad::Mad;
 use super::message::{Attribute, Message};
 use crate::qp::Arrival;
 use crate::types::Gid;
@@ -79,8 +79,8 @@ pub struct Transmit {
     pub flow_label: u32,
     /// Hop limit or TTL.
     pub hop_limit: u8,
-    /// The payload.
-    pub mad: Box<MadBytes>,
+    /// The payload, to be written by [`Mad::emit`].
+    pub mad: Box<Mad>,
 }
 
 /// MADs that wait to be sent, and the counters.
@@ -92,29 +92,29 @@ pub(super) struct MadQueue {
 }
 
 impl MadQueue {
-    /// Sends a message; returns its bytes for a repetition.
+    /// Sends a message; returns it for a repetition.
     pub(super) fn send(
         &mut self,
         to: Destination,
         transaction_id: u64,
         message: impl Into<Message>,
-    ) -> Box<MadBytes> {
+    ) -> Box<Mad> {
         self.send_with(to, transaction_id, 0, message)
     }
 
-    /// As [`send`](Self::send); if it may not be sent, only its bytes are made.
+    /// As [`send`](Self::send); if it may not be sent, it is only made.
     pub(super) fn send_if(
         &mut self,
         may: bool,
         to: Destination,
         transaction_id: u64,
         message: impl Into<Message>,
-    ) -> Box<MadBytes> {
+    ) -> Box<Mad> {
         if may {
             return self.send(to, transaction_id, message);
         }
         self.took_last = false;
-        Box::new(Mad { transaction_id, modifier: 0, message: message.into() }.emit())
+        Box::new(Mad { transaction_id, modifier: 0, message: message.into() })
     }
 
     /// As [`send`](Self::send), with an attribute modifier.
@@ -124,31 +124,29 @@ impl MadQueue {
         transaction_id: u64,
         modifier: u32,
         message: impl Into<Message>,
-    ) -> Box<MadBytes> {
-        let mad = Mad { transaction_id, modifier, message: message.into() };
-        let bytes = Box::new(mad.emit());
-        self.push(to, mad.message.attribute(), bytes.clone());
-        bytes
+    ) -> Box<Mad> {
+        let mad = Box::new(Mad { transaction_id, modifier, message: message.into() });
+        self.push(to, mad.clone());
+        mad
     }
 
     /// Sends a message again, because no answer came.
-    pub(super) fn retry(&mut self, to: Destination, bytes: &MadBytes) {
-        let attribute = attribute(bytes);
-        self.counters.tx_retries.add(attribute);
-        self.push(to, attribute, Box::new(*bytes));
+    pub(super) fn retry(&mut self, to: Destination, mad: &Mad) {
+        self.counters.tx_retries.add(mad.message.attribute());
+        self.push(to, Box::new(mad.clone()));
     }
 
     /// Sends a message again, because the peer asked again.
-    pub(super) fn replay(&mut self, to: Destination, bytes: &MadBytes) {
-        self.push(to, attribute(bytes), Box::new(*bytes));
+    pub(super) fn replay(&mut self, to: Destination, mad: &Mad) {
+        self.push(to, Box::new(mad.clone()));
     }
 
-    fn push(&mut self, to: Destination, attribute: Attribute, mad: Box<MadBytes>) {
+    fn push(&mut self, to: Destination, mad: Box<Mad>) {
         self.took_last = self.queue.len() < MOST;
         if !self.took_last {
             return self.counters.drop(DropReason::OutboxFull);
         }
-        self.counters.tx_msgs.add(attribute);
+        self.counters.tx_msgs.add(mad.message.attribute());
         let Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit } = to;
         self.queue.push_back(Transmit {
             sgid,
@@ -175,16 +173,16 @@ impl MadQueue {
     }
 }
 
-/// Reads the kind and our ID of a message that wants an answer.
-pub(super) fn asks(ours: &MadBytes) -> Option<(Attribute, CommId)> {
-    use Attribute as A;
-    let attribute = attribute(ours);
-    let id = u32::from_be_bytes([ours[24], ours[25], ours[26], ours[27]]);
-    matches!(attribute, A::Req | A::Rep | A::Dreq | A::SidrReq).then_some((attribute, CommId(id)))
-}
-
-fn attribute(ours: &MadBytes) -> Attribute {
-    Attribute::from_code(u16::from_be_bytes([ours[16], ours[17]])).expect("we wrote it")
+/// The kind and our ID of a message that wants an answer.
+pub(super) fn asks(ours: &Mad) -> Option<(Attribute, CommId)> {
+    let id = match &ours.message {
+        Message::Req(req) => req.local_comm_id,
+        Message::Rep(rep) => rep.local_comm_id,
+        Message::Dreq(dreq) => dreq.local_comm_id,
+        Message::SidrReq(req) => req.request_id,
+        _ => return None,
+    };
+    Some((ours.message.attribute(), id))
 }
 
 #[cfg(test)]
@@ -206,10 +204,9 @@ mod tests {
     #[test]
     fn a_datagram_has_all_of_its_destination() {
         let mut queue = MadQueue::default();
-        let bytes = queue.send(to(), 7, Rtu::default());
+        let mad = queue.send(to(), 7, Rtu::default());
         assert!(queue.took_last());
         let Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit } = to();
-        let mad = bytes;
         let wanted = Transmit { sgid, dgid, interface, traffic_class, flow_label, hop_limit, mad };
         assert_eq!((queue.pop(), queue.pop()), (Some(wanted), None));
     }

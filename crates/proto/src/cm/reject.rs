@@ -170,9 +170,9 @@ impl Cm {
     fn ask_with_mtu(&mut self, now: Time, id: CommId, mtu: Mtu) {
         let transaction_id = self.new_transaction(id);
         let Some(c) = self.connections.get_mut(&id) else { return };
-        let asked = c.sent.as_deref().and_then(|bytes| Mad::parse(bytes).ok());
-        let Some(Mad { modifier, message: Message::Req(req), .. }) = asked else { return };
-        let req = Req { path_mtu: Some(mtu), ..req };
+        let asked = c.sent.as_deref();
+        let Some(&Mad { modifier, message: Message::Req(ref req), .. }) = asked else { return };
+        let req = Req { path_mtu: Some(mtu), ..req.clone() };
         c.state = S::ReqSent;
         c.remote_id = None;
         c.transaction_id = transaction_id;

@@ -10,7 +10,7 @@ use super::id::CommId;
 use super::ip::IpHeader;
 use super::listener::ListenerId;
 use super::machine::Cm;
-use super::mad::MadBytes;
+use super::mad::Mad;
 use super::message::Attribute;
 use super::message::code::SidrStatus;
 use super::message::ece::{Ece, SidrRepVendorId};
@@ -48,7 +48,7 @@ pub(super) struct Sidr {
     service_id: super::id::ServiceId,
     to: Destination,
     /// The request that waits for an answer, or the answer that is kept.
-    message: Option<Box<MadBytes>>,
+    message: Option<Box<Mad>>,
     timeout: Duration,
     retries: u8,
     attempt: Attempt,

@@ -54,7 +54,7 @@ fn answer(w: &mut World, bytes: &[u8]) -> Option<Message> {
     let out = w.hosts[1].cm.poll_transmit(w.now)?;
     assert_eq!((out.sgid, out.dgid), (gid(1), gid(0)));
     assert!(w.hosts[1].cm.poll_transmit(w.now).is_none(), "one answer");
-    Some(Mad::parse(&out.mad[..]).unwrap().message)
+    Some(Mad::parse(&out.mad.emit()).unwrap().message)
 }
 
 fn rejection(w: &mut World, req: Req) -> Option<(RejReason, Vec<u8>)> {

@@ -199,7 +199,7 @@ fn a_forged_answer_to_a_challenge_ends_nothing() {
     w.inject(gid(0), 1, &bytes(Req { local_qpn, ..good_req() }));
     let challenge = w.hosts[1].cm.poll_transmit(w.now).unwrap();
     let Ok(Mad { transaction_id, message: Message::Dreq(dreq), .. }) =
-        Mad::parse(&challenge.mad[..])
+        Mad::parse(&challenge.mad.emit())
     else {
         panic!()
     };

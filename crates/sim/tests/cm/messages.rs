@@ -83,7 +83,7 @@ fn made(w: &mut World, host: usize) -> (Arrival, Mad) {
         interface: sent.interface,
         port: 0,
     };
-    (arrival, Mad::parse(&sent.mad[..]).unwrap())
+    (arrival, Mad::parse(&sent.mad.emit()).unwrap())
 }
 
 #[test]

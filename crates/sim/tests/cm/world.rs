@@ -350,7 +350,7 @@ impl World {
                 if !self.hosts[from].alive {
                     continue;
                 }
-                let mad = Mad::parse(&out.mad[..]).expect("ours");
+                let mad = Mad::parse(&out.mad.emit()).expect("ours");
                 let fates = self.rules.iter_mut().map(|rule| rule(from, &mad.message));
                 let fate = fates.fold(Fate::Pass, |a, b| if a == Fate::Pass { b } else { a });
                 let mut line = format!("{:?} {from}: {mad}", self.now);
@@ -382,7 +382,7 @@ impl World {
                         interface: out.interface,
                         port: 0,
                     };
-                    let flying = Flying { to: out.dgid, arrival, bytes: out.mad.to_vec() };
+                    let flying = Flying { to: out.dgid, arrival, bytes: out.mad.emit().to_vec() };
                     self.sent += 1;
                     self.flying.insert((self.now + after, self.sent), flying);
                 }
