@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use anyverbs_net::shm::notify::{Doorbell, Ears};
 use anyverbs_net::shm::ring::{Reader, ReserveError, Writer};
-use anyverbs_net::shm::{MAX_HEADER, Memory};
+use anyverbs_net::shm::{MAX_HEADER, Memory, SharedWords};
 
 /// Words in front of the ring, the ring, and the longest payload.
 const DATA: usize = 512;
@@ -41,14 +41,6 @@ impl Memory for Heap {
         self.at(at).store(value, order);
     }
 
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.at(at).fetch_or(bits, Ordering::SeqCst)
-    }
-
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.at(at).swap(value, Ordering::SeqCst)
-    }
-
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -66,6 +58,16 @@ impl Memory for Heap {
             let old = word.load(Ordering::Relaxed) & !(0xff << shift);
             word.store(old | u64::from(byte) << shift, Ordering::Relaxed);
         }
+    }
+}
+
+impl SharedWords for Heap {
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.at(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.at(at).swap(value, Ordering::SeqCst)
     }
 }
 

@@ -6,11 +6,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyverbs_net::shm::Memory;
 use anyverbs_net::shm::lane::{LaneReader, LaneWriter, Place};
 use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
 use anyverbs_net::shm::ring::{ONE_LINE, Reader, Writer};
+use anyverbs_net::shm::{Memory, SharedWords};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
@@ -53,14 +53,6 @@ impl<const FENCES: bool> Memory for Model<FENCES> {
         self.at(at).store(value, order);
     }
 
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.at(at).fetch_or(bits, Ordering::SeqCst)
-    }
-
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.at(at).swap(value, Ordering::SeqCst)
-    }
-
     fn fence(&self) {
         if FENCES {
             fence(Ordering::SeqCst);
@@ -80,6 +72,16 @@ impl<const FENCES: bool> Memory for Model<FENCES> {
             word[..chunk.len()].copy_from_slice(chunk);
             self.at(at + 8 * n).store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
+    }
+}
+
+impl<const FENCES: bool> SharedWords for Model<FENCES> {
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.at(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.at(at).swap(value, Ordering::SeqCst)
     }
 }
 
@@ -364,14 +366,6 @@ impl<const FENCES: bool> Memory for Side<FENCES> {
 
     fn store(&self, at: usize, value: u64, order: Ordering) {
         self.at(at).store(value, order);
-    }
-
-    fn fetch_or(&self, _: usize, _: u64) -> u64 {
-        unreachable!("marks have one writer")
-    }
-
-    fn swap(&self, _: usize, _: u64) -> u64 {
-        unreachable!("marks have one writer")
     }
 
     fn fence(&self) {

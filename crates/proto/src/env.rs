@@ -103,7 +103,7 @@ impl LinkProps {
 ///
 /// All calls come while the queue pair's lock is held. An implementation may take the locks of completion queues, the
 /// SRQ and the link below it. It must not take another queue pair's lock.
-pub trait Env: Clock + LinkEnv + MemoryEnv + CompletionEnv {
+pub trait Env: Clock + LinkEnv + ReasonEnv + MemoryEnv + CompletionEnv {
     /// Counts.
     fn count(&self, counter: Counter, n: u64);
 
@@ -153,7 +153,21 @@ pub trait LinkEnv {
         run.each(|headers, payload| self.transmit(av, headers, payload, None))
     }
 
-    /// As [`transmit`](Self::transmit) of a NAK, and tells a peer of this make the reason. The NAK arrives there with the
+    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
+    ///
+    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
+    /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
+    /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
+    /// takes requests.
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let _ = operation;
+        false
+    }
+}
+
+/// Reasons of failures, which two devices of this make tell each other.
+pub trait ReasonEnv: LinkEnv {
+    /// As [`transmit`](LinkEnv::transmit) of a NAK, and tells a peer of this make the reason. The NAK arrives there with the
     /// bytes of `told` as its payload. `is_ours`: the request had the mark [`Bth::OURS`].
     fn refuse(
         &mut self,
@@ -181,17 +195,6 @@ pub trait LinkEnv {
     /// A packet with the mark [`Bth::ASKS`] was dropped: tells its sender why.
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
         let _ = (arrival, dropped, cause);
-    }
-
-    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
-    ///
-    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
-    /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
-    /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
-    /// takes requests.
-    fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let _ = operation;
-        false
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
+use anyverbs_proto::env::{
+    CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side, TransmitError,
+};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::payload::Payload;
@@ -284,6 +286,8 @@ impl LinkEnv for Around<'_> {
         self.do_directly(operation)
     }
 }
+
+impl ReasonEnv for Around<'_> {}
 
 impl MemoryEnv for Around<'_> {
     type Memory = Arena;

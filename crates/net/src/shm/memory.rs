@@ -30,10 +30,6 @@ pub trait Memory {
     fn load(&self, at: usize, order: Ordering) -> u64;
     /// Writes a word.
     fn store(&self, at: usize, value: u64, order: Ordering);
-    /// Sets bits of a word, sequentially consistent.
-    fn fetch_or(&self, at: usize, bits: u64) -> u64;
-    /// Replaces a word, sequentially consistent.
-    fn swap(&self, at: usize, value: u64) -> u64;
     /// A sequentially consistent fence.
     fn fence(&self);
     /// Copies bytes out, each read once. They may be torn if the peer writes them meanwhile.
@@ -49,6 +45,14 @@ pub trait Memory {
         let _ = (at, len);
         true
     }
+}
+
+/// Memory with words that many write.
+pub trait SharedWords: Memory {
+    /// Sets bits of a word, sequentially consistent.
+    fn fetch_or(&self, at: usize, bits: u64) -> u64;
+    /// Replaces a word, sequentially consistent.
+    fn swap(&self, at: usize, value: u64) -> u64;
 }
 
 /// A mapping of a shared object, unmapped when the last [`Area`] of it is gone.
@@ -193,14 +197,6 @@ impl Memory for Area {
         self.word(at).store(value, order);
     }
 
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.word(at).fetch_or(bits, Ordering::SeqCst)
-    }
-
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.word(at).swap(value, Ordering::SeqCst)
-    }
-
     #[inline]
     fn fence(&self) {
         fence(Ordering::SeqCst);
@@ -263,6 +259,16 @@ impl Memory for Area {
         let done = unsafe { madvise(self.at(at, len).cast(), len, Advice::LinuxPopulateWrite) };
         // A kernel older than 5.14 allocates when the bytes are touched.
         matches!(done, Ok(()) | Err(Errno::INVAL))
+    }
+}
+
+impl SharedWords for Area {
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.word(at).swap(value, Ordering::SeqCst)
     }
 }
 

@@ -98,7 +98,7 @@ pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
 pub use layout::MAX_HEADER;
-pub use memory::{Area, Memory};
+pub use memory::{Area, Memory, SharedWords};
 pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, Poller};
 pub use published::{Copied, Published};

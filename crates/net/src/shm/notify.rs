@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::{UNWATCHED, WATCH, WATCHED};
-use super::memory::{Area, Memory};
+use super::memory::{Area, Memory, SharedWords};
 
 /// The word of the doorbells, and of the epoch, in their objects.
 const WORD: usize = 0;
@@ -44,7 +44,7 @@ pub struct Doorbell<M = Area> {
     woken: AtomicU64,
 }
 
-impl<M: Memory> Doorbell<M> {
+impl<M: SharedWords> Doorbell<M> {
     /// The doorbell of the reader with these doorbells and this epoch, at which bit `doorbell` is this writer's.
     pub fn new(doorbells: M, epoch: M, doorbell: u64) -> Self {
         Self { doorbells, epoch, doorbell, woken: AtomicU64::new(0) }
@@ -98,7 +98,7 @@ pub struct Ears<M = Area> {
     now: u64,
 }
 
-impl<M: Memory> Ears<M> {
+impl<M: SharedWords> Ears<M> {
     /// The ears of a reader that is awake. Both objects are zero.
     pub fn new(doorbells: M, epoch: M) -> Self {
         Self { doorbells, epoch, now: 0 }

@@ -36,7 +36,7 @@ use anyverbs_locks::{Mutex, rank};
 
 use super::handshake::Probe;
 use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
-use super::memory::{Access, Area, Memory, SharedObject};
+use super::memory::{Access, Area, Memory, SharedObject, SharedWords};
 use super::process::PeerProcess;
 use super::remote;
 use crate::host::{LOOK_AGAIN, WAIT};

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::counters::Counter;
     use crate::env::{
-        CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side as CqSide, TransmitError,
+        CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side as CqSide, TransmitError,
     };
     use crate::event::QpEvent;
     use crate::memory::{Fault, Memory};
@@ -278,6 +278,8 @@ mod tests {
             Err(TransmitError::Blocked)
         }
     }
+
+    impl ReasonEnv for Bare {}
 
     impl MemoryEnv for Bare {
         type Memory = Self;

@@ -82,7 +82,7 @@ pub struct Incoming<'a> {
     /// The number of packets of the path MTU that it stands for. It is one, except on a link that carries longer
     /// pieces. PSN and opcode are those of the first packet; FIRST and LAST in one make an ONLY.
     pub packets: u32,
-    /// A piggybacked ACK of everything up to this PSN ([`LinkEnv::ride`](crate::env::LinkEnv::ride)). It is handled before the packet.
+    /// A piggybacked ACK of everything up to this PSN ([`LinkEnv::transmit`](crate::env::LinkEnv::transmit)). It is handled before the packet.
     pub acks: Option<Psn>,
 }
 

@@ -14,7 +14,7 @@ use super::attr::{ModifyLimits, QpAttrMask};
 use super::*;
 use crate::comp_cntr::CompCntrOps;
 use crate::direct::{Direct, Direction};
-use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
+use crate::env::{CompletionEnv, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side, TransmitError};
 use crate::memory::tests::Bytes;
 use crate::mr::{Keys, MrTable, Region};
 use crate::payload::Payload;
@@ -135,6 +135,15 @@ impl LinkEnv for Device {
         run.each(|headers, payload| self.transmit(av, headers, payload, None))
     }
 
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        if self.does_directly {
+            self.direct.push((operation.direction, operation.remote, operation.len));
+        }
+        self.does_directly
+    }
+}
+
+impl ReasonEnv for Device {
     fn refuse(
         &mut self,
         av: &AddressVector,
@@ -159,13 +168,6 @@ impl LinkEnv for Device {
 
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
         self.reasons.push((*arrival, *dropped, cause));
-    }
-
-    fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        if self.does_directly {
-            self.direct.push((operation.direction, operation.remote, operation.len));
-        }
-        self.does_directly
     }
 }
 

@@ -67,7 +67,7 @@ impl Qp {
         self.trouble = None;
     }
 
-    /// Whether the oldest packet is one for which [`LinkEnv::sound`](crate::env::LinkEnv::sound) was called.
+    /// Whether the oldest packet is one for which [`ReasonEnv::sound`](crate::env::ReasonEnv::sound) was called.
     #[must_use]
     pub fn awaits_reason(&self) -> bool {
         let asked = self.trouble.as_ref().and_then(|trouble| trouble.asked);

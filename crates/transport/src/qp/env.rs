@@ -8,7 +8,9 @@ use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
+use anyverbs_proto::env::{
+    CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side, TransmitError,
+};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
@@ -318,6 +320,15 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         (sent, Ok(()))
     }
 
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let Link { to: Destination { route, .. }, same_host: SameHost { last_target, .. }, .. } =
+            &mut *self.link;
+        let (links, qpn) = (self.transport.links, self.cell.qpn);
+        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
+    }
+}
+
+impl ReasonEnv for DeviceEnv<'_, '_> {
     #[cold]
     fn refuse(
         &mut self,
@@ -363,13 +374,6 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     #[cold]
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
         self.transport.tell_why(self.now(), arrival, dropped.psn, cause);
-    }
-
-    fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let Link { to: Destination { route, .. }, same_host: SameHost { last_target, .. }, .. } =
-            &mut *self.link;
-        let (links, qpn) = (self.transport.links, self.cell.qpn);
-        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
     }
 }
 

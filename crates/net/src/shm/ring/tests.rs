@@ -169,14 +169,6 @@ impl Memory for Given {
         self.area.store(at, value, order);
     }
 
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.area.fetch_or(at, bits)
-    }
-
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.area.swap(at, value)
-    }
-
     fn fence(&self) {
         self.area.fence();
     }
