@@ -1,5 +1,6 @@
 //! Measures the cost of a packet before and after its queue pair sees it.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 
@@ -87,5 +88,60 @@ fn packet(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, icrc, packet);
+/// Packets of one call.
+const CALL: u32 = 16;
+
+/// A link that writes headers, as every link does. The call is not inlined, since no link is: each is far too long.
+#[derive(Default)]
+struct Link {
+    out: Vec<[u8; 64]>,
+}
+
+impl Link {
+    #[inline(never)]
+    fn transmit(&mut self, headers: &Headers, payload: (u32, u32, u32)) {
+        let room = &mut self.out[headers.bth.psn.get() as usize % CALL as usize];
+        headers.emit(&mut room[..]);
+        black_box(payload);
+    }
+}
+
+fn nth(n: u32) -> Headers {
+    let mut headers = headers(Operation::SendMiddle);
+    headers.bth.psn = Psn::new(n);
+    headers
+}
+
+/// The machine calls the link for each packet.
+#[inline(never)]
+fn by_call(link: &mut Link) {
+    for n in 0..black_box(CALL) {
+        link.transmit(&nth(n), (n, 1024 * n, 1024));
+    }
+}
+
+/// The machine puts packets into a queue, and whoever called it takes them out. A packet is its headers, and the place of
+/// its payload in the send queue: WQE, offset, length.
+#[inline(never)]
+fn by_queue(link: &mut Link, queue: &mut VecDeque<(Headers, (u32, u32, u32))>) {
+    for n in 0..black_box(CALL) {
+        queue.push_back((nth(n), (n, 1024 * n, 1024)));
+    }
+    while let Some((headers, payload)) = queue.pop_front() {
+        link.transmit(&headers, payload);
+    }
+}
+
+/// The two ways for packets from the machine to a link. `ARCHITECTURE.md` has what they cost.
+fn hand_over(c: &mut Criterion) {
+    let mut link = Link { out: vec![[0; 64]; CALL as usize] };
+    let mut queue = VecDeque::with_capacity(CALL as usize);
+    let mut group = c.benchmark_group("hand_over");
+    group.throughput(Throughput::Elements(CALL.into()));
+    group.bench_function("by_call", |b| b.iter(|| by_call(black_box(&mut link))));
+    group.bench_function("by_queue", |b| b.iter(|| by_queue(black_box(&mut link), &mut queue)));
+    group.finish();
+}
+
+criterion_group!(benches, icrc, packet, hand_over);
 criterion_main!(benches);
