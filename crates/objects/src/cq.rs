@@ -99,9 +99,9 @@ pub(crate) struct Notices {
     channel: Option<Arc<ChannelCell>>,
     /// The program's, in each event.
     cookie: AtomicU64,
-    /// Of events on the channel.
+    /// Acknowledgements of events on the channel.
     pub(crate) comp_acks: Acks,
-    /// Of asynchronous events.
+    /// Acknowledgements of asynchronous events.
     acks: Arc<Acks>,
 }
 

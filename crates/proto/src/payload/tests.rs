@@ -27,7 +27,7 @@ impl World {
         Bytes::counted(16 << 10).at(addr, len)
     }
 
-    /// What a payload is, copied in each of the ways; `None` if a key or the memory does not allow it.
+    /// The bytes of a payload, copied in each of the ways; `None` if a key or the memory does not allow it.
     fn read(&self, payload: &Payload<'_>) -> Option<Vec<u8>> {
         let mut bytes = vec![0xee; payload.len()];
         let to_bytes = payload.copy_to(&self.mrs, &self.memory, &mut bytes);

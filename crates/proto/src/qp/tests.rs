@@ -71,10 +71,10 @@ struct Device {
     told: Vec<(Told, bool)>,
     /// Packets without an answer that went out once more for the reason.
     soundings: Vec<(AddressVector, Sent)>,
-    /// What is said to that, and the calls that ask for it.
+    /// The reason that they bring, and the calls that ask for it.
     says: Option<Cause>,
     listened: Vec<(AddressVector, Psn)>,
-    /// What the senders of dropped packets are told.
+    /// The reasons that the senders of dropped packets are told.
     reasons: Vec<(Arrival, Bth, Cause)>,
 }
 

@@ -1,4 +1,4 @@
-//! What stands in the messages: every field, as the program or the peer gave it.
+//! The contents of messages: every field, as the program or the peer gave it.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv6Addr};

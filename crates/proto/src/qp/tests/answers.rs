@@ -133,7 +133,7 @@ fn a_read_that_came_again_is_answered_again_from_where_it_asks() {
         let packets = len.div_ceil(SMALL);
         assert_eq!(world.psns(), (psn..psn + packets).collect::<Vec<_>>());
     }
-    // What does not lie in an earlier READ is none of it.
+    // A range that does not lie in an earlier READ is no part of it.
     let (psn, at, len) = part(2, 2 * SMALL);
     for (psn, at, len) in [(psn, at + 1, len), (psn, at, len + 1), (psn + 1, at, len), (0, at, len)]
     {

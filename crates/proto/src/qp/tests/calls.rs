@@ -113,7 +113,7 @@ fn the_peer_may_do_by_itself_what_the_responder_would_execute() {
     assert_eq!(with(|attr| attr.max_dest_rd_atomic = 0), Some(all - Access::REMOTE_READ));
     assert_eq!(with(|attr| attr.access = Access::REMOTE_WRITE), Some(Access::REMOTE_WRITE));
     assert_eq!(with(|attr| attr.access = Access::empty()), Some(Access::empty()));
-    // What is counted has to be seen.
+    // The device has to see operations that it counts.
     for (op, is_open) in [
         (CompCntrOps::REMOTE_RDMA_READ, false),
         (CompCntrOps::REMOTE_RDMA_WRITE, false),

@@ -249,7 +249,7 @@ fn silence_has_the_reason_that_somebody_knows() {
     }
 }
 
-/// What is said about another packet is no reason.
+/// A reason of another packet is none of this one.
 #[test]
 fn only_the_silence_that_was_looked_into_has_a_reason() {
     // Retries that end with a NAK: the peer is there, and nobody was asked.
@@ -358,7 +358,7 @@ impl Dropped {
         Headers::new(Bth { reserved, ..bth })
     }
 
-    /// What its sender is told, and the lines of the log.
+    /// The reasons that its sender is told, and the lines of the log.
     fn drop_in(&self, world: &mut World, headers: Headers) -> (Vec<Cause>, Vec<String>) {
         world.receive_from(&self.arrival, headers, &[1; 4]);
         assert_eq!(world.counters()[..], [self.counter], "{:?}", self.opcode);
@@ -549,7 +549,7 @@ fn the_log_says_the_first_difference_until_the_queue_pair_is_reset() {
         TO_RTS.iter().for_each(|state| world.go(*state, &attr));
         let (told, lines) = foreign.drop_in(&mut world, foreign.headers(asks));
         assert_eq!((told, lines.len()), (vec![Cause::GidDiffers], 1));
-        // Of another difference the peer hears, and the log does not.
+        // Another difference is told to the peer, and is not logged.
         let told = gap.drop_in(&mut world, gap.headers(asks));
         assert_eq!(told, (vec![Cause::PsnDiffers], vec![]));
         world.go(QpState::Reset, &attr);

@@ -98,7 +98,7 @@ fn other_links_and_requests_have_no_runs() {
     assert_eq!((world.device.sent.len(), world.device.runs.len()), (12, 0));
 }
 
-/// What is sent again goes the general way, which counts it.
+/// A packet that is sent again goes the general way, which counts it.
 #[test]
 fn repeated_packets_are_no_run() {
     let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| {

@@ -196,7 +196,7 @@ fn an_ethernet_type_has_to_fit_the_filter_of_ip() {
             let exact = ethernet(Masked { val: ether_type, mask: u16::MAX });
             let wanted = if n == m { Ok(()) } else { Err(FlowError::Contradiction) };
             assert_eq!(new(&[exact, ip]), wanted, "{n} {m}");
-            // What the mask leaves out does not count.
+            // Bits that the mask leaves out do not count.
             let masked = ethernet(Masked { val: ether_type, mask: 0 });
             assert_eq!(new(&[masked, ip]), Ok(()), "{n} {m}");
             assert_eq!(new(&[exact]), Ok(()));
