@@ -94,7 +94,7 @@ fn bytes<'a>(rest: &mut &'a [u8], most: usize) -> &'a [u8] {
 impl World {
     fn new() -> Self {
         let config = CmConfig {
-            early_repeats: true,
+            quick_repeats: true,
             max_connections: MOST,
             max_orphans: MOST,
             ..CmConfig::default()

@@ -10,12 +10,12 @@ pub(crate) struct Setting {
     /// Its value where it is not set, as one would write it; empty if there is none.
     pub(crate) default: &'static str,
     pub(crate) meaning: &'static str,
-    pub(crate) place: Place,
+    pub(crate) place: SettingPlace,
 }
 
 /// The places where a setting may stand.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SettingPlace {
     /// Variable and configuration file.
     Both,
     /// Variable alone.
@@ -25,15 +25,15 @@ pub(crate) enum Place {
 }
 
 const fn both(variable: &'static str, default: &'static str, meaning: &'static str) -> Setting {
-    Setting { variable, default, meaning, place: Place::Both }
+    Setting { variable, default, meaning, place: SettingPlace::Both }
 }
 
 const fn only(variable: &'static str, default: &'static str, meaning: &'static str) -> Setting {
-    Setting { variable, default, meaning, place: Place::Variable }
+    Setting { variable, default, meaning, place: SettingPlace::Variable }
 }
 
 const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
-    Setting { variable, default: "", meaning, place: Place::Launcher }
+    Setting { variable, default: "", meaning, place: SettingPlace::Launcher }
 }
 
 /// All of them. A test compares this list with the sources.
@@ -125,7 +125,7 @@ pub(crate) static HELP: LazyLock<String> = LazyLock::new(|| {
     let mut text = String::from(
         "Variables (in the configuration file: the part after ANYVERBS_, in small letters; LOG, CONFIG, LIB_DIR and RSOCKET_CONFIG are variables alone):\n",
     );
-    for setting in SETTINGS.iter().filter(|setting| setting.place != Place::Launcher) {
+    for setting in SETTINGS.iter().filter(|setting| setting.place != SettingPlace::Launcher) {
         // Writing to a String cannot fail.
         let _ = write!(text, "  {}\n          {}", setting.variable, setting.meaning);
         if !setting.default.is_empty() {
@@ -166,13 +166,13 @@ mod tests {
     #[test]
     fn the_table_has_every_key_of_the_configuration() {
         let listed: BTreeSet<_> =
-            SETTINGS.iter().filter(|s| s.place == Place::Both).map(key).collect();
+            SETTINGS.iter().filter(|s| s.place == SettingPlace::Both).map(key).collect();
         assert_eq!(listed, keys());
     }
 
     #[test]
     fn the_defaults_of_the_table_are_those_of_the_device() {
-        for setting in SETTINGS.iter().filter(|s| s.place == Place::Both) {
+        for setting in SETTINGS.iter().filter(|s| s.place == SettingPlace::Both) {
             let given = Config::parse("", "", |name| {
                 (name == setting.variable).then(|| setting.default.to_owned())
             });
@@ -215,7 +215,7 @@ mod tests {
         let unknown: Vec<_> = found.difference(&listed).collect();
         assert!(unknown.is_empty(), "not in the table: {unknown:?}");
         // The parser puts the names of its keys together itself.
-        let named = SETTINGS.iter().filter(|s| s.place != Place::Both);
+        let named = SETTINGS.iter().filter(|s| s.place != SettingPlace::Both);
         for setting in named {
             assert!(found.contains(setting.variable), "{} is read nowhere", setting.variable);
         }
@@ -232,9 +232,9 @@ mod tests {
         );
         for setting in &SETTINGS {
             let in_file = match setting.place {
-                Place::Both => format!("`{}`", key(setting)),
-                Place::Variable => String::new(),
-                Place::Launcher => "set by `anyverbs run`".into(),
+                SettingPlace::Both => format!("`{}`", key(setting)),
+                SettingPlace::Variable => String::new(),
+                SettingPlace::Launcher => "set by `anyverbs run`".into(),
             };
             let default = match setting.default {
                 "" => String::new(),

@@ -14,8 +14,8 @@ use super::connect::UDP_QKEY;
 use super::error::CmError;
 use super::event::{EventKind, EventParam, Pending, UdEvent};
 use super::id::{Group, Id, IdCell, Phase};
+use super::local_address::HOP_LIMIT;
 use super::params::Join;
-use super::place::HOP_LIMIT;
 
 /// The queue pair's attachment to a group needs no LID on RoCE.
 const LID: u16 = 0;

@@ -19,8 +19,8 @@ use super::address::Address;
 use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
 use super::event::{Event, EventKind, Pending};
+use super::local_address::LocalAddress;
 use super::params::IdOption;
-use super::place::Place;
 use super::ports::Port;
 use super::random::random;
 use super::uptake::Uptake;
@@ -65,7 +65,7 @@ pub(super) struct State {
     /// The port was ours to choose.
     pub(super) is_ephemeral: bool,
     pub(super) peer: Option<Address>,
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<LocalAddress>,
     /// The address is no longer the device's.
     pub(super) is_away: bool,
     pub(super) dgid: Gid,

@@ -16,7 +16,7 @@ use anyverbs_proto::types::{Gid, PKey, QKey};
 use super::address::{Address, IbAddress, scoped};
 use super::event::{ConnEvent, EventKind, EventParam, Pending, UdEvent};
 use super::id::{IdCell, Phase, State};
-use super::place::Place;
+use super::local_address::LocalAddress;
 use crate::gsi::Events;
 
 /// The ids of this process by their communication IDs and listeners. Guarded by the CM's lock.
@@ -38,7 +38,8 @@ impl Events for Ids {
                 continue;
             }
             // Its index may be another now.
-            let found = state.place.map(|place| find(place.gid, place.interface).map(Place::from));
+            let found =
+                state.place.map(|place| find(place.gid, place.interface).map(LocalAddress::from));
             if let Some(Some(place)) = found {
                 state.place = Some(place);
             }
@@ -170,7 +171,7 @@ impl IdCell {
         (sgid, dgid): (Gid, Gid),
         interface: u32,
     ) -> State {
-        let place = Place::find(self.gsi, sgid, interface);
+        let place = LocalAddress::find(self.gsi, sgid, interface);
         let interface = place.map_or(0, |place| place.interface);
         let port = service_id.0 as u16;
         let (local, peer) = match addresses {

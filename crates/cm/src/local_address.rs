@@ -20,14 +20,14 @@ pub(super) const HOP_LIMIT: u8 = 64;
 
 /// An address of the device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct LocalAddress {
     pub(super) gid: Gid,
     pub(super) index: u8,
     pub(super) interface: u32,
     pub(super) mtu: Mtu,
 }
 
-impl From<GidEntry> for Place {
+impl From<GidEntry> for LocalAddress {
     fn from(e: GidEntry) -> Self {
         Self {
             gid: e.gid,
@@ -38,7 +38,7 @@ impl From<GidEntry> for Place {
     }
 }
 
-impl Place {
+impl LocalAddress {
     /// The device's entry of a GID, on one interface unless that is 0.
     pub(super) fn find(gsi: &Gsi, gid: Gid, interface: u32) -> Option<Self> {
         gsi.core().gids.find(gid, interface).map(Self::from)
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn between_interfaces_of_a_host_the_smaller_mtu_counts() {
-        let at = |mtu| Place { gid: Gid([1; 16]), index: 0, interface: 1, mtu };
+        let at = |mtu| LocalAddress { gid: Gid([1; 16]), index: 0, interface: 1, mtu };
         let (large, small) = (at(Mtu::Mtu4096), at(Mtu::Mtu1024));
         assert_eq!(large.mtu_towards(Some(small)), Mtu::Mtu1024);
         assert_eq!(small.mtu_towards(Some(large)), Mtu::Mtu1024);

@@ -10,7 +10,7 @@ use anyverbs_transport::qp::{Qp, QpCell};
 use super::connect::UDP_QKEY;
 use super::error::CmError;
 use super::id::{Id, IdCell, Phase};
-use super::place::Place;
+use super::local_address::LocalAddress;
 
 impl IdCell {
     /// The attributes for a queue pair of this id.
@@ -19,7 +19,7 @@ impl IdCell {
             let mut state = self.state.lock();
             let place = state.place.ok_or(CmError::Invalid("the id has no device yet"))?;
             // Where its address is in the table now.
-            let place = Place::find(self.gsi, place.gid, place.interface);
+            let place = LocalAddress::find(self.gsi, place.gid, place.interface);
             let place = place.ok_or(CmError::NoDevice)?;
             if self.is_datagram() {
                 let qkey = *state.qkey.get_or_insert(UDP_QKEY);

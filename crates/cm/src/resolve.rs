@@ -10,7 +10,7 @@ use super::address::{Address, Family};
 use super::error::CmError;
 use super::event::{EventKind, Pending};
 use super::id::{Id, IdCell, Phase, State};
-use super::place::{Place, flow_label, loopback_of, source_towards};
+use super::local_address::{LocalAddress, flow_label, loopback_of, source_towards};
 use super::ports::{self, Port};
 
 /// Requests that may wait at a listener.
@@ -44,7 +44,8 @@ impl IdCell {
         }
         let mut address = *address;
         let space = address.port_space(self.space)?;
-        let place = if address.is_any() { None } else { Some(Place::of(self.gsi, &address)?) };
+        let place =
+            if address.is_any() { None } else { Some(LocalAddress::of(self.gsi, &address)?) };
         let is_ephemeral = address.port() == 0;
         let (port, taken) = if is_ephemeral && purpose == Purpose::Connecting {
             (ports::any(), None)
@@ -120,7 +121,7 @@ impl Id {
             peer = peer.at(super::address::scoped(destination.ip(), 0, scope));
         }
         let mut to = loopback_of(peer.socket_addr());
-        if peer.is_any() && Place::find(id.gsi, to.ip().into(), 0).is_none() {
+        if peer.is_any() && LocalAddress::find(id.gsi, to.ip().into(), 0).is_none() {
             // A device without the loopback: its first address does as well.
             if let Some(entry) = id.gsi.core().gids.entry(0) {
                 to.set_ip(entry.gid.to_ip());
@@ -128,7 +129,7 @@ impl Id {
         }
         let from = source_towards(to, (!local.is_any()).then(|| local.socket_addr()))?;
         let local = local.at(from);
-        let place = Place::find(id.gsi, local.gid(), local.scope());
+        let place = LocalAddress::find(id.gsi, local.gid(), local.scope());
         let (event, _free) = id.gsi.with_cm(|_, ids, _| {
             let mut state = id.state.lock();
             if state.phase != Phase::Bound {
@@ -166,7 +167,7 @@ impl Id {
         let tos = state.options.tos.unwrap_or(0);
         let label = flow_label(local.port(), peer.port());
         let path = place.path(state.dgid, tos, label, state.options.ack_timeout);
-        let here = Place::find(self.0.gsi, state.dgid, 0);
+        let here = LocalAddress::find(self.0.gsi, state.dgid, 0);
         let interface = if here.is_some() { 0 } else { peer.scope() };
         state.path = Some(Path { mtu: place.mtu_towards(here), interface, ..path });
         state.phase = Phase::RouteResolved;

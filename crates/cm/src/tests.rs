@@ -12,7 +12,7 @@ use anyverbs_transport::qp::{Qp, QpInitAttr};
 
 use super::event::Pending;
 use super::id::{IdCell, Phase, State};
-use super::place::Place;
+use super::local_address::LocalAddress;
 use super::*;
 use crate::gsi::Events;
 use crate::gsi::tests::{Device, context, cq};
@@ -30,7 +30,7 @@ impl Heard {
     fn new(qp_type: QpType, is_silent: bool) -> Self {
         let gsi = Device::current().gsi;
         let channel = EventChannel::with(gsi).unwrap();
-        let place = Place::from(gsi.core().gids.entry(0).unwrap());
+        let place = LocalAddress::from(gsi.core().gids.entry(0).unwrap());
         let state = State {
             phase: Phase::Connect,
             comm: Some(COMM),

@@ -52,15 +52,15 @@ pub struct Inproc {
     spare: Mutex<rank::InprocDrain, Arena>,
     /// Rounds of delivery so far.
     rounds: AtomicU64,
-    waiting: Mutex<rank::InprocWaiting, Waiting>,
+    waiting: Mutex<rank::InprocWaiting, WaitingQps>,
     /// The drainer's.
-    spare_waiting: Mutex<rank::InprocDrainWaiting, Waiting>,
+    spare_waiting: Mutex<rank::InprocDrainWaiting, WaitingQps>,
     any_waiting: AtomicBool,
 }
 
 /// Queue pairs that want to be called when the queued packets are delivered.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingQps {
     /// They owe an ACK.
     owed: Vec<Qpn>,
     /// They have more to send.

@@ -125,7 +125,7 @@ impl Path {
 /// A queue pair's part in the sharing of its path.
 #[derive(Debug, Default)]
 pub struct Turn {
-    place: Place,
+    place: PathPlace,
     /// Requests before this PSN may leave. `None` before the first of a turn. It outlasts the place as long as requests
     /// are in flight, so that these may be repeated.
     end: Option<Psn>,
@@ -134,7 +134,7 @@ pub struct Turn {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum PathPlace {
     #[default]
     None,
     /// In the path's queue, or admitted and not called yet.
@@ -170,40 +170,40 @@ impl Turn {
 
     fn may_begin(&mut self, path: &Arc<Path>, qpn: Qpn, psn: Psn) -> bool {
         match self.place {
-            Place::Awaited => return false,
-            Place::Held | Place::Over if self.end.is_none() || !path.is_awaited() => {}
-            Place::Held | Place::Over => {
-                self.place = Place::Over;
+            PathPlace::Awaited => return false,
+            PathPlace::Held | PathPlace::Over if self.end.is_none() || !path.is_awaited() => {}
+            PathPlace::Held | PathPlace::Over => {
+                self.place = PathPlace::Over;
                 return false;
             }
-            Place::None | Place::Lost if path.is_awaited() || !path.take_place() => {
-                self.place = Place::Awaited;
+            PathPlace::None | PathPlace::Lost if path.is_awaited() || !path.take_place() => {
+                self.place = PathPlace::Awaited;
                 path.enqueue(qpn);
                 // One may have become free meanwhile.
                 path.admit();
                 return false;
             }
-            Place::None | Place::Lost => {}
+            PathPlace::None | PathPlace::Lost => {}
         }
         self.silences = 0;
-        self.place = Place::Held;
+        self.place = PathPlace::Held;
         self.end = Some(psn.plus(TURN));
         true
     }
 
     /// It was admitted. False if it did not wait for that.
     pub fn begin(&mut self) -> bool {
-        if self.place != Place::Awaited {
+        if self.place != PathPlace::Awaited {
             return false;
         }
-        *self = Self { place: Place::Held, ..Self::default() };
+        *self = Self { place: PathPlace::Held, ..Self::default() };
         true
     }
 
     /// A call into the queue pair ends.
     #[inline]
     pub fn settle(&mut self, path: &Arc<Path>, qpn: Qpn, in_flight: bool) {
-        if !in_flight && self.place != Place::None {
+        if !in_flight && self.place != PathPlace::None {
             self.rest(path, qpn);
         }
     }
@@ -212,16 +212,16 @@ impl Turn {
     fn rest(&mut self, path: &Arc<Path>, qpn: Qpn) {
         self.end = None;
         match self.place {
-            Place::None | Place::Awaited => {}
-            Place::Lost => self.place = Place::None,
-            Place::Held | Place::Over => self.give_back(path, qpn, Place::None),
+            PathPlace::None | PathPlace::Awaited => {}
+            PathPlace::Lost => self.place = PathPlace::None,
+            PathPlace::Held | PathPlace::Over => self.give_back(path, qpn, PathPlace::None),
         }
     }
 
-    fn give_back(&mut self, path: &Arc<Path>, qpn: Qpn, place: Place) {
-        if self.place == Place::Over {
+    fn give_back(&mut self, path: &Arc<Path>, qpn: Qpn, place: PathPlace) {
+        if self.place == PathPlace::Over {
             path.enqueue(qpn);
-            self.place = Place::Awaited;
+            self.place = PathPlace::Awaited;
         } else {
             self.place = place;
         }
@@ -233,7 +233,7 @@ impl Turn {
         if self.is_counted() {
             self.silences += 1;
             if self.silences >= SILENCES {
-                self.give_back(path, qpn, Place::Lost);
+                self.give_back(path, qpn, PathPlace::Lost);
             }
         }
     }
@@ -241,15 +241,15 @@ impl Turn {
     /// The queue pair leaves the path.
     pub fn leave(&mut self, path: &Arc<Path>, qpn: Qpn) {
         match std::mem::take(self).place {
-            Place::None | Place::Lost => {}
-            Place::Awaited => path.forget(qpn),
-            Place::Held | Place::Over => path.release(),
+            PathPlace::None | PathPlace::Lost => {}
+            PathPlace::Awaited => path.forget(qpn),
+            PathPlace::Held | PathPlace::Over => path.release(),
         }
     }
 
     /// Whether it has a place.
     pub fn is_counted(&self) -> bool {
-        matches!(self.place, Place::Held | Place::Over)
+        matches!(self.place, PathPlace::Held | PathPlace::Over)
     }
 }
 

@@ -56,12 +56,12 @@ pub enum Gone {
 #[derive(Debug)]
 pub struct Peer {
     channel: Arc<Channel>,
-    waiting: Mutex<rank::RingWaiting, Waiting>,
+    waiting: Mutex<rank::RingWaiting, RoomWait>,
     mapped: MappedRegions,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct RoomWait {
     /// Since when an answer to a question for room is awaited.
     asked: Option<Time>,
     /// The answer did not come in time: packets vanish until it comes.
@@ -72,7 +72,7 @@ struct Waiting {
     grace: Option<Time>,
 }
 
-impl Waiting {
+impl RoomWait {
     /// The process has ended, or declines.
     fn end(&mut self, gone: Gone, now: Time) {
         self.gone = Some(gone);
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_full_ring_is_given_up_in_time() {
         let begin = Time::from_nanos(1);
-        let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
+        let mut waiting = RoomWait { asked: Some(begin), ..RoomWait::default() };
         assert_eq!(waiting.look(begin), Some(begin + SILENCE));
         assert_eq!(waiting.look(begin + SILENCE + LATE), None);
         assert!(waiting.stalled);
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn a_full_ring_is_not_given_up_for_time_without_a_look() {
         let begin = Time::from_nanos(1);
-        let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
+        let mut waiting = RoomWait { asked: Some(begin), ..RoomWait::default() };
         let continued = begin + SILENCE * 6;
         assert_eq!(waiting.look(continued), Some(continued + SILENCE));
         assert_eq!(waiting.look(continued + SILENCE), None);
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn requests_to_an_ended_process_fail_after_a_while() {
-        let (begin, mut waiting) = (Time::from_nanos(1), Waiting::default());
+        let (begin, mut waiting) = (Time::from_nanos(1), RoomWait::default());
         assert!(!waiting.is_grace_over(begin + GRACE), "it lives");
         waiting.end(Gone::Dead, begin);
         assert!(!waiting.is_grace_over(begin + GRACE / 2));

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyverbs_net::shm::lane::{LaneReader, LaneWriter, Place};
+use anyverbs_net::shm::lane::{LanePlace, LaneReader, LaneWriter};
 use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
 use anyverbs_net::shm::ring::{ONE_LINE, Reader, Writer};
@@ -429,7 +429,7 @@ fn without_fences_a_copy_is_missed() {
 /// memory.
 fn lane<const F: bool>() -> (LaneWriter<Model<F>>, LaneReader<Model<F>>) {
     let (written, read) = (Model::of(WORDS + 3 * 64 / 8), Model::side());
-    let place = Place::new(0, DATA, 0);
+    let place = LanePlace::new(0, DATA, 0);
     let writer = LaneWriter::new(written.clone(), read.clone(), place, 1);
     let reader = LaneReader::new(read, written, place, 1);
     assert!(writer.take_answer().is_some_and(|answer| answer.is_open));

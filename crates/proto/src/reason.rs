@@ -14,12 +14,12 @@ pub struct Reason {
     /// A value, or two of 32 bits; the cause says of what.
     pub value: u64,
     /// The memory that it is about.
-    pub memory: Option<Place>,
+    pub memory: Option<MemoryRange>,
 }
 
 /// A range of memory as a request names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MemoryRange {
     /// The key.
     pub key: u32,
     /// The first byte.
@@ -80,7 +80,7 @@ impl Reason {
     }
 
     /// The reason why a key does not serve; `pd` is that of the queue pair.
-    pub(crate) fn of_key(finding: Finding, of: KeyOf, pd: u32, memory: Place) -> Self {
+    pub(crate) fn of_key(finding: Finding, of: KeyOf, pd: u32, memory: MemoryRange) -> Self {
         use Cause as C;
         let pick = |local, remote| if of == KeyOf::Sender { local } else { remote };
         let (cause, value) = match finding {
@@ -185,7 +185,7 @@ impl fmt::Display for Reason {
             cause => f.write_str(cause.text()),
         }?;
         match self.memory {
-            Some(Place { key, va, len }) => {
+            Some(MemoryRange { key, va, len }) => {
                 write!(f, " (key {key:#x}, {len} bytes at {va:#x})")
             }
             None => Ok(()),
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_peer_does_not_learn_where_a_region_lies() {
-        let memory = Place { key: 0x12, va: 0x1000, len: 64 };
+        let memory = MemoryRange { key: 0x12, va: 0x1000, len: 64 };
         let told = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).told().value;
         assert_eq!((told(Finding::Behind(64)), told(Finding::Behind(65))), (64, 0));
         assert_eq!((told(Finding::Before(64)) as i64, told(Finding::Before(65))), (-64, 0));
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn values_stand_in_the_sentence() {
-        let memory = Place { key: 0x12, va: 0x1000, len: 64 };
+        let memory = MemoryRange { key: 0x12, va: 0x1000, len: 64 };
         let of = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).to_string();
         let place = "(key 0x12, 64 bytes at 0x1000)";
         for (finding, text) in [

@@ -151,7 +151,7 @@ pub(crate) struct Shared {
 
 /// The place of a queue pair in its device.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct QpPlace {
     pub(crate) id: QpId,
     pub(crate) qpn: Qpn,
     pub(crate) send_cq: CqId,
@@ -175,7 +175,7 @@ pub(crate) struct Place {
 pub(crate) struct QpSlot {
     pub(crate) qp: Qp,
     pub(crate) credit: Arc<SqCredit>,
-    pub(crate) place: Place,
+    pub(crate) place: QpPlace,
 }
 
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl Device {
 pub(crate) struct Around<'a> {
     pub(crate) now: Time,
     pub(crate) shared: &'a mut Shared,
-    pub(crate) place: &'a mut Place,
+    pub(crate) place: &'a mut QpPlace,
     pub(crate) net: &'a mut Net,
     pub(crate) gids: &'a [Gid],
     pub(crate) groups: &'a [(Gid, QpId)],

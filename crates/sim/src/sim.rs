@@ -23,8 +23,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::device::{
-    Around, CqId, CqSlot, Device, DeviceId, Event, Mr, Place, QpId, QpSlot, Shared, SrqId, SrqSlot,
-    XrcSrq,
+    Around, CqId, CqSlot, Device, DeviceId, Event, Mr, QpId, QpPlace, QpSlot, Shared, SrqId,
+    SrqSlot, XrcSrq,
 };
 use crate::direct::Chance;
 use crate::memory::Arena;
@@ -299,7 +299,7 @@ impl Sim {
         };
         let qp = if options.short_ways { qp } else { qp.without_short_ways() };
         let credit = qp.sq_credit();
-        let place = Place {
+        let place = QpPlace {
             id,
             qpn,
             send_cq,
@@ -335,7 +335,7 @@ impl Sim {
         }
     }
 
-    fn purge(&mut self, place: &Place) {
+    fn purge(&mut self, place: &QpPlace) {
         if place.xrcd.is_some() {
             // Completions of messages in an SRQ's completion queue stay.
             return;

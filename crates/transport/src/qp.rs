@@ -4,9 +4,9 @@ pub(crate) mod arrivals;
 mod cell;
 pub mod env;
 mod handles;
-pub mod link;
 pub mod owed;
 mod poster;
+pub mod qp_context;
 pub mod sharing;
 pub mod table;
 pub mod timers;
@@ -41,8 +41,8 @@ use cell::{Hold, NO_DOMAIN, XrcPlace};
 pub use cell::{QpCell, State};
 use env::Call;
 use handles::Handles;
-use link::Link;
 pub use poster::Poster;
+use qp_context::QpContext;
 use transport::Transport;
 
 /// Parameters of a queue pair (`struct ibv_qp_init_attr`).
@@ -272,8 +272,12 @@ impl Qp {
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
-                let state =
-                    State { machine, link: Link::default(), groups: Vec::new(), hold: Some(hold) };
+                let state = State {
+                    machine,
+                    link: QpContext::default(),
+                    groups: Vec::new(),
+                    hold: Some(hold),
+                };
                 QpCell {
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),

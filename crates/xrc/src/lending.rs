@@ -11,7 +11,7 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::xrc_message::{self, Message};
 use anyverbs_transport::qp::env::Call;
-use anyverbs_transport::qp::link::Link;
+use anyverbs_transport::qp::qp_context::QpContext;
 use anyverbs_transport::qp::{QpCell, State};
 
 use super::SharedDomains;
@@ -60,11 +60,11 @@ impl Share {
 }
 
 /// The state of a target whose responder has been elsewhere.
-fn share(link: &Link) -> Option<&Share> {
+fn share(link: &QpContext) -> Option<&Share> {
     link.xrc.share.as_deref()?.downcast_ref()
 }
 
-fn share_mut(link: &mut Link) -> Option<&mut Share> {
+fn share_mut(link: &mut QpContext) -> Option<&mut Share> {
     link.xrc.share.as_deref_mut()?.downcast_mut()
 }
 

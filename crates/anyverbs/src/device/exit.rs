@@ -48,8 +48,8 @@ impl ExitThread {
     }
 
     fn wait_until_wanted(&self) {
-        let is_early = |state: &mut State| *state == State::Sleeping;
-        drop(self.changed.wait_while(self.lock(), is_early));
+        let is_asleep = |state: &mut State| *state == State::Sleeping;
+        drop(self.changed.wait_while(self.lock(), is_asleep));
     }
 
     /// Whether the thread was there to do it.

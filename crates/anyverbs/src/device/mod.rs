@@ -78,7 +78,7 @@ impl Device {
         let core = transport.core;
         let config = CmConfig {
             slot: core.slot,
-            early_repeats: true,
+            quick_repeats: true,
             records: true,
             first_id: rng.random(),
             ca_guid: node_guid,

@@ -101,7 +101,7 @@ impl Device {
             let DataPath { transport, driver, services, kept, starter } = path;
             let config = CmConfig {
                 slot: transport.core.slot,
-                early_repeats: true,
+                quick_repeats: true,
                 records: true,
                 first_id: rng.random(),
                 ack_delay: DEFAULT.local_ca_ack_delay,

@@ -53,7 +53,7 @@ pub struct Lanes {
     /// An answer that was taken, and not used.
     put_back: Option<Psn>,
     /// The PSN of a SEND from the peer that was there before its turn.
-    early: Option<Psn>,
+    out_of_turn: Option<Psn>,
 }
 
 /// A short SEND that has come by a lane.
@@ -217,14 +217,14 @@ impl Lanes {
     }
 
     /// Notes that the next SEND is there before its turn.
-    pub fn note_early(&mut self, psn: Psn) {
-        self.early = Some(psn);
+    pub fn note_out_of_turn(&mut self, psn: Psn) {
+        self.out_of_turn = Some(psn);
     }
 
     /// Whether that was noted of the SEND with this PSN.
     #[must_use]
-    pub fn was_early(&self, psn: Psn) -> bool {
-        self.early == Some(psn)
+    pub fn was_out_of_turn(&self, psn: Psn) -> bool {
+        self.out_of_turn == Some(psn)
     }
 
     /// The SEND that was looked at is done.
@@ -255,7 +255,7 @@ impl Lanes {
             lane.give_up();
         }
         self.close();
-        (self.tally, self.put_back, self.early) = (None, None, None);
+        (self.tally, self.put_back, self.out_of_turn) = (None, None, None);
     }
 }
 

@@ -12,8 +12,8 @@ use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
 use super::endpoint::Waker;
-use super::handshake::Probe;
-use super::lane::{LaneReader, LaneWriter, Place};
+use super::handshake::ProofWord;
+use super::lane::{LanePlace, LaneReader, LaneWriter};
 use super::layout::{LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, lanes};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
@@ -73,7 +73,7 @@ pub enum SendError {
 pub(super) struct PeerDoorbell {
     pub(super) doorbell: Doorbell,
     pub(super) waker: Waker,
-    pub(super) probe: Probe,
+    pub(super) proof: ProofWord,
     pub(super) published: PeerPublished,
 }
 
@@ -97,7 +97,7 @@ pub struct Channel {
     lanes: Lanes,
 }
 
-/// What names a channel within this process.
+/// The name of a channel within this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChannelId {
     /// The number of our ring: its place in the poller and its doorbell.
@@ -126,8 +126,8 @@ struct Lanes {
 }
 
 impl Lanes {
-    fn place(&self, index: usize) -> Place {
-        Place::new(index, lanes(self.ring), answers(self.ring))
+    fn place(&self, index: usize) -> LanePlace {
+        LanePlace::new(index, lanes(self.ring), answers(self.ring))
     }
 }
 
@@ -306,7 +306,7 @@ impl Channel {
         let doorbell = self.doorbell.get().ok_or(RemoteError::Denied)?;
         self.copies
             .remote
-            .get_or_init(|| RemoteMemory::open(&self.process, doorbell.probe))
+            .get_or_init(|| RemoteMemory::open(&self.process, doorbell.proof))
             .as_ref()
             .map_err(|&error| error)
     }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::channel::{Channel, ChannelId, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
-use super::handshake::{self, Greeting, Probe, Received, Status};
+use super::handshake::{self, Greeting, ProofWord, Received, Status};
 use super::lane::LaneWriter;
 use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
@@ -124,10 +124,10 @@ impl Shared {
         max_payload: usize,
         index: usize,
     ) -> Greeting {
-        let probe =
-            Probe { address: (&raw const *self.probe_value) as u64, value: *self.probe_value };
+        let proof =
+            ProofWord { address: (&raw const *self.proof_value) as u64, value: *self.proof_value };
         let (index, published) = (index as u32, self.published.len());
-        Greeting { status, ring, max_payload, probe, index, slot: self.slot, published }
+        Greeting { status, ring, max_payload, proof, index, slot: self.slot, published }
     }
 
     /// Watches `fd` under `key`.
@@ -374,7 +374,7 @@ impl Shared {
             control.free_index(index);
             return Err(Status::Full);
         }
-        self.published.introduce(&process, hello.probe);
+        self.published.introduce(&process, hello.proof);
         let known = Arc::clone(&process);
         let told = match handshake::send(socket, &answer.emit(), &fds) {
             // The process has ended since. Its messages are read nevertheless, and the hang-up says the rest.
@@ -457,7 +457,7 @@ impl Shared {
         else {
             return Err(Closed::Nonsense);
         };
-        self.published.introduce(&channel.process, answer.probe);
+        self.published.introduce(&channel.process, answer.proof);
         let doorbell = match peer_doorbell(&answer, epoch, doorbells, waker, published) {
             Err(Unusable::NoPlace(error)) => return Err(self.refuse(channel, &error)),
             doorbell => doorbell.map_err(|_| Closed::Nonsense)?,
@@ -478,7 +478,10 @@ impl Shared {
     /// A refusal without further contents.
     fn no(&self) -> Greeting {
         let Config { ring, max_payload, .. } = self.config;
-        Greeting { probe: Probe::default(), ..self.greeting(Status::Full, ring, max_payload, 0) }
+        Greeting {
+            proof: ProofWord::default(),
+            ..self.greeting(Status::Full, ring, max_payload, 0)
+        }
     }
 
     /// Stops watching a channel. Its index stays taken until [`give_back`](Self::give_back).
@@ -549,7 +552,7 @@ fn peer_doorbell(
     let published = PeerPublished::new(&published, greeting.published)?;
     let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS);
     let doorbell = Doorbell::new(doorbells, epoch, doorbell_of(index.ok_or(Unusable::Nonsense)?));
-    Ok(PeerDoorbell { doorbell, waker, probe: greeting.probe, published })
+    Ok(PeerDoorbell { doorbell, waker, proof: greeting.proof, published })
 }
 
 #[cfg(test)]
@@ -565,7 +568,7 @@ mod tests {
                 status: Status::Ok,
                 ring: 64 << 10,
                 max_payload: 16 << 10,
-                probe: Probe::default(),
+                proof: ProofWord::default(),
                 index: 0,
                 slot: 7,
                 published: page(),

@@ -88,7 +88,7 @@ pub(super) struct Shared {
     /// The doorbell to this process's own poller.
     pub(super) doorbell: Doorbell,
     /// Never freed: a process without it runs another program.
-    pub(super) probe_value: &'static u64,
+    pub(super) proof_value: &'static u64,
     pub(super) control: Mutex<rank::ShmEndpoint, Control>,
     /// For the poller.
     pub(super) news: Mutex<rank::ShmNews, Vec<News>>,
@@ -142,7 +142,7 @@ impl Endpoint {
             waker,
             published: Published::new(config.published)?,
             doorbell: Doorbell::new(doorbells_area.clone(), epoch_area.clone(), OWN_DOORBELL),
-            probe_value: Box::leak(Box::new(random_u64())),
+            proof_value: Box::leak(Box::new(random_u64())),
             control: Mutex::new(Control::new(reserve)),
             news: Mutex::new(Vec::new()),
             scarce: AtomicBool::new(false),

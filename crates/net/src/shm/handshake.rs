@@ -1,7 +1,7 @@
 //! The handshake of two processes that make a channel: one message each way over a `SOCK_SEQPACKET` socket, with
 //! descriptors (`SCM_RIGHTS`).
 //!
-//! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | probe address 8 | probe value 8 |
+//! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | proof address 8 | proof value 8 |
 //! index 4 | slot 1 | 3 zero | published 8.
 
 use std::ffi::c_void;
@@ -44,7 +44,7 @@ pub(crate) struct Greeting {
     pub(crate) max_payload: usize,
     /// The address of a word in the sender's memory, and its value. A process that can read it by cross-process copy
     /// has found the right process, and has the kernel's permission.
-    pub(crate) probe: Probe,
+    pub(crate) proof: ProofWord,
     /// The number of the ring at its reader, the sender.
     pub(crate) index: u32,
     pub(crate) slot: u8,
@@ -54,7 +54,7 @@ pub(crate) struct Greeting {
 
 /// A word in a process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Probe {
+pub(crate) struct ProofWord {
     pub(crate) address: u64,
     pub(crate) value: u64,
 }
@@ -74,8 +74,8 @@ impl Greeting {
         put(&(self.ring as u64).to_le_bytes());
         put(&(self.max_payload as u64).to_le_bytes());
         put(&(page() as u64).to_le_bytes());
-        put(&self.probe.address.to_le_bytes());
-        put(&self.probe.value.to_le_bytes());
+        put(&self.proof.address.to_le_bytes());
+        put(&self.proof.value.to_le_bytes());
         put(&self.index.to_le_bytes());
         put(&[self.slot, 0, 0, 0]);
         put(&(self.published as u64).to_le_bytes());
@@ -111,11 +111,11 @@ impl Greeting {
                     && is_valid_ring(ring, max_payload)
                     && is_valid_published(published) =>
             {
-                let probe = Probe {
+                let proof = ProofWord {
                     address: u64::from_le_bytes(address),
                     value: u64::from_le_bytes(value),
                 };
-                Ok(Self { status, ring, max_payload, probe, index, slot, published })
+                Ok(Self { status, ring, max_payload, proof, index, slot, published })
             }
             _ => Err(Status::Nonsense),
         }
@@ -238,7 +238,7 @@ mod tests {
             status: Status::Full,
             ring: 1 << 20,
             max_payload: 65_536,
-            probe: Probe { address: 1 << 40, value: 77 },
+            proof: ProofWord { address: 1 << 40, value: 77 },
             index: 513,
             slot: 255,
             published: 1 << 20,

@@ -23,14 +23,14 @@ const PAYLOAD: usize = 16;
 
 /// The place of a lane in a side, and that of its answer in the other one.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct LanePlace {
     /// The lane's number in its side.
     pub index: usize,
     pub(crate) cells: usize,
     pub(crate) answer: usize,
 }
 
-impl Place {
+impl LanePlace {
     /// Lane `index` of a side whose lanes begin at `lanes`, with its answer in the other side, where answers begin at
     /// `answers`.
     #[must_use]
@@ -78,7 +78,7 @@ impl Answer {
 pub struct LaneWriter<M = Area> {
     own: M,
     peer: M,
-    place: Place,
+    place: LanePlace,
     /// The number of the first cell.
     first: u32,
     /// The number of the next cell.
@@ -92,7 +92,7 @@ pub struct LaneWriter<M = Area> {
 
 impl<M: Memory> LaneWriter<M> {
     /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
-    pub fn new(own: M, peer: M, place: Place, first: u32) -> Self {
+    pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
         let seen = AtomicU64::new(peer.load(place.answer, Ordering::Relaxed));
         let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { own, peer, place, first, next: AtomicU32::new(first), seen, told, given_up }
@@ -207,7 +207,7 @@ pub struct Cell {
 pub struct LaneReader<M = Area> {
     own: M,
     peer: M,
-    place: Place,
+    place: LanePlace,
     /// The number of the next cell.
     next: AtomicU32,
     /// The last answer.
@@ -216,14 +216,14 @@ pub struct LaneReader<M = Area> {
 
 impl<M: Memory> LaneReader<M> {
     /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
-    pub fn new(own: M, peer: M, place: Place, first: u32) -> Self {
+    pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
         let this = Self { own, peer, place, next: first.into(), answered: AtomicU64::new(0) };
         this.answer(None);
         this
     }
 
     /// Refuses a lane.
-    pub fn refuse(own: &M, place: Place, first: u32) {
+    pub fn refuse(own: &M, place: LanePlace, first: u32) {
         let answer = Answer { next: first, ..Answer::default() };
         own.store(place.answer, answer.encode(), Ordering::Release);
     }
@@ -299,9 +299,9 @@ mod tests {
     use super::*;
 
     /// The memory of the sender's side and of the reader's, with the lane's place.
-    fn sides() -> (Area, Area, Place) {
+    fn sides() -> (Area, Area, LanePlace) {
         let side = || Area::private(page() + 2 * LANE).unwrap();
-        (side(), side(), Place::new(1, page(), 0))
+        (side(), side(), LanePlace::new(1, page(), 0))
     }
 
     fn lane(first: u32) -> (LaneWriter, LaneReader) {

@@ -20,7 +20,7 @@
 //! The mark and the copy are two steps. A process that is stopped between them (a signal, a debugger, a frozen cgroup)
 //! copies when it goes on. So the owner waits as long as the mark stays, and logs after a second which process it waits
 //! for. The wait also ends if the process has ended, or if it runs another program. The kernel tells both. The second
-//! shows by the word that the process had told us of ([`Probe`]): the old program's threads are gone when its memory
+//! shows by the word that the process had told us of ([`ProofWord`]): the old program's threads are gone when its memory
 //! is.
 //!
 //! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so
@@ -34,7 +34,7 @@ use std::{fmt, io, thread};
 
 use anyverbs_locks::{Mutex, rank};
 
-use super::handshake::Probe;
+use super::handshake::ProofWord;
 use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
 use super::memory::{Access, Area, Memory, SharedObject, SharedWords};
 use super::process::PeerProcess;
@@ -197,7 +197,7 @@ pub(super) struct Attached {
     process: Arc<PeerProcess>,
     slot: u8,
     /// A word of the other process, once it has told of it.
-    probe: OnceLock<Probe>,
+    proof: OnceLock<ProofWord>,
     /// The channel is closed.
     revoked: AtomicBool,
     /// The log already says that the process does not get on.
@@ -299,7 +299,7 @@ impl Published {
     pub(super) fn attach(&self, slot: u8, sides: [&Area; 2], process: &Arc<PeerProcess>) -> bool {
         let [own, peer] = sides.map(Area::clone);
         let (marks, process) = (Marks::new(peer), Arc::clone(process));
-        let (probe, revoked, reported) = Default::default();
+        let (proof, revoked, reported) = Default::default();
         let mut attached = self.attached.lock();
         attached.retain(|one| !self.is_past(one));
         let lingers = |one: &Arc<Attached>| {
@@ -308,14 +308,14 @@ impl Published {
         if attached.iter().any(lingers) {
             return false;
         }
-        attached.push(Arc::new(Attached { own, marks, process, slot, probe, revoked, reported }));
+        attached.push(Arc::new(Attached { own, marks, process, slot, proof, revoked, reported }));
         true
     }
 
     /// The process has told of a word in its memory.
-    pub(super) fn introduce(&self, process: &Arc<PeerProcess>, probe: Probe) {
+    pub(super) fn introduce(&self, process: &Arc<PeerProcess>, proof: ProofWord) {
         for one in self.attached.lock().iter().filter(|one| Arc::ptr_eq(&one.process, process)) {
-            let _ = one.probe.set(probe);
+            let _ = one.proof.set(proof);
         }
     }
 
@@ -349,7 +349,7 @@ impl Attached {
     /// Whether the process has ended or runs another program.
     fn is_gone(&self) -> bool {
         self.process.has_ended()
-            || self.probe.get().is_some_and(|&probe| remote::has_vanished(self.process.pid, probe))
+            || self.proof.get().is_some_and(|&proof| remote::has_vanished(self.process.pid, proof))
     }
 
     /// Waits for the marks that are set.

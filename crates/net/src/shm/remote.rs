@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
-use super::handshake::Probe;
+use super::handshake::ProofWord;
 use super::process::PeerProcess;
 
 /// Most pieces of one system call, the kernel's limit.
@@ -89,13 +89,13 @@ pub(crate) struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Tries whether the kernel permits copying and `process` is the one that sent `probe`.
-    pub(crate) fn open(process: &PeerProcess, probe: Probe) -> Result<Self, RemoteError> {
+    /// Tries whether the kernel permits copying and `process` is the one that sent `proof`.
+    pub(crate) fn open(process: &PeerProcess, proof: ProofWord) -> Result<Self, RemoteError> {
         if process.pid <= 0 {
             return Err(RemoteError::Denied);
         }
         let this = Self { pid: process.pid, seen: AtomicU64::new(0) };
-        match this.finds(probe)? {
+        match this.finds(proof)? {
             true => Ok(this),
             // A process is there, but not this one: its number is of another PID namespace.
             false => Err(RemoteError::Denied),
@@ -103,13 +103,13 @@ impl RemoteMemory {
     }
 
     /// Whether the process has this word.
-    fn finds(&self, probe: Probe) -> Result<bool, RemoteError> {
+    fn finds(&self, proof: ProofWord) -> Result<bool, RemoteError> {
         let mut value = 0u64;
         let local = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
-        let remote = Remote::new(probe.address, 8);
+        let remote = Remote::new(proof.address, 8);
         // SAFETY: the local piece is a live word.
         match unsafe { self.copy(Direction::Read, &[local], &[remote]) } {
-            Ok(()) => Ok(value == probe.value),
+            Ok(()) => Ok(value == proof.value),
             Err(RemoteError::Fault { .. }) => Ok(false),
             Err(error) => Err(error),
         }
@@ -259,8 +259,8 @@ impl RemoteMemory {
 
 /// Whether the process with this number has lost the word that it told of: it runs another program. False where the kernel
 /// does not let us look.
-pub(super) fn has_vanished(pid: i32, probe: Probe) -> bool {
-    pid > 0 && RemoteMemory { pid, seen: AtomicU64::new(0) }.finds(probe) == Ok(false)
+pub(super) fn has_vanished(pid: i32, proof: ProofWord) -> bool {
+    pid > 0 && RemoteMemory { pid, seen: AtomicU64::new(0) }.finds(proof) == Ok(false)
 }
 
 fn error_of(errno: i32, done: usize) -> RemoteError {
@@ -319,8 +319,8 @@ mod tests {
     fn ours() -> RemoteMemory {
         static WORD: u64 = 0x1234_5678;
         let process = PeerProcess { pid: std::process::id() as i32, pidfd: None };
-        let probe = Probe { address: (&raw const WORD) as u64, value: WORD };
-        RemoteMemory::open(&process, probe).unwrap()
+        let proof = ProofWord { address: (&raw const WORD) as u64, value: WORD };
+        RemoteMemory::open(&process, proof).unwrap()
     }
 
     fn local(bytes: &mut [u8]) -> Local {
@@ -330,10 +330,10 @@ mod tests {
     #[test]
     fn an_ended_process_is_told_from_one_that_called_exec() {
         let word = 5u64;
-        let at = |value| Probe { address: (&raw const word) as u64, value };
+        let at = |value| ProofWord { address: (&raw const word) as u64, value };
         let pid = std::process::id() as i32;
         assert!(!has_vanished(pid, at(5)) && has_vanished(pid, at(6)));
-        assert!(has_vanished(pid, Probe { address: 64, value: 5 }), "nothing is there");
+        assert!(has_vanished(pid, ProofWord { address: 64, value: 5 }), "nothing is there");
         assert!(!has_vanished(0, at(6)) && !has_vanished(i32::MAX, at(6)), "nobody is known");
     }
 
@@ -446,9 +446,9 @@ mod tests {
     #[test]
     fn another_process_than_the_one_expected_is_refused() {
         let word = 1u64;
-        let probe = Probe { address: (&raw const word) as u64, value: 2 };
+        let proof = ProofWord { address: (&raw const word) as u64, value: 2 };
         let process = |pid| PeerProcess { pid, pidfd: None };
-        let open = |pid| RemoteMemory::open(&process(pid), probe).map(|_| ());
+        let open = |pid| RemoteMemory::open(&process(pid), proof).map(|_| ());
         assert_eq!(open(std::process::id() as i32), Err(RemoteError::Denied));
         assert_eq!(open(0), Err(RemoteError::Denied));
         assert_eq!(open(i32::MAX), Err(RemoteError::Gone));

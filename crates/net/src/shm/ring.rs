@@ -500,7 +500,7 @@ impl Cursor {
 
     /// Moves on to the next message: where its parts lie.
     #[inline]
-    fn advance<M: Memory>(&mut self, ring: &M) -> Option<Place> {
+    fn advance<M: Memory>(&mut self, ring: &M) -> Option<MessageParts> {
         while !self.broken {
             let at = self.offset();
             // Read once, so that the checked value is the used value.
@@ -525,7 +525,7 @@ impl Cursor {
                     self.position += len as u64;
                     self.messages += 1;
                     let is_last = self.position == self.shown;
-                    return Some(Place { at, header, front, payload, is_last });
+                    return Some(MessageParts { at, header, front, payload, is_last });
                 }
                 _ => break,
             }
@@ -537,7 +537,7 @@ impl Cursor {
 
 /// The places of the parts of a validated message.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct MessageParts {
     at: usize,
     header: usize,
     front: usize,
@@ -581,7 +581,7 @@ impl<'a, M: Memory> Iterator for Batch<'a, M> {
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a, M = Area> {
     memory: &'a M,
-    place: Place,
+    place: MessageParts,
 }
 
 impl<M: Memory> Message<'_, M> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::handshake::{self, Greeting, Probe, Status};
+use super::handshake::{self, Greeting, ProofWord, Status};
 use super::layout::{HEAD, MARKS, page, side_len};
 use super::memory::Memory as _;
 use super::memory::SharedObject;
@@ -340,7 +340,7 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
         status: Status::Ok,
         ring: 64 << 10,
         max_payload: 16 << 10,
-        probe: Probe::default(),
+        proof: ProofWord::default(),
         index: 0,
         slot: 7,
         published: page(),

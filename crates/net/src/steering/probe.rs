@@ -7,7 +7,7 @@ const PROBE_LEN: usize = 14;
 
 /// "Which slot has the socket of index `index`?"
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Probe {
+pub(super) struct SlotProbe {
     pub(super) index: u8,
     pub(super) cookie: u64,
 }
@@ -20,7 +20,7 @@ pub(super) struct Answer {
     pub(super) cookie: u64,
 }
 
-impl Probe {
+impl SlotProbe {
     /// The datagram, long enough that it has a byte at `steer_offset`.
     pub(super) fn datagram(self, probe_byte: u8, steer_offset: usize) -> Vec<u8> {
         let mut bytes = vec![probe_byte, self.index];

@@ -14,7 +14,7 @@ use crate::host::{LOOK_AGAIN, Lock, LockGuard, Slot, TIME_SLICES, WAIT};
 use crate::udp::{Family, Meta};
 use crate::{random_u64, sockopt};
 
-use super::probe::{ANSWER_LEN, Answer, Probe};
+use super::probe::{ANSWER_LEN, Answer, SlotProbe};
 use super::program::{self, Map, Rules};
 
 /// Rounds of probes within [`TIME_SLICES`], after which nobody is waited for any longer. Each comes later than the last.
@@ -226,7 +226,7 @@ impl Steering {
         if !meta.source.ip().is_loopback() || !meta.destination.is_loopback() {
             return false;
         }
-        let Some(probe) = Probe::parse(self.rules.probe_byte, bytes) else {
+        let Some(probe) = SlotProbe::parse(self.rules.probe_byte, bytes) else {
             return false;
         };
         let answer = Answer { index: probe.index, slot: self.slot.number(), cookie: probe.cookie };
@@ -376,8 +376,8 @@ impl Steering {
             if group.answers[usize::from(index)].is_some() {
                 continue;
             }
-            let probe =
-                Probe { index, cookie }.datagram(self.rules.probe_byte, self.rules.steer_offset);
+            let probe = SlotProbe { index, cookie }
+                .datagram(self.rules.probe_byte, self.rules.steer_offset);
             match socket.send_to(&probe, to) {
                 Ok(_) => {}
                 // A full buffer: the next round asks again.

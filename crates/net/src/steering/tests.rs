@@ -1,19 +1,19 @@
-use super::probe::{Answer, Probe};
+use super::probe::{Answer, SlotProbe};
 use super::program::{self, Rules, SteerByKind};
 
 #[test]
 fn probes_and_answers_survive_and_garbage_does_not() {
     for steer_offset in [0, 5, 40] {
-        let probe = Probe { index: 200, cookie: 0x0123_4567_89ab_cdef };
+        let probe = SlotProbe { index: 200, cookie: 0x0123_4567_89ab_cdef };
         let bytes = probe.datagram(0xff, steer_offset);
         assert!(bytes.len() > steer_offset);
-        assert_eq!(Probe::parse(0xff, &bytes), Some(probe));
-        assert_eq!(Probe::parse(0xfe, &bytes), None);
-        assert_eq!(Probe::parse(0xff, &bytes[..13]), None);
+        assert_eq!(SlotProbe::parse(0xff, &bytes), Some(probe));
+        assert_eq!(SlotProbe::parse(0xfe, &bytes), None);
+        assert_eq!(SlotProbe::parse(0xff, &bytes[..13]), None);
         for at in 2..6 {
             let mut bad = bytes.clone();
             bad[at] ^= 1;
-            assert_eq!(Probe::parse(0xff, &bad), None);
+            assert_eq!(SlotProbe::parse(0xff, &bad), None);
         }
     }
     let answer = Answer { index: 3, slot: 255, cookie: 42 };

@@ -46,7 +46,7 @@ pub struct CmConfig {
     pub service_timeout: u8,
     /// Repeats a message without an answer up to three times within the first wait, besides the repetitions that the
     /// program asks for.
-    pub early_repeats: bool,
+    pub quick_repeats: bool,
     /// Keeps records of connections, which must be polled: [`Cm::poll_record`].
     pub records: bool,
 }
@@ -62,7 +62,7 @@ impl Default for CmConfig {
             max_connections: 64 * 1024,
             max_orphans: 16 * 1024,
             service_timeout: 24,
-            early_repeats: false,
+            quick_repeats: false,
             records: false,
         }
     }
@@ -138,7 +138,7 @@ impl Cm {
             outbox: MadQueue::default(),
             events: VecDeque::new(),
             orphans: 0,
-            repeats: Repeats::new(config.early_repeats),
+            repeats: Repeats::new(config.quick_repeats),
             records: VecDeque::new(),
         }
     }

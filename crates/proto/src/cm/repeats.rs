@@ -67,7 +67,7 @@ impl Attempt {
         now + self.interval
     }
 
-    /// Tells whether it is time for an early repetition. The answer is not there yet.
+    /// Tells whether it is time for a quick repetition. The answer is not there yet.
     pub(super) fn repeat(&mut self, timeout: Duration) -> bool {
         if self.is_answered || usize::from(self.done) >= PARTS.len() {
             return false;

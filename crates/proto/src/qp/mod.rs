@@ -142,7 +142,7 @@ pub struct Qp {
     trouble: Option<Box<Trouble>>,
 }
 
-/// What a queue pair knows of the SRQ that its receives come from.
+/// The facts that a queue pair knows of the SRQ that its receives come from.
 #[derive(Debug, Default)]
 struct Srq {
     /// Its protection domain, which may be another one: the keys of receives are its (IBA 10.2.9.2).
@@ -151,7 +151,7 @@ struct Srq {
     tag_matching: Option<Box<TagMatching>>,
 }
 
-/// What bounds the rate of sends.
+/// The bounds of the rate of sends.
 #[derive(Debug, Default)]
 struct Rate {
     congestion: Congestion,
@@ -169,7 +169,7 @@ impl Rate {
     }
 }
 
-/// What the device attached to a queue pair. A reset leaves it as it is.
+/// Things that the device attached to a queue pair. A reset leaves it as it is.
 #[derive(Debug)]
 struct Attached {
     credit: Arc<SqCredit>,
@@ -535,7 +535,7 @@ impl Qp {
         let service = self.init.qp_type.service();
         let notifies = bth.opcode.service == Service::Cnp;
         if !self.attr.state.receives() || (bth.opcode.service != service && !notifies) {
-            self.note_too_early(packet);
+            self.note_before_rtr(packet);
             self.explain_drop(arrival, packet, env);
             return env.count(Counter::DropQpState, 1);
         }

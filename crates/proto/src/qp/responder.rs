@@ -15,7 +15,7 @@ use crate::counters::Counter;
 use crate::env::Env;
 use crate::event::QpEvent;
 use crate::mr::Access;
-use crate::reason::{Place, Reason};
+use crate::reason::{MemoryRange, Reason};
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
 use crate::types::Psn;
@@ -73,7 +73,7 @@ pub(super) struct Responder {
     /// `COMM_EST` was raised.
     pub(super) established: bool,
     /// Before RTR: the PSN of the last request that was dropped.
-    too_early: Option<Psn>,
+    before_rtr: Option<Psn>,
     /// Messages completed, and READs and atomics begun: 24 bits.
     msn: u32,
     inbound: Inbound,
@@ -98,7 +98,7 @@ pub(super) struct Responder {
     answers: Answers,
 }
 
-/// What the responder acknowledges, and when.
+/// The ACKs that the responder owes, and when they leave.
 #[derive(Debug, Default)]
 struct Acks {
     /// An ACK is owed for everything before [`Responder::expected`].
@@ -349,7 +349,7 @@ impl Qp {
     fn refuse_read<E: Env>(&mut self, psn: Psn, answer: &Answer, env: &mut E) {
         let reason = match answer.kind {
             AnswerKind::Read { va, rkey, len, .. } => {
-                let place = Place { key: rkey, va, len: len.into() };
+                let place = MemoryRange { key: rkey, va, len: len.into() };
                 self.remote_fault(place, Access::REMOTE_READ, env)
             }
             AnswerKind::Atomic { .. } | AnswerKind::Placed => Reason::new(Cause::PeerMemoryGone),
@@ -380,13 +380,15 @@ impl Qp {
     }
 
     /// The memory that a request names, or that the message names of which it is a part.
-    pub(super) fn place_of(&self, packet: &Incoming<'_>) -> Option<Place> {
+    pub(super) fn place_of(&self, packet: &Incoming<'_>) -> Option<MemoryRange> {
         let headers = &packet.headers;
         match (headers.reth, headers.atomic, self.responder.inbound) {
-            (Some(reth), ..) => Some(Place { key: reth.rkey, va: reth.va, len: reth.len.into() }),
-            (_, Some(atomic), _) => Some(Place { key: atomic.rkey, va: atomic.va, len: 8 }),
+            (Some(reth), ..) => {
+                Some(MemoryRange { key: reth.rkey, va: reth.va, len: reth.len.into() })
+            }
+            (_, Some(atomic), _) => Some(MemoryRange { key: atomic.rkey, va: atomic.va, len: 8 }),
             (.., Inbound::Write { va, rkey, .. }) => {
-                Some(Place { key: rkey, va, len: packet.payload.len() as u64 })
+                Some(MemoryRange { key: rkey, va, len: packet.payload.len() as u64 })
             }
             _ => None,
         }

@@ -9,7 +9,7 @@ use anyverbs_causes::Cause;
 
 use crate::env::Env;
 use crate::mr::Access;
-use crate::reason::{KeyOf, Place, Reason, Told, pair};
+use crate::reason::{KeyOf, MemoryRange, Reason, Told, pair};
 use crate::time::Time;
 use crate::types::{Psn, Qpn};
 use crate::wc::WcStatus;
@@ -253,7 +253,7 @@ impl Qp {
         let (pd, is_ud) = (self.init.pd, self.init.qp_type == QpType::Ud);
         let sqe = *self.sq.at(position);
         let remote =
-            sqe.op.remote().map(|at| Place { key: at.rkey, va: at.va, len: sqe.len.into() });
+            sqe.op.remote().map(|at| MemoryRange { key: at.rkey, va: at.va, len: sqe.len.into() });
         match status {
             WcStatus::LocQpOpErr if is_ud && self.sq.dest(position).pd != pd => {
                 Reason::new(Cause::AhOfOtherPd)
@@ -288,7 +288,7 @@ impl Qp {
     }
 
     /// The reason that the peer told of the NAK that has come, or `otherwise`.
-    fn peers_reason(&mut self, otherwise: Cause, memory: Option<Place>) -> Reason {
+    fn peers_reason(&mut self, otherwise: Cause, memory: Option<MemoryRange>) -> Reason {
         let una = self.first_unanswered();
         let told = self.trouble().told.take();
         // A cause of another status would be a lie of the peer.
@@ -362,7 +362,7 @@ impl Qp {
     }
 
     /// The reason why the range that a request names cannot be touched.
-    pub(super) fn remote_fault<E: Env>(&self, place: Place, need: Access, env: &E) -> Reason {
+    pub(super) fn remote_fault<E: Env>(&self, place: MemoryRange, need: Access, env: &E) -> Reason {
         let (pd, qpn) = self.reach();
         let range = (place.va, place.len);
         let finding = env.mrs().diagnose_remote(place.key, (pd, qpn.get()), range, need);
@@ -378,7 +378,7 @@ impl Qp {
 
 /// The reason why one of these elements cannot be used.
 fn local_fault<E: Env>(sges: &[Sge], pd: u32, need: Access, env: &E) -> Reason {
-    let place = |sge: &Sge| Place { key: sge.lkey, va: sge.addr, len: sge.len.into() };
+    let place = |sge: &Sge| MemoryRange { key: sge.lkey, va: sge.addr, len: sge.len.into() };
     let reason = |sge: &Sge| {
         let finding = env.mrs().diagnose_local(sge.lkey, pd, (sge.addr, sge.len.into()), need);
         Reason::of_key(finding, KeyOf::Sender, pd, place(sge))

@@ -239,11 +239,11 @@ fn a_forged_request_brings_its_victim_three_datagrams_at_most() {
         P::AcceptsAndDestroys,
         P::AcceptsAndExits,
     ];
-    for early_repeats in [false, true] {
+    for quick_repeats in [false, true] {
         for program in programs {
             for code in [0, 14, 20, 31] {
                 let config = anyverbs_proto::cm::CmConfig {
-                    early_repeats,
+                    quick_repeats,
                     ..anyverbs_proto::cm::CmConfig::default()
                 };
                 let mut w = World::with_config(1, 2, config);

@@ -47,7 +47,7 @@ fn connects(w: &mut World) {
 }
 
 fn early() -> World {
-    World::with_config(1, 2, CmConfig { early_repeats: true, ..CmConfig::default() })
+    World::with_config(1, 2, CmConfig { quick_repeats: true, ..CmConfig::default() })
 }
 
 #[test]

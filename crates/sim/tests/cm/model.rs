@@ -44,7 +44,7 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let config = CmConfig { early_repeats: seed % 2 == 1, ..CmConfig::default() };
+        let config = CmConfig { quick_repeats: seed % 2 == 1, ..CmConfig::default() };
         let mut w = World::with_config(seed, HOSTS, config);
         w.weather = Weather {
             delay: Duration::from_micros(w.rng.random_range(20..2000)),

@@ -15,7 +15,7 @@ const CONFIG: CmConfig = CmConfig {
     max_connections: 100,
     max_orphans: 100,
     service_timeout: 24,
-    early_repeats: false,
+    quick_repeats: false,
     records: true,
 };
 

@@ -16,7 +16,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use super::Driver;
 use super::Mad as ToGsi;
 use super::deliver::Arrived;
-use super::ip_ids::{IpIds, Place};
+use super::ip_ids::{HostIndex, IpIds};
 use super::why::ReasonAhead;
 
 /// The kinds of received datagrams.
@@ -57,7 +57,7 @@ struct KnownFlow {
     destination: IpAddr,
     gids: (Gid, Gid),
     flow: Flow,
-    ids: Place,
+    ids: HostIndex,
     is_link_local: bool,
 }
 

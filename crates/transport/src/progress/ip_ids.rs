@@ -39,7 +39,7 @@ struct Seen {
 
 /// Where a host's IDs are remembered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place(u8);
+pub(super) struct HostIndex(u8);
 
 impl IpIds {
     pub(super) fn new() -> Self {
@@ -47,9 +47,9 @@ impl IpIds {
     }
 
     /// Where the IDs of `host` are remembered; forgets the host that was remembered there before.
-    pub(super) fn place(&mut self, host: IpAddr) -> Place {
+    pub(super) fn place(&mut self, host: IpAddr) -> HostIndex {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(host);
-        let place = Place((hash % PLACES as u64) as u8);
+        let place = HostIndex((hash % PLACES as u64) as u8);
         let seen = &mut self.0[usize::from(place.0)];
         if seen.host != Some(host) {
             *seen = Seen { host: Some(host), ..Seen::default() };
@@ -59,7 +59,7 @@ impl IpIds {
 
     /// Whether a packet of the host that is remembered at `place` is to be taken, which is right with the ID `id`.
     #[inline]
-    pub(super) fn is_plausible(&mut self, place: Place, id: u16) -> bool {
+    pub(super) fn is_plausible(&mut self, place: HostIndex, id: u16) -> bool {
         let seen = &mut self.0[usize::from(place.0)];
         if id >= SMALL {
             return seen.takes_large();

@@ -36,7 +36,7 @@ pub(super) struct Found {
     /// One of all lanes had SENDs or an answer.
     pub(super) any: bool,
     /// The next SEND is behind packets that come by the ring.
-    pub(super) is_early: bool,
+    pub(super) is_out_of_turn: bool,
     /// The peer has written nonsense.
     is_broken: bool,
 }
@@ -78,7 +78,7 @@ impl Driver {
             }
             self.count_lane(&found);
             all.taken += found.taken;
-            (all.any, all.is_early) = (true, all.is_early | found.is_early);
+            (all.any, all.is_out_of_turn) = (true, all.is_out_of_turn | found.is_out_of_turn);
             *last = cell;
         }
         all
@@ -135,7 +135,7 @@ impl Driver {
             let found = found.get_or_insert_default();
             found.taken += more.taken;
             found.bytes += more.bytes;
-            (found.is_early, found.is_broken) = (more.is_early, more.is_broken);
+            (found.is_out_of_turn, found.is_broken) = (more.is_out_of_turn, more.is_broken);
         }
         let State { machine, link, .. } = &mut *state;
         machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
@@ -284,13 +284,15 @@ pub(super) fn drain(
         let mut env = call.env_with(link, arrivals);
         if !machine.receive_short_send(&send, payload, &mut env) {
             // A gap is one if the ring was read after the SEND was there.
-            let is_early = send.psn.since(machine.expected()) > 0;
-            if is_early && (ring == Ring::Unread || !link.same_host.lanes.was_early(send.psn)) {
+            let is_out_of_turn = send.psn.since(machine.expected()) > 0;
+            if is_out_of_turn
+                && (ring == Ring::Unread || !link.same_host.lanes.was_out_of_turn(send.psn))
+            {
                 // Not behind the look at the ring: one queue pair may be served twice then, for its two lanes.
                 if ring == Ring::Unread {
-                    link.same_host.lanes.note_early(send.psn);
+                    link.same_host.lanes.note_out_of_turn(send.psn);
                 }
-                found.is_early = true;
+                found.is_out_of_turn = true;
                 break;
             }
             // Whatever is unusual is a packet.

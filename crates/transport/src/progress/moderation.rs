@@ -12,12 +12,12 @@ use anyverbs_proto::time::Time;
 use super::Driver;
 
 /// A queue, and until when it waits.
-type Waiting = (Time, Weak<dyn Timed>);
+type Scheduled = (Time, Weak<dyn Timed>);
 
 /// The queues that wait, in no order, each of them once: they are few, and for a short time.
 #[derive(Debug)]
 pub(super) struct Moderated {
-    waiting: Mutex<rank::ModeratedQueues, Vec<Waiting>>,
+    waiting: Mutex<rank::ModeratedQueues, Vec<Scheduled>>,
     /// The earliest of them.
     next: AtomicU64,
 }

@@ -166,7 +166,7 @@ impl RxState {
         if found.any {
             (self.calls, self.since_shm) = (calls, 0);
         }
-        found.any && !found.is_early
+        found.any && !found.is_out_of_turn
     }
 
     /// Whether ACKs are to leave after `n` more packets; `if_empty`: also after none.
@@ -377,7 +377,7 @@ impl Driver {
         let by_lane = self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into));
         let mut n = by_lane.taken;
         n += self.receive_ring(poller, (last, inbox), deferred, reborrow(&mut into));
-        if by_lane.is_early && !poller.has_messages() {
+        if by_lane.is_out_of_turn && !poller.has_messages() {
             n += self.receive_lanes(poller, last, Ring::Read, into).taken;
         }
         for (channel, call) in deferred.lanes.drain(..) {

@@ -7,7 +7,7 @@ use anyverbs_proto::time::Time;
 
 use super::Driver;
 use crate::qp::State;
-use crate::qp::link::Link;
+use crate::qp::qp_context::QpContext;
 
 impl Driver {
     /// When the next timer of any kind is due, in nanoseconds.
@@ -18,7 +18,7 @@ impl Driver {
 
     /// Tells whether all packets from before `deadline` were delivered. A timer must not count a packet as lost that
     /// only waits for a thread without the processor. After [`LATE`] it acts in any case.
-    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
+    fn has_caught_up(&self, link: &mut QpContext, deadline: Time, now: Time) -> bool {
         if link.is_inproc() {
             return self.links.inproc.has_caught_up(&mut link.catch_up.since);
         }

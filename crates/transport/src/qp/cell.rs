@@ -26,7 +26,7 @@ use anyverbs_proto::xrc_message::FileId;
 
 use super::env::Call;
 use super::handles::Handles;
-use super::link::Link;
+use super::qp_context::QpContext;
 use super::transport::Transport;
 use crate::multicast::Member;
 
@@ -70,7 +70,7 @@ pub struct XrcPlace {
 }
 
 impl Default for XrcPlace {
-    /// Of a queue pair that is no target.
+    /// The state of a queue pair that is no target.
     fn default() -> Self {
         Self {
             domain: AtomicU64::new(NO_DOMAIN),
@@ -89,7 +89,7 @@ pub struct State {
     /// The protocol.
     pub machine: anyverbs_proto::qp::Qp,
     /// How its packets leave.
-    pub link: Link,
+    pub link: QpContext,
     /// Multicast groups that it is attached to, in order.
     pub(super) groups: Vec<Gid>,
     /// None once it is destroyed.

@@ -29,7 +29,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
-use super::link::{Destination, Link, SameHost};
+use super::qp_context::{Destination, QpContext, SameHost};
 use super::transport::Transport;
 use super::{QpCell, State};
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
@@ -59,7 +59,7 @@ impl<'a> Call<'a> {
     }
 
     /// The environment for the machine.
-    pub fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
+    pub fn env<'b, 'c>(&'b mut self, link: &'b mut QpContext) -> DeviceEnv<'b, 'c> {
         link.renew_window();
         DeviceEnv {
             transport: self.cell.transport,
@@ -74,7 +74,7 @@ impl<'a> Call<'a> {
     /// As [`env`](Self::env), for one of several packets that share state.
     pub(crate) fn env_with<'b, 'c>(
         &'b mut self,
-        link: &'b mut Link,
+        link: &'b mut QpContext,
         arrivals: &'b mut Arrivals<'c>,
     ) -> DeviceEnv<'b, 'c> {
         DeviceEnv { arrivals: Some(arrivals), ..self.env(link) }
@@ -159,7 +159,7 @@ pub struct DeviceEnv<'a, 'c> {
     cell: &'a QpCell,
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
-    link: &'a mut Link,
+    link: &'a mut QpContext,
     /// State that it shares with other packets of its batch.
     arrivals: Option<&'a mut Arrivals<'c>>,
 }
@@ -262,8 +262,11 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         } else {
             headers
         };
-        let Link { to: Destination { route, last, .. }, same_host: SameHost { spare, .. }, .. } =
-            &mut *self.link;
+        let QpContext {
+            to: Destination { route, last, .. },
+            same_host: SameHost { spare, .. },
+            ..
+        } = &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
             // It is not connected, so it owes nothing.
@@ -321,8 +324,11 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let Link { to: Destination { route, .. }, same_host: SameHost { last_target, .. }, .. } =
-            &mut *self.link;
+        let QpContext {
+            to: Destination { route, .. },
+            same_host: SameHost { last_target, .. },
+            ..
+        } = &mut *self.link;
         let (links, qpn) = (self.transport.links, self.cell.qpn);
         route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
     }

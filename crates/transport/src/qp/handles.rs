@@ -9,7 +9,7 @@ use anyverbs_proto::qp::attr::{QpCap, QpInit, QpType};
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::xrc_message::FileId;
 
-use super::link::Link;
+use super::qp_context::QpContext;
 use super::transport::Transport;
 use super::{Handle, Hold, NO_DOMAIN, QpCell, State, XrcPlace};
 
@@ -70,7 +70,7 @@ impl QpCell {
     pub fn foreign(transport: &'static Transport, qpn: Qpn, home: u8, file: FileId) -> Self {
         let state = State {
             machine: Self::foreign_machine(qpn),
-            link: Link::default(),
+            link: QpContext::default(),
             groups: Vec::new(),
             hold: Some(Hold(None, [None, None], None, None)),
         };

@@ -1,4 +1,4 @@
-//! The device's state of each queue pair beside the protocol machine.
+//! The context of a queue pair: the device's state of it, beside the protocol machine.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) struct CatchUp {
 
 /// The device's state of one queue pair, under that queue pair's lock.
 #[derive(Debug, Default)]
-pub struct Link {
+pub struct QpContext {
     pub(crate) to: Destination,
     pub(crate) same_host: SameHost,
     /// Its share of a path by UDP.
@@ -47,7 +47,7 @@ pub struct Link {
     pub(crate) owed: Owed,
     /// On a list of those that wait for room.
     pub(crate) blocked: bool,
-    /// Of an XRC target.
+    /// Empty unless it is an XRC target.
     pub xrc: XrcTarget,
     /// The counters of its completions.
     pub(crate) comp_cntrs: Attached,
@@ -68,7 +68,7 @@ pub(crate) struct Destination {
     pub(super) last: Option<(AddressVector, u8, Route)>,
 }
 
-/// What a queue pair keeps for peers on this host.
+/// The state that serves peers on this host.
 #[derive(Debug, Default)]
 pub(crate) struct SameHost {
     /// For sending through shared memory.
@@ -83,7 +83,7 @@ pub(crate) struct SameHost {
     pub(crate) published: PublishedQp,
 }
 
-/// What a queue pair still has to send.
+/// The things that a queue pair still has to send.
 #[derive(Debug, Default)]
 pub(crate) struct Owed {
     /// It owes an ACK, or has small sends to gather.
@@ -101,11 +101,11 @@ pub(crate) struct Owed {
 pub struct XrcTarget {
     /// The SRQ that its last request named.
     pub srq: Option<Arc<SrqCell>>,
-    /// Of one whose responder has been in other processes.
+    /// The share of a target whose responder has been in other processes.
     pub share: Option<Box<dyn Any + Send>>,
 }
 
-impl Link {
+impl QpContext {
     /// When the queue pair wants to be woken, whose machine has this deadline.
     pub(super) fn deadline(&self, machine: Option<Time>) -> Option<Time> {
         let machine = machine.map(|at| self.catch_up.look_at.map_or(at, |look_at| at.max(look_at)));
