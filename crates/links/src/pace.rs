@@ -372,6 +372,19 @@ mod tests {
     }
 
     #[test]
+    fn pauses_in_vain_double_up_to_a_bound() {
+        let (mut wait, mut now) = (Wait::default(), at(0));
+        for seconds in [1, 2, 4, 8, 16, 32, 64, 64, 64] {
+            assert!(matches!(wait.step(now, STRANGER, false), Step::Probe(_)));
+            now = now + STRANGER;
+            assert!(matches!(wait.step(now, STRANGER, false), Step::GiveUp));
+            assert_eq!(wait.is_free(now + Duration::from_millis(seconds * 1000 - 1)), Some(true));
+            now = now + Duration::from_secs(seconds);
+            assert_eq!(wait.is_free(now), None);
+        }
+    }
+
+    #[test]
     fn a_peer_that_has_answered_is_waited_for() {
         let mut pace = Pace::default();
         burst(&mut pace, 8192, at(0));

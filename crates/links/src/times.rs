@@ -27,7 +27,8 @@ pub(crate) const SILENCE: Duration = Duration::from_millis(500);
 /// or a connection. Tests: as [`NOT_READING`].
 pub const ASK_AGAIN: Duration = HOUSEKEEPING;
 
-/// The most to which [`ASK_AGAIN`] doubles where asking for credit goes on being in vain.
+/// The most to which [`ASK_AGAIN`] doubles, in seconds, where asking for credit goes on being in vain. Asking delays packets by
+/// [`STRANGER`], a two-thousandth of this. Test: `pace::tests::pauses_in_vain_double_up_to_a_bound`.
 pub(crate) const LAST_PAUSE: Duration = ASK_AGAIN.saturating_mul(64);
 
 /// Time, in milliseconds, for which requests to an ended process go on waiting, though its end is known. On a network they would wait

@@ -107,3 +107,27 @@ fn frames_without_room_are_counted() {
     assert!(arrived > 0);
     assert_eq!(arrived + b.dropped(), sent);
 }
+
+#[test]
+fn a_full_interface_is_waited_for_briefly() {
+    if !netns::isolate_as_root() {
+        return;
+    }
+    netns::ip("link add va type veth peer name vb");
+    netns::plug_in(["va", "vb"]);
+    if !netns::choke("va") {
+        return;
+    }
+    let a = EthernetSocket::on_interface("va").unwrap();
+    let frames = batch(&[&[7; 1500][..]; 32]);
+    let mut sent = 0;
+    let waited = loop {
+        let begin = Instant::now();
+        if a.send(&frames) > 0 {
+            break begin.elapsed();
+        }
+        sent += 32;
+        assert!(sent < 1_000_000, "the queue has no end");
+    };
+    assert!((Duration::from_millis(20)..Duration::from_secs(5)).contains(&waited), "{waited:?}");
+}

@@ -579,3 +579,33 @@ fn a_capture_is_read_by_tshark() {
         ]
     );
 }
+
+#[test]
+fn a_full_send_buffer_is_waited_for_briefly() {
+    if !netns::isolate_as_root() {
+        return;
+    }
+    netns::ip("link add va type veth peer name vb");
+    netns::plug_in(["va", "vb"]);
+    netns::ip("addr add 10.9.0.1/24 dev va");
+    netns::ip("neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev va");
+    if !netns::choke("va") {
+        return;
+    }
+    let port = UdpPort::open(PortOptions::new(4791)).unwrap();
+    let to = Destination::new("10.9.0.2:4791".parse().unwrap());
+    let mut batch = TxBatch::new();
+    let mut sent = 0;
+    let (error, waited) = loop {
+        stage(&mut batch, &port, &to, 1400, 7);
+        let begin = Instant::now();
+        if let Err(error) = batch.flush(&port) {
+            break (error, begin.elapsed());
+        }
+        sent += 1;
+        assert!(sent < 1_000_000, "the buffer has no end");
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "{error}");
+    assert!((Duration::from_millis(5)..Duration::from_secs(5)).contains(&waited), "{waited:?}");
+    assert_eq!(batch.stats().dropped, 1);
+}

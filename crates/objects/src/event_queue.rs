@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use anyverbs_causes::Cause;
 use anyverbs_locks::{Monitor, Mutex, rank};
@@ -18,6 +17,7 @@ use rustix::event::{EventfdFlags, epoll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{ReadWriteFlags, preadv2};
 
+use crate::base::HOUSEKEEPING;
 use crate::error::EventError;
 
 /// Makes an eventfd, close-on-exec.
@@ -225,7 +225,7 @@ impl Acks {
     pub fn wait(&self, what: std::fmt::Arguments<'_>) {
         let mut unacknowledged = self.unacknowledged.lock();
         while unacknowledged.events > 0 {
-            let is_late = unacknowledged.wait_for(Duration::from_secs(1));
+            let is_late = unacknowledged.wait_for(HOUSEKEEPING);
             if is_late && unacknowledged.events > 0 {
                 crate::say_again!(
                     error,
@@ -244,6 +244,7 @@ impl Acks {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -91,6 +91,11 @@ pub fn current<T: Sync>() -> Option<&'static T> {
     unsafe { value.as_ref() }
 }
 
+/// Pause, in microseconds, before another look at whether another thread has made it, which takes milliseconds. A thread that looks
+/// so often takes little of the processor that the other one needs (in `anyverbs`,
+/// `device::tests::threads_that_start_at_once_share_the_device`).
+const PAUSE: Duration = Duration::from_micros(200);
+
 /// This process's singleton, made by `make` where there is none; it then lives until the process ends. One `T` only.
 pub fn singleton<T: Sync, E: From<io::Error>>(
     make: impl FnOnce() -> Result<T, E>,
@@ -108,8 +113,7 @@ pub fn singleton<T: Sync, E: From<io::Error>>(
         if page.lock.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             break;
         }
-        // Another thread makes it, which takes milliseconds.
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(PAUSE);
     }
     let result = match existing() {
         Some(value) => Ok(value),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyverbs_testing::{in_own_process, isolate_device};
@@ -97,6 +98,47 @@ fn connected() -> (Side, Side) {
     expect(&active.channel, &active.id, EventKind::Established);
     expect(&passive.channel, &passive.id, EventKind::Established);
     (active, passive)
+}
+
+#[test]
+fn threads_that_start_at_once_share_the_device() {
+    in_own_process("device::tests::threads_that_start_at_once_share_the_device", || {
+        isolate_device();
+        let start = Barrier::new(8);
+        let address = || {
+            start.wait();
+            std::ptr::from_ref(Device::current().unwrap()).addr()
+        };
+        let addresses: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(address)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(addresses, [addresses[0]; 8]);
+    });
+}
+
+#[test]
+fn a_program_that_does_not_poll_hears_of_the_end() {
+    let name = "device::tests::a_program_that_does_not_poll_hears_of_the_end";
+    in_own_process(name, || {
+        isolate_device();
+        let (a, b) = connected();
+        b.qp.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+        let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+        a.qp.post_send(&[SendWr { wr_id: 2, op, flags, sges: &[], ud: None, xrc_srqn: 0 }])
+            .unwrap();
+        let end = Instant::now() + TIMEOUT;
+        while b.poll().is_none() {
+            assert!(Instant::now() < end, "the message does not come");
+        }
+        b.id.disconnect().unwrap();
+        while !is_readable(&a.channel) {
+            assert!(Instant::now() < end, "the end is not heard");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        expect(&a.channel, &a.id, EventKind::Disconnected);
+        assert_eq!(a.poll().map(|wc| wc.wr_id), Some(2), "it was not polled before");
+    });
 }
 
 #[test]

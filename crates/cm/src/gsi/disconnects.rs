@@ -22,7 +22,8 @@ use anyverbs_proto::types::Qpn;
 use super::Incoming;
 use super::{Events, Gsi};
 
-/// Longest wait: a program that polls may have lost the processor.
+/// Longest wait: a program that polls may have lost the processor. One that does not poll hears of the end all the same
+/// (`device::tests::a_program_that_does_not_poll_hears_of_the_end` of `anyverbs`).
 const LONGEST: Duration = TIME_SLICES;
 
 /// More are handed on at once.

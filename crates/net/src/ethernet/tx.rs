@@ -11,7 +11,9 @@ use crate::{sockopt, sys};
 const FRAMES: usize = 32;
 /// Bytes after which a batch is full.
 const BYTES: usize = 256 << 10;
-/// The longest time that one batch waits in all for room in the interface's queue, in milliseconds.
+/// The longest time that one batch waits in all for room in the interface's queue, in milliseconds. An interface of 100 Mbit/s
+/// sends a batch in that time. One that takes longer loses frames, as a full queue does
+/// (`a_full_interface_is_waited_for_briefly`).
 const LONGEST_WAIT_MS: i32 = 20;
 
 /// Frames that wait to be sent together.

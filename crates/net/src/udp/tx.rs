@@ -21,10 +21,14 @@ pub const MAX_SEGMENTS: usize = 64;
 
 /// Bytes of the staging buffer.
 const STAGING_LEN: usize = 65_536;
-/// Longest wait for a full send buffer, in all, before a batch is dropped.
+/// Longest wait for a full send buffer, in milliseconds, before a batch is dropped.
 ///
-/// The caller may hold locks, so it is short; a device that takes longer has lost these packets.
+/// The caller may hold locks, so it is short; a device that takes longer has lost these packets
+/// (`a_full_send_buffer_is_waited_for_briefly`).
 const SEND_WAIT_MS: i32 = 5;
+/// Pause, in milliseconds, before another try where the kernel sends no event for the room that it waits for (ENOBUFS). It is the
+/// shortest that poll(2) knows.
+const NO_EVENT_MS: i32 = 1;
 
 /// The destination of datagrams and the fields of their IP headers. All datagrams of a batch agree in all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,11 +393,12 @@ fn waiting<T>(sending: &SendingSocket, mut send: impl FnMut() -> io::Result<T>) 
             Some(libc::EINTR) => {}
             Some(libc::EAGAIN | libc::ENOBUFS) if left_ms > 0 => {
                 // Short rounds: a wake-up may be for another thread's sake, and ENOBUFS has no event.
-                let round_ms = if error.raw_os_error() == Some(libc::EAGAIN) { 10 } else { 1 };
+                let has_event = error.raw_os_error() == Some(libc::EAGAIN);
+                let round_ms = if has_event { 2 * SEND_WAIT_MS } else { NO_EVENT_MS };
                 let begin = std::time::Instant::now();
                 let ready = sockopt::poll(sending.socket.as_fd(), libc::POLLOUT, round_ms)?;
-                if ready && error.raw_os_error() == Some(libc::ENOBUFS) {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
+                if ready && !has_event {
+                    std::thread::sleep(std::time::Duration::from_millis(NO_EVENT_MS as u64));
                 }
                 left_ms -= (begin.elapsed().as_millis() as i32).max(1);
             }

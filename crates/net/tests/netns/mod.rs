@@ -45,6 +45,20 @@ pub(crate) fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).expect("ip prints text")
 }
 
+/// Lets an interface send a frame of the largest size every other second, and keep the others. Answers false where that
+/// cannot be had: the test is skipped.
+pub(crate) fn choke(interface: &str) -> bool {
+    let arguments = format!("qdisc add dev {interface} root tbf rate 8kbit burst 2kb limit 1gb");
+    let output = Command::new("tc").args(arguments.split_whitespace()).output();
+    if !output.as_ref().is_ok_and(|output| output.status.success()) {
+        anyverbs_testing::skip(format_args!(
+            "tc cannot limit the rate of an interface: {output:?}"
+        ));
+        return false;
+    }
+    true
+}
+
 /// Sets both ends of a cable up, and waits until they carry: frames sent before that are lost silently.
 pub(crate) fn plug_in(ends: [&str; 2]) {
     for end in ends {

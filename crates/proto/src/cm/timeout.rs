@@ -11,7 +11,8 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// Longest wait for an answer, of a peer or of the program: a peer must not keep a state for hours. Linux's clients ask
 /// for as long, 69 s (`waits_are_bounded`, and `mras_without_end_are_not_waited_for` in the simulator).
 pub const LONGEST: Duration = decode(LINUX + 4);
-/// Time for which a rejection or a SIDR answer is kept. A peer whose answer was lost asks again within half of it.
+/// Time for which a rejection or a SIDR answer is kept. A peer whose answer was lost asks again within half of it
+/// (`a_lost_rejection_is_said_again` in the simulator).
 pub(super) const HOLD: Duration = decode(LINUX + 1);
 
 /// The time that a code stands for.

@@ -31,7 +31,9 @@ impl Owed {
     }
 }
 
-/// The longest delay of an ACK that the program's next request may carry, and of small sends that gather.
+/// The longest delay of an ACK that the program's next request may carry, and of small sends that gather: a program that
+/// answers at once has answered by then, and its reply saves the ACK
+/// (`an_ack_that_a_reply_may_carry_waits_for_it`).
 pub(crate) const ACK_DELAY: Duration = PROMPT_REPLY;
 
 /// The queue pairs that owe something.

@@ -138,7 +138,10 @@ const REASONS_A_SECOND: u32 = 1000;
 /// Packets that may wait for an answer.
 const MOST_UNANSWERED: i32 = 1 << 16;
 
-/// Counts what happens in a second.
+/// The length of a second: bounds are numbers a second.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Counts what happens in a second (`lines_beyond_a_bound_in_a_second_are_counted`).
 #[derive(Debug, Default)]
 struct Second {
     begin: Time,
@@ -148,7 +151,7 @@ struct Second {
 impl Second {
     /// How often it has happened, with this time.
     fn count(&mut self, now: Time) -> u32 {
-        if now.since(self.begin) >= Duration::from_secs(1) || self.n == 0 {
+        if now.since(self.begin) >= SECOND || self.n == 0 {
             (self.begin, self.n) = (now, 0);
         }
         self.n = self.n.saturating_add(1);
