@@ -463,7 +463,7 @@ fn a_direct_operation_ends_alike_by_the_short_way() {
         let mut world = World::new(QpType::Rc);
         world.device.does_directly = true;
         let (at, lkey) = (world.remote(), world.device.keys.lkey);
-        let (mut taken, mut unanswered) = (0, 0);
+        let mut taken = 0;
         for n in 0..200 {
             // What follows a SEND is a message, and no test answers a READ.
             let (direction, op) = match (n % 3, n % 10) {
