@@ -31,7 +31,7 @@ use anyverbs_proto::types::Qpn;
 use super::direct;
 use super::mapped::MappedRegions;
 use super::times::{ASK_AGAIN, GRACE, SILENCE};
-pub use lanes::{Lanes, MAX_LANES, Short};
+pub use lanes::{Lanes, Short};
 pub use message::{Digest, Inbox, LaneCall, Received, ShortArrival};
 pub use route::{ShmRoute, ShortData};
 use traffic::Traffic;
@@ -122,7 +122,7 @@ impl Peer {
     }
 
     /// The channel to it.
-    pub fn channel(&self) -> &Channel {
+    pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 

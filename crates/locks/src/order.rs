@@ -155,6 +155,8 @@ ranks! {
     TrafficCounted,
     /// The lanes to another process, and the counts of lanes.
     Lanes,
+    /// The bells to another process (`net`).
+    Bells,
     /// The part of the copies without a message that the counters have.
     CopiesCounted,
     /// The connections of the same-host link.

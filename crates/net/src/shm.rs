@@ -31,7 +31,7 @@
 //! | 384 | the last question for room that it asked |
 //! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
 //! | one page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
-//! | behind it | a page of its answers to the other's lanes, then its own lanes ([`lane`]) |
+//! | behind it | its answers to the other's lanes, where it looks and its bells ([`bells`]), then its own lanes ([`lane`]) |
 //!
 //! A message is `control word 8 | header 0 to 120 | payload`, at a multiple of 64. A header and payload that fit into
 //! one line share it; longer payloads begin on a line. Messages do not wrap: a *skip* fills the end of the ring.
@@ -78,6 +78,7 @@
 //!
 //! After `fork` the child has none of the mappings. It must not use the inherited objects, but may drop them.
 
+pub mod bells;
 mod channel;
 mod control;
 mod endpoint;
@@ -94,13 +95,14 @@ mod remote;
 pub mod ring;
 mod shared_range;
 
+pub use bells::Spot;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
 pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory, SharedWords};
 pub(crate) use memory::{allocate, check_length, memfd};
-pub use poller::{Event, Poller};
+pub use poller::{Event, LaneId, LaneLook, Poller};
 pub use published::{Copied, Published};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Message, ONE_LINE, Reservation};

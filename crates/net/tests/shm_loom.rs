@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use anyverbs_net::shm::bells::{BellPlace, Listener, Ringer, Rung, Spot, is_looked_at};
 use anyverbs_net::shm::lane::{LanePlace, LaneReader, LaneWriter};
 use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
@@ -488,10 +489,12 @@ fn sleeper_at_a_lane<const F: bool>() {
     check(|| {
         let (writer, reader) = lane::<F>();
         let (doorbells, epoch) = (Model::<F>::word(), Model::<F>::word());
-        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
+        let (fenced, doorbell) =
+            (epoch.clone(), Doorbell::new(doorbells.clone(), epoch.clone(), 2));
         let sender = thread::spawn(move || {
             writer.show(0, 0);
-            doorbell.knock()
+            fenced.fence();
+            doorbell.is_asleep()
         });
         let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();
@@ -512,17 +515,60 @@ fn without_fences_a_sleeper_may_miss_a_cell() {
     sleeper_at_a_lane::<false>();
 }
 
+/// A cell is shown while its reader looks away from the lane: it is seen by the last look, or a bell rings.
+fn reader_that_looks_away<const F: bool>() {
+    static RANG: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let (writer, reader) = lane::<F>();
+        let spot = Spot::Cells(0);
+        // One word for the spot, and one for the first bell behind that.
+        let (own, peer) = (Model::<F>::of(1), Model::<F>::of(3));
+        let place = BellPlace { looks: 0, bells: 0 };
+        let (looks, mut ringer) =
+            (own.clone(), Ringer::new(peer.clone(), BellPlace { looks: 0, bells: 120 }));
+        let mut listener = Listener::new(own, peer, BellPlace { looks: 0, bells: 120 });
+        listener.look_at(spot.number());
+        let sender = thread::spawn(move || {
+            writer.show(0, 0);
+            looks.fence();
+            if !is_looked_at(&looks, place, spot) {
+                ringer.ring(spot);
+            }
+        });
+        listener.look_away(spot.number());
+        let found = reader.is_ready();
+        sender.join().unwrap();
+        let rang = listener.next() == Some(Rung::Spot(spot.number()));
+        RANG.fetch_add(usize::from(rang), Ordering::Relaxed);
+        assert!(found || rang, "nobody sees it");
+    });
+    assert!(RANG.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn a_reader_that_looks_away_sees_the_cell_or_hears_a_bell() {
+    reader_that_looks_away::<true>();
+}
+
+#[test]
+#[should_panic(expected = "nobody sees it")]
+fn without_fences_a_reader_that_looks_away_may_miss_a_cell() {
+    reader_that_looks_away::<false>();
+}
+
 /// An answer is given to a writer that falls asleep: it is found, or the writer is woken.
 fn sleeper_for_an_answer<const F: bool>() {
     check(|| {
         let (writer, reader) = lane::<F>();
         writer.show(0, 0);
         let (doorbells, epoch) = (Model::<F>::word(), Model::<F>::word());
-        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
+        let (fenced, doorbell) =
+            (epoch.clone(), Doorbell::new(doorbells.clone(), epoch.clone(), 2));
         let receiver = thread::spawn(move || {
             reader.take();
             reader.answer(Some(0));
-            doorbell.knock()
+            fenced.fence();
+            doorbell.is_asleep()
         });
         let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();

@@ -457,7 +457,7 @@ impl Qp {
             (SendOp::Send, _) => {
                 let sent = state.send_short(transport.links, &mut region, (wr_id, flags, sge));
                 if sent {
-                    state.link.knock();
+                    state.link.same_host.lanes.tell_cell();
                 }
                 sent
             }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
-use anyverbs_net::shm::{Channel, LaneReader, LaneWriter};
+use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
 use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
@@ -20,8 +20,6 @@ use super::traffic::Tally;
 use super::{Spare, Unflushed};
 use crate::Links;
 
-/// Most lanes that a process reads: each poll looks at all.
-pub const MAX_LANES: usize = 16;
 /// A lane that was refused is asked for again after this many SENDs.
 const ASK_AGAIN_AFTER: u32 = 1024;
 
@@ -48,6 +46,8 @@ enum ToPeer {
 pub struct Lanes {
     to_peer: ToPeer,
     from_peer: Option<Arc<LaneReader>>,
+    /// The channels of both. There are two where both processes connected at once.
+    channels: [Option<Arc<Channel>>; 2],
     /// Counts what leaves.
     tally: Option<Arc<Tally>>,
     /// An answer that was taken, and not used.
@@ -149,7 +149,9 @@ impl Lanes {
         room.write_header(&call.emit());
         room.commit();
         lane.note_told();
-        shm.endpoint().watch_lane(&lane, from.get());
+        let channel = route.peer.channel();
+        shm.endpoint().watch_lane(channel, &lane, from.get());
+        self.channels[0] = Some(Arc::clone(channel));
         self.tally = Some(shm.traffic().of_lane());
         Some(lane)
     }
@@ -188,10 +190,11 @@ impl Lanes {
     }
 
     /// Reads a lane that the peer has opened.
-    pub fn accept(&mut self, channel: &Channel, call: &LaneCall) -> Option<Arc<LaneReader>> {
+    pub fn accept(&mut self, channel: &Arc<Channel>, call: &LaneCall) -> Option<Arc<LaneReader>> {
         self.close();
         let lane = Arc::new(channel.accept_lane(call.index.into(), call.first)?);
         self.from_peer = Some(Arc::clone(&lane));
+        self.channels[1] = Some(Arc::clone(channel));
         Some(lane)
     }
 
@@ -235,7 +238,23 @@ impl Lanes {
         }
     }
 
-    /// Tells the peer how far SENDs are taken, and everything up to `executed` is executed.
+    /// Tells the peer that a SEND was put into a cell.
+    #[inline]
+    pub fn tell_cell(&self) {
+        if let (ToPeer::Open(lane), [Some(channel), _]) = (&self.to_peer, &self.channels) {
+            channel.tell(Spot::Cells(lane.index()));
+        }
+    }
+
+    /// Tells the peer that there is an answer.
+    #[inline]
+    pub fn tell_answer(&self) {
+        if let (Some(lane), [_, Some(channel)]) = (&self.from_peer, &self.channels) {
+            channel.tell(Spot::Answers(lane.index()));
+        }
+    }
+
+    /// Says how far SENDs are taken, and everything up to `executed` is executed.
     #[inline]
     pub fn answer(&self, executed: Option<Psn>) {
         if let Some(lane) = &self.from_peer {
@@ -244,9 +263,11 @@ impl Lanes {
     }
 
     fn close(&mut self) {
-        if let Some(lane) = self.from_peer.take() {
+        if let Some(lane) = &self.from_peer {
             lane.close();
+            self.tell_answer();
         }
+        (self.from_peer, self.channels[1]) = (None, None);
     }
 
     /// Gives both up.
@@ -254,6 +275,7 @@ impl Lanes {
         if let ToPeer::Asked(lane) | ToPeer::Open(lane) = std::mem::take(&mut self.to_peer) {
             lane.give_up();
         }
+        self.channels[0] = None;
         self.close();
         (self.tally, self.put_back, self.out_of_turn) = (None, None, None);
     }

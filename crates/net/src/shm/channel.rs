@@ -11,10 +11,11 @@ use anyverbs_locks::{Mutex, MutexGuard, rank};
 use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
+use super::bells::{BellPlace, Listener, Ringer, Spot, is_looked_at};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{LanePlace, LaneReader, LaneWriter};
-use super::layout::{LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, lanes};
+use super::layout::{LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -122,10 +123,18 @@ struct Lanes {
     own: Area,
     /// Bytes of a ring, behind which lanes lie.
     ring: usize,
-    taken: Mutex<rank::Lanes, [Option<Arc<LaneWriter>>; LANES]>,
+    taken: Mutex<rank::Lanes, Vec<Option<Arc<LaneWriter>>>>,
+    bells: BellPlace,
+    ringer: Mutex<rank::Bells, Ringer<Area>>,
 }
 
 impl Lanes {
+    fn new(own: Area, ring: usize) -> Self {
+        let bells = bells(ring);
+        let ringer = Mutex::new(Ringer::new(own.clone(), bells));
+        Self { own, ring, taken: Mutex::new(vec![None; LANES]), bells, ringer }
+    }
+
     fn place(&self, index: usize) -> LanePlace {
         LanePlace::new(index, lanes(self.ring), answers(self.ring))
     }
@@ -152,7 +161,7 @@ impl Channel {
             doorbell: OnceLock::new(),
             copies: Copies::default(),
             marks,
-            lanes: Lanes { own, ring, taken: Mutex::default() },
+            lanes: Lanes::new(own, ring),
         }
     }
 
@@ -191,14 +200,32 @@ impl Channel {
         }
     }
 
-    /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
+    /// Tells the other process that something new was shown at a spot, if it does not look there by itself, or sleeps.
     #[inline]
-    pub fn knock(&self) {
+    pub fn tell(&self, spot: Spot) {
+        self.lanes.own.fence();
+        if !is_looked_at(&self.peer, self.lanes.bells, spot) {
+            return self.ring_for(spot);
+        }
         if let Some(doorbell) = self.doorbell.get()
-            && doorbell.doorbell.knock()
+            && doorbell.doorbell.is_asleep()
         {
             doorbell.waker.wake();
         }
+    }
+
+    fn ring_for(&self, spot: Spot) {
+        self.lanes.ringer.lock().ring(spot);
+        if let Some(doorbell) = self.doorbell.get()
+            && doorbell.doorbell.ring(&self.peer)
+        {
+            doorbell.waker.wake();
+        }
+    }
+
+    /// The bells of the other process.
+    pub(super) fn listener(&self) -> Listener<Area> {
+        Listener::new(self.lanes.own.clone(), self.peer.clone(), self.lanes.bells)
     }
 
     /// The slot of the other process.

@@ -38,7 +38,7 @@ pub(super) enum News {
     Answered(Arc<Channel>),
     Closed(Arc<Channel>),
     /// A lane whose answers are to be looked at, and its tag.
-    Lane(Arc<LaneWriter>, u32),
+    Lane(Arc<Channel>, Arc<LaneWriter>, u32),
 }
 
 /// The descriptors that are watched, and the channels.

@@ -15,7 +15,7 @@ use super::channel::{Channel, Closed};
 use super::control::{Connection, Control, LISTENER_KEY, News, Opening};
 use super::handshake::{self, Status, is_valid_ring};
 use super::lane::LaneWriter;
-use super::layout::{ALLOCATION, answers, page, side_len};
+use super::layout::{ALLOCATION, answers, lanes, page, side_len};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Doorbell, Ears, OWN_DOORBELL};
 use super::poller::Poller;
@@ -193,7 +193,7 @@ impl Endpoint {
         let object = SharedObject::new(2 * side)?;
         for start in [0, side] {
             object.allocate(start, page() + ALLOCATION)?;
-            object.allocate(start + answers(ring), page())?;
+            object.allocate(start + answers(ring), lanes(ring) - answers(ring))?;
         }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;
         let (own, peer) = (map.part(0, side), map.part(side, side));
@@ -261,8 +261,8 @@ impl Endpoint {
     }
 
     /// Has the poller look at the answers to a lane, and name it by `tag`.
-    pub fn watch_lane(&self, lane: &Arc<LaneWriter>, tag: u32) {
-        self.shared.tell(News::Lane(Arc::clone(lane), tag));
+    pub fn watch_lane(&self, channel: &Arc<Channel>, lane: &Arc<LaneWriter>, tag: u32) {
+        self.shared.tell(News::Lane(Arc::clone(channel), Arc::clone(lane), tag));
     }
 
     /// The slot of this process.

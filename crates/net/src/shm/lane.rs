@@ -215,6 +215,12 @@ pub struct LaneReader<M = Area> {
 }
 
 impl<M: Memory> LaneReader<M> {
+    /// Its number in the writer's side.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.place.index
+    }
+
     /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
         let this = Self { own, peer, place, next: first.into(), answered: AtomicU64::new(0) };

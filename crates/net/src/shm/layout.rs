@@ -1,7 +1,9 @@
 //! The layout of shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
+use super::bells::{BellPlace, Spot};
+
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -44,7 +46,7 @@ pub(crate) fn page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_or(WORDS, |n| n.max(WORDS))
 }
 
-/// Bytes of one side with a ring of `ring` bytes: a page of words, the ring, a page of answers, and the lanes.
+/// Bytes of one side with a ring of `ring` bytes: a page of words, the ring, the words of the lanes, and the lanes.
 pub(crate) fn side_len(ring: usize) -> usize {
     lanes(ring) + LANES * LANE
 }
@@ -54,13 +56,21 @@ pub(crate) fn answers(ring: usize) -> usize {
     page() + ring
 }
 
+/// The words by which a side says where it looks, and by which it rings: behind its answers.
+pub(crate) fn bells(ring: usize) -> BellPlace {
+    let looks = answers(ring) + LANES * ANSWER;
+    BellPlace { looks, bells: looks + Spot::COUNT * 8 }
+}
+
 /// The place of the lanes.
 pub(crate) fn lanes(ring: usize) -> usize {
-    answers(ring) + page()
+    (bells(ring).bells + BELLS * 8).next_multiple_of(page())
 }
 
 /// Lanes of a side.
-pub(crate) const LANES: usize = 32;
+pub(crate) const LANES: usize = 128;
+/// Bells that are noted.
+pub(crate) const BELLS: usize = 512;
 /// Bytes of a lane.
 pub(crate) const LANE: usize = CELLS as usize * LINE;
 /// Cells of a lane.

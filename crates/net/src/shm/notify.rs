@@ -75,16 +75,10 @@ impl<M: SharedWords> Doorbell<M> {
         self.is_asleep()
     }
 
-    /// As [`ring`](Self::ring), for news that a reader who is awake finds by itself.
+    /// As [`ring`](Self::ring), for news that a reader who is awake finds by itself. The caller has fenced behind these.
     #[inline]
     #[must_use]
-    pub fn knock(&self) -> bool {
-        self.doorbells.fence();
-        self.is_asleep()
-    }
-
-    #[inline]
-    fn is_asleep(&self) -> bool {
+    pub fn is_asleep(&self) -> bool {
         let epoch = self.epoch.load(WORD, Ordering::Relaxed);
         epoch & 1 == 1 && self.woken.swap(epoch, Ordering::Relaxed) != epoch
     }

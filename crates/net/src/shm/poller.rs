@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use super::bells::{Listener, Rung, Spot};
 use super::channel::{Channel, Closed};
 use super::control::News;
 use super::endpoint::{Shared, read_wakes};
 use super::lane::{LaneReader, LaneWriter};
+use super::layout::BELLS;
+use super::memory::Area;
 use super::notify::{self, Ears, OWN_DOORBELL, doorbell_of};
 use super::ring::{Batch, Reader};
 
@@ -19,6 +22,11 @@ const COLD_AFTER: u64 = 256;
 const BATCH: usize = 64;
 /// After how many polls one of the other rings is looked into although it did not ring.
 const SWEEP_EVERY: u64 = 64;
+
+/// Most ends of lanes that are looked at in each poll.
+const HOT: usize = 32;
+/// A lane whose bell rings twice among so many is worth a look in each poll.
+const FREQUENT: u64 = 64;
 
 /// A change of a channel.
 #[derive(Clone, Debug)]
@@ -46,20 +54,58 @@ pub struct Poller {
     polls: u64,
     sweep: usize,
     events: VecDeque<Event>,
-    lanes: Vec<Lane>,
+    lanes: Lanes,
 }
 
-/// An end of a lane, which is looked at in each poll.
+/// The ends of lanes that are looked at.
+#[derive(Debug, Default)]
+struct Lanes {
+    /// Those that are looked at in each poll.
+    hot: Vec<Hot>,
+    /// The place among these that is asked next to make room.
+    hand: usize,
+    /// Others that have something, or had.
+    called: VecDeque<(usize, usize)>,
+    /// Bells that were heard.
+    bells: u64,
+}
+
+/// An end that is looked at in each poll.
+#[derive(Debug)]
+struct Hot {
+    end: LaneEnd,
+    id: LaneId,
+    /// It had something since it was asked last.
+    is_used: bool,
+}
+
+/// An end of a lane, at its spot of a channel.
 #[derive(Debug)]
 struct Lane {
     end: LaneEnd,
     /// The name that its owner has for it.
     tag: u32,
-    /// The channel by which it was opened, if it is read.
-    channel: Option<Arc<Channel>>,
+    /// The bell that rang last for it.
+    bell: u64,
 }
 
+/// Names an end of a lane that has something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneId {
+    line: usize,
+    spot: usize,
+    /// The name that its owner has for it.
+    pub tag: u32,
+}
+
+/// A look at the lanes that is under way.
 #[derive(Debug)]
+pub struct LaneLook {
+    hot: usize,
+    called: usize,
+}
+
+#[derive(Clone, Debug)]
 enum LaneEnd {
     Reader(Arc<LaneReader>),
     Writer(Arc<LaneWriter>),
@@ -89,6 +135,9 @@ struct Line {
     watched: bool,
     /// The poll that brought its last message.
     last: u64,
+    listener: Listener<Area>,
+    /// The ends of lanes by their spots.
+    lanes: Vec<Option<Lane>>,
 }
 
 impl Poller {
@@ -104,40 +153,158 @@ impl Poller {
             polls: 0,
             sweep: 0,
             events: VecDeque::new(),
-            lanes: Vec::new(),
+            lanes: Lanes::default(),
         }
     }
 
     /// Reads a lane from now on that was opened by `channel`, and names it by `tag`.
-    pub fn watch_lane(&mut self, channel: &Arc<Channel>, lane: Arc<LaneReader>, tag: u32) {
-        let channel = Some(Arc::clone(channel));
-        self.add_lane(Lane { end: LaneEnd::Reader(lane), tag, channel });
+    pub fn watch_lane(&mut self, channel: &Channel, lane: Arc<LaneReader>, tag: u32) {
+        let spot = Spot::Cells(lane.index());
+        self.add_lane(channel, spot, LaneEnd::Reader(lane), tag);
     }
 
-    fn add_lane(&mut self, lane: Lane) {
-        self.lanes.retain(|lane| !lane.end.is_over());
-        self.lanes.push(lane);
+    /// Cells or answers may have come before.
+    fn add_lane(&mut self, channel: &Channel, spot: Spot, end: LaneEnd, tag: u32) {
+        let (line, spot) = (channel.id.index, spot.number());
+        self.cool(line, Some(spot));
+        if let Some(Some(of_channel)) = self.lines.get_mut(line) {
+            of_channel.lanes.resize_with(Spot::COUNT, || None);
+            of_channel.lanes[spot] = Some(Lane { end, tag, bell: 0 });
+            self.lanes.called.push_back((line, spot));
+        }
     }
 
-    /// The peer has written nonsense to the lane that is read for `tag`: closes its channel.
+    /// The peer has written nonsense to a lane: closes its channel.
     #[cold]
-    pub fn break_lane(&mut self, tag: u32) {
-        let of_tag = |lane: &&Lane| lane.tag == tag && lane.channel.is_some();
-        if let Some(channel) = self.lanes.iter().find(of_tag).and_then(|l| l.channel.as_ref()) {
-            channel.close(Closed::Nonsense);
-            self.closed.push(channel.id.index);
+    pub fn break_lane(&mut self, id: LaneId) {
+        if let Some(Some(line)) = self.lines.get(id.line) {
+            line.channel.close(Closed::Nonsense);
+            self.closed.push(id.line);
             self.rung |= OWN_DOORBELL;
         }
     }
 
-    /// Forgets the lane at this place, if nobody uses it any more; whether it did.
+    /// Forgets a lane, if nobody uses it any more.
     #[cold]
-    pub fn forget_lane(&mut self, place: usize) -> bool {
-        let is_over = self.lanes.get(place).is_some_and(|lane| lane.end.is_over());
-        if is_over {
-            self.lanes.remove(place);
+    pub fn forget_lane(&mut self, id: LaneId) {
+        let Some(Some(line)) = self.lines.get_mut(id.line) else { return };
+        let Some(place) = line.lanes.get_mut(id.spot) else { return };
+        if place.as_ref().is_some_and(|lane| lane.end.is_over()) {
+            *place = None;
+            self.cool(id.line, Some(id.spot));
         }
-        is_over
+    }
+
+    /// Begins a look at the lanes.
+    #[inline]
+    pub fn look_at_lanes(&mut self) -> LaneLook {
+        for place in 0..WATCHED {
+            let Some(index) = self.watched[place] else { break };
+            if self.lines.get(index).is_some_and(|line| line.as_ref().is_some_and(Line::is_called))
+            {
+                self.hear_bells(index);
+            }
+        }
+        LaneLook { hot: 0, called: self.lanes.called.len() }
+    }
+
+    /// The next lane with a cell or an answer.
+    #[inline]
+    pub fn next_lane(&mut self, look: &mut LaneLook) -> Option<LaneId> {
+        while let Some(hot) = self.lanes.hot.get_mut(look.hot) {
+            look.hot += 1;
+            if hot.end.has_news() {
+                hot.is_used = true;
+                return Some(hot.id);
+            }
+        }
+        if look.called > 0 { self.next_called(look) } else { None }
+    }
+
+    fn next_called(&mut self, look: &mut LaneLook) -> Option<LaneId> {
+        while look.called > 0 {
+            look.called -= 1;
+            let (index, spot) = self.lanes.called.pop_front()?;
+            let Some(Some(line)) = self.lines.get_mut(index) else { continue };
+            let Some(Some(lane)) = line.lanes.get_mut(spot) else { continue };
+            if lane.end.has_news() {
+                let id = LaneId { line: index, spot, tag: lane.tag };
+                let is_frequent =
+                    self.lanes.bells.wrapping_sub(lane.bell) <= FREQUENT && lane.bell != 0;
+                lane.bell = self.lanes.bells.max(1);
+                if is_frequent {
+                    self.heat(id);
+                }
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// A lane was served. It is called once more if it has something still, which no bell tells.
+    #[inline]
+    pub fn end_lane(&mut self, id: LaneId) {
+        if self.lanes.hot.iter().all(|hot| hot.id != id) {
+            let Some(Some(line)) = self.lines.get(id.line) else { return };
+            if line.lanes.get(id.spot).and_then(Option::as_ref).is_some_and(|l| l.end.has_news()) {
+                self.lanes.called.push_back((id.line, id.spot));
+            }
+        }
+    }
+
+    /// Looks at a lane in each poll from now on, if there is room, or one that was not used of late gives way.
+    fn heat(&mut self, id: LaneId) {
+        let Lanes { hot, hand, .. } = &mut self.lanes;
+        if hot.iter().any(|hot| hot.id == id) {
+            return;
+        }
+        if hot.len() == HOT {
+            *hand = (*hand + 1) % HOT;
+            if std::mem::take(&mut hot[*hand].is_used) {
+                return;
+            }
+            let LaneId { line, spot, .. } = hot[*hand].id;
+            self.cool(line, Some(spot));
+        }
+        let Some(Some(line)) = self.lines.get(id.line) else { return };
+        let Some(Some(lane)) = line.lanes.get(id.spot) else { return };
+        line.listener.look_at(id.spot);
+        self.lanes.hot.push(Hot { end: lane.end.clone(), id, is_used: true });
+    }
+
+    /// Looks no more at a lane, or at all of a channel, without a bell.
+    fn cool(&mut self, index: usize, spot: Option<usize>) {
+        let Self { lines, lanes: Lanes { hot, called, .. }, .. } = self;
+        hot.retain(|hot| {
+            let is_it = hot.id.line == index && spot.is_none_or(|spot| spot == hot.id.spot);
+            if is_it && let Some(Some(line)) = lines.get(index) {
+                line.listener.look_away(hot.id.spot);
+                if hot.end.has_news() {
+                    called.push_back((index, hot.id.spot));
+                }
+            }
+            !is_it
+        });
+    }
+
+    /// Hears the bells of a channel; whether any rang.
+    fn hear_bells(&mut self, index: usize) -> bool {
+        let Some(Some(line)) = self.lines.get_mut(index) else { return false };
+        let Lanes { called, bells, .. } = &mut self.lanes;
+        let before = called.len();
+        // A peer that rings for ever waits for the next look.
+        for _ in 0..BELLS {
+            match line.listener.next() {
+                Some(Rung::Spot(spot)) => called.push_back((index, spot)),
+                Some(Rung::All) => {
+                    let taken = (0..line.lanes.len()).filter(|&spot| line.lanes[spot].is_some());
+                    called.extend(taken.map(|spot| (index, spot)));
+                }
+                None => break,
+            }
+            *bells += 1;
+        }
+        called.len() > before
     }
 
     /// Whether a ring has messages that were not read.
@@ -146,20 +313,10 @@ impl Poller {
         self.lines.iter().flatten().any(|line| line.reader.is_ready())
     }
 
-    /// Lanes that are read.
-    #[must_use]
-    pub fn lanes_read(&self) -> usize {
-        let is_read = |lane: &&Lane| matches!(lane.end, LaneEnd::Reader(_)) && !lane.end.is_over();
-        self.lanes.iter().filter(is_read).count()
-    }
-
-    /// The first lane from place `from` on with a cell or an answer: its place and tag.
+    /// Whether a lane has a cell or an answer, or may have.
     #[inline]
-    #[must_use]
-    pub fn next_lane(&self, from: usize) -> Option<(usize, u32)> {
-        let rest = self.lanes.get(from..)?;
-        let at = rest.iter().position(|lane| lane.end.has_news())?;
-        Some((from + at, rest[at].tag))
+    fn have_lanes_news(&self) -> bool {
+        !self.lanes.called.is_empty() || self.lanes.hot.iter().any(|hot| hot.end.has_news())
     }
 
     /// Hands the messages that have come to `each`, those of one channel together, in the order of sending. Messages
@@ -188,7 +345,8 @@ impl Poller {
     pub fn finds_nothing(&mut self) -> bool {
         let polls = self.polls.wrapping_add(1);
         let is_ready = |&index: &usize| {
-            self.lines.get(index).and_then(Option::as_ref).is_some_and(|l| l.reader.is_ready())
+            let line = self.lines.get(index).and_then(Option::as_ref);
+            line.is_some_and(|line| line.reader.is_ready() || line.is_called())
         };
         let is_due = polls.is_multiple_of(SWEEP_EVERY)
             || self.rung != 0
@@ -197,7 +355,7 @@ impl Poller {
             || !self.events.is_empty();
         if is_due
             || self.watched.iter().map_while(Option::as_ref).any(is_ready)
-            || self.next_lane(0).is_some()
+            || self.have_lanes_news()
         {
             return false;
         }
@@ -248,7 +406,7 @@ impl Poller {
             && self.rung == 0
             && !self.ears.is_rung()
             && !self.lines.iter().flatten().any(Line::has_work)
-            && self.next_lane(0).is_none()
+            && !self.have_lanes_news()
     }
 
     #[cold]
@@ -300,13 +458,17 @@ impl Poller {
                     if self.lines.len() <= index {
                         self.lines.resize_with(index + 1, || None);
                     }
-                    self.lines[index] = Some(Line { channel, reader, watched: false, last: 0 });
+                    let listener = channel.listener();
+                    let (watched, last, lanes) = (false, 0, Vec::new());
+                    let line = Line { channel, reader, watched, last, listener, lanes };
+                    self.lines[index] = Some(line);
                     // The peer may have sent before it could ring.
                     self.rung |= doorbell_of(index);
                 }
                 News::Answered(channel) => self.events.push_back(Event::Established(channel)),
-                News::Lane(lane, tag) => {
-                    self.add_lane(Lane { end: LaneEnd::Writer(lane), tag, channel: None });
+                News::Lane(channel, lane, tag) => {
+                    let spot = Spot::Answers(lane.index());
+                    self.add_lane(&channel, spot, LaneEnd::Writer(lane), tag);
                 }
                 News::Closed(channel) => {
                     let line = self.lines.get(channel.id.index).and_then(Option::as_ref);
@@ -351,17 +513,18 @@ impl Poller {
         each: &mut impl FnMut(&Arc<Channel>, Batch<'_>),
     ) -> usize {
         let n = self.read(index, each);
+        let is_called = self.hear_bells(index);
         let Some(Some(line)) = self.lines.get_mut(index) else { return n };
         line.feed();
         if line.channel.take_answer() {
             self.events.push_back(Event::Room(Arc::clone(&line.channel)));
         }
-        if n > 0 && !line.watched {
+        if (n > 0 || is_called) && !line.watched {
             self.watch(index);
         }
         if let Some(Some(line)) = self.lines.get(index)
             && !line.watched
-            && line.reader.is_ready()
+            && (line.reader.is_ready() || line.is_called())
         {
             self.rung |= doorbell_of(index);
         }
@@ -413,6 +576,7 @@ impl Poller {
             }
         }
         self.closed.retain(|&i| i != index);
+        self.cool(index, None);
         let Some(line) = self.lines[index].take() else { return n };
         if line.watched {
             // The watched ones stand in front.
@@ -429,9 +593,16 @@ impl Poller {
 }
 
 impl Line {
+    /// Whether a bell rang for a lane.
+    #[inline]
+    fn is_called(&self) -> bool {
+        self.listener.is_rung()
+    }
+
     /// Tells whether there is work of which the peer might not tell again.
     fn has_work(&self) -> bool {
         self.reader.is_ready()
+            || self.is_called()
             || (self.reader.is_room_asked() && self.channel.is_established())
             || self.channel.is_answered()
     }

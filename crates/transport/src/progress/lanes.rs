@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use anyverbs_links::shm::{LaneCall, MAX_LANES, Short};
-use anyverbs_net::shm::{Channel, Poller};
+use anyverbs_links::shm::{LaneCall, Short};
+use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::mr::{Access, LastLocal};
@@ -59,23 +59,21 @@ impl Driver {
         mut into: Option<&mut dyn Caller>,
     ) -> Found {
         let mut all = Found::default();
-        let mut from = 0;
-        while let Some((place, tag)) = poller.next_lane(from) {
-            from = place + 1;
-            let qpn = Qpn::new(tag);
+        let mut look = poller.look_at_lanes();
+        while let Some(lane) = poller.next_lane(&mut look) {
+            let qpn = Qpn::new(lane.tag);
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let cell = known.or_else(|| self.transport.qps.find(qpn));
             let found = cell.as_ref().and_then(|cell| self.serve(cell, ring, reborrow(&mut into)));
             let Some(found) = found else {
                 // Its queue pair has ended, or has left it.
-                if poller.forget_lane(place) {
-                    from = place;
-                }
+                poller.forget_lane(lane);
                 continue;
             };
             if found.is_broken {
-                poller.break_lane(tag);
+                poller.break_lane(lane);
             }
+            poller.end_lane(lane);
             self.count_lane(&found);
             all.taken += found.taken;
             (all.any, all.is_out_of_turn) = (true, all.is_out_of_turn | found.is_out_of_turn);
@@ -205,7 +203,7 @@ impl Driver {
         }
         if found.taken > 0 {
             link.same_host.lanes.answer(machine.executed());
-            link.knock();
+            link.same_host.lanes.tell_answer();
         }
         (any.then_some(found), is_over)
     }
@@ -237,7 +235,7 @@ impl Driver {
     pub(super) fn accept_lane(&self, poller: &mut Poller, channel: &Arc<Channel>, call: LaneCall) {
         let refuse = || {
             channel.refuse_lane(call.index.into(), call.first);
-            channel.knock();
+            channel.tell(Spot::Answers(call.index.into()));
         };
         let Some(cell) = self.transport.qps.find(call.dest) else { return refuse() };
         let mut state = cell.state.lock();
@@ -247,14 +245,14 @@ impl Driver {
             && machine.dest_qpn() == call.from
             && link.is_from_peer(call.digest)
             && link.shm_peer().is_some();
-        if !is_peer || poller.lanes_read() >= MAX_LANES {
+        if !is_peer {
             return refuse();
         }
         if let Some(lane) = link.same_host.lanes.accept(channel, &call) {
             poller.watch_lane(channel, lane, call.dest.get());
             link.settle_short_ways(machine);
         }
-        channel.knock();
+        channel.tell(Spot::Answers(call.index.into()));
     }
 }
 
@@ -319,7 +317,7 @@ pub(super) fn drain(
         if executed.is_some() {
             machine.note_told();
         }
-        link.knock();
+        link.same_host.lanes.tell_answer();
     }
     any.then_some(found)
 }

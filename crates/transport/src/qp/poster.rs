@@ -172,7 +172,7 @@ impl Poster<'_> {
         if std::mem::take(&mut self.by_lane) {
             self.region.release();
             if let Some(state) = &self.state {
-                state.link.knock();
+                state.link.same_host.lanes.tell_cell();
             }
         }
         let Some(state) = self.state.as_mut().filter(|_| self.short.is_any()) else { return };

@@ -229,14 +229,6 @@ impl QpContext {
         route.and_then(Route::shm_peer)
     }
 
-    /// Wakes the other process, if it sleeps: something new lies in a lane, or in an answer.
-    #[inline]
-    pub(crate) fn knock(&self) {
-        if let Some(route) = self.to.route.as_ref().and_then(Route::shm) {
-            route.peer.channel().knock();
-        }
-    }
-
     /// Leaves shared memory for UDP.
     pub(crate) fn reroute(
         &mut self,
