@@ -18,7 +18,7 @@ use anyverbs_proto::wr::AddressVector;
 use crate::direct::{self, LastTarget};
 pub use crate::outgoing::{Outgoing, Refused};
 use crate::path::Path;
-use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
+use crate::shm::{self, Lanes, Peer, ShmRoute, Spare, Unflushed};
 use crate::times::PROBE_AFTER;
 use crate::udp::{Asked, Staged, UdpRoute};
 use crate::{Links, inproc};
@@ -216,6 +216,20 @@ impl Route {
         match self {
             Self::Udp(route) => Some(out.udp.send_run(links, route, run, &mut out.target)),
             Self::Shm(_) | Self::Inproc | Self::HandingOn => None,
+        }
+    }
+
+    /// Asks the peer for a lane of the queue pair `from` to the queue pair `dest`, if the link has lanes, and it is time.
+    #[inline]
+    pub fn ask_for_lane(
+        &self,
+        out: &mut Outbox,
+        (spare, lanes): (&mut Spare, &mut Lanes),
+        links: &'static Links,
+        (from, dest): (Qpn, Qpn),
+    ) {
+        if let Self::Shm(route) = self {
+            lanes.ask(links, route, &mut out.shm, spare, (from, dest));
         }
     }
 

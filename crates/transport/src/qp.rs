@@ -16,7 +16,6 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use anyverbs_links::shm::Unflushed;
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
@@ -480,13 +479,11 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        let short = Unflushed::default();
         Ok(Poster {
             cell: &self.0,
             state: Some(state),
             call: None,
             sends: false,
-            short,
             by_lane: false,
             region: LastLocal::default(),
         })

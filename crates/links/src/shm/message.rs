@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use anyverbs_net::shm::{MAX_HEADER, Message, ONE_LINE};
+use anyverbs_net::shm::{MAX_HEADER, Message};
 use anyverbs_proto::payload::Data;
-use anyverbs_proto::qp::{Arrival, Incoming, ShortRequest, ShortSend};
+use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
@@ -180,55 +180,6 @@ pub(super) fn emit_connected(
 ) -> usize {
     head[..CONNECTED_LEN].copy_from_slice(&fixed(&headers.bth, digest, packets, acks));
     CONNECTED_LEN + headers.emit_extensions(&mut head[CONNECTED_LEN..])
-}
-
-const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
-
-/// Writes the header of a SEND in one packet, without immediate data.
-#[inline]
-pub(super) fn emit_short_send(
-    dest: Qpn,
-    solicited: bool,
-    planned: &ShortSend,
-    digest: Digest,
-    line: &mut [u8; ONE_LINE],
-) {
-    let bth = Bth { solicited, ack_req: true, ..Bth::new(SEND, dest, planned.psn) };
-    line[..CONNECTED_LEN].copy_from_slice(&fixed(&bth, digest, 1, planned.acks));
-}
-
-/// A SEND in one packet that has come, without immediate data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortArrival {
-    /// Its queue pair.
-    pub dest: Qpn,
-    /// Where it came from.
-    pub digest: Digest,
-    /// The part that the machine takes.
-    pub send: ShortRequest,
-}
-
-impl ShortArrival {
-    /// Reads a message from process `from` to process `to` of this host, both slots. `None` if it is anything else.
-    #[inline]
-    pub fn read(message: &Message<'_>, (from, to): (u8, u8)) -> Option<Self> {
-        /// Kind, opcode and number of packets.
-        const KIND: u64 = 0xffff_00ff;
-        const OF_SEND: u64 = CONNECTED as u64 | (SEND.code() as u64) << 16 | 1 << 24;
-        let fixed = message.header_of::<CONNECTED_LEN>()?;
-        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
-        let (first, second) = (word(0), word(8));
-        (first & KIND == OF_SEND).then(|| Self {
-            dest: Qpn::new(u32::from(to) << 16 | (second >> 48) as u32),
-            digest: Digest((first >> 32) as u32).from_slot(from),
-            send: ShortRequest {
-                psn: Psn::new(second as u32 & 0xff_ffff),
-                solicited: first & SOLICITED != 0,
-                ack_req: first & ACK_REQ != 0,
-                acks: (first & ACKS != 0).then(|| Psn::new((second >> 24) as u32 & 0xff_ffff)),
-            },
-        })
-    }
 }
 
 /// Source and destination of a connection's packets, and the slot of the process that sends them.

@@ -9,14 +9,13 @@ use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{Access, LastLocal, LastRemote};
 use anyverbs_proto::payload::Payload;
-use anyverbs_proto::qp::{Arrival, ShortSend};
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
 use anyverbs_proto::wr::{AddressVector, Sge};
 
-use super::message::{CONNECTED_LEN, Digest, Front, emit_connected, emit_short_send, is_connected};
+use super::message::{Digest, Front, emit_connected, is_connected};
 use super::{Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
@@ -126,36 +125,6 @@ impl ShmRoute {
             links.wake_before(until);
         }
         found
-    }
-
-    /// Puts a SEND that was planned into the ring, if it goes into one line, and nothing is in its way. If not, the general
-    /// way finds out why.
-    #[inline]
-    pub fn send_short(
-        &self,
-        out: &mut Unflushed,
-        spare: &mut Spare,
-        links: &'static Links,
-        (dest, pd): (Qpn, u32),
-        (data, solicited): (ShortData<'_>, bool),
-        planned: &ShortSend,
-    ) -> bool {
-        let len = planned.len as usize;
-        if len > ONE_LINE - CONNECTED_LEN {
-            return false;
-        }
-        let (sender, region) = out.sender(links, &self.peer, spare);
-        let mut line = [0; ONE_LINE];
-        let to = line[CONNECTED_LEN..].as_mut_ptr() as u64;
-        if !data.copy(links, (pd, region), to, len) {
-            return false;
-        }
-        emit_short_send(dest, solicited, planned, self.digest, &mut line);
-        let sent = sender.commit_line(CONNECTED_LEN, len, &line);
-        if sent {
-            out.note(Bth::LEN + len, len, planned.acks.is_some());
-        }
-        sent
     }
 
     /// Puts a packet into the ring.

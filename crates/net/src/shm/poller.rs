@@ -90,10 +90,12 @@ struct Lane {
 }
 
 /// Names an end of a lane that has something.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LaneId {
     line: usize,
     spot: usize,
+    /// It is not looked at in each poll.
+    was_called: bool,
     /// The name that its owner has for it.
     pub tag: u32,
 }
@@ -228,7 +230,7 @@ impl Poller {
             let Some(Some(line)) = self.lines.get_mut(index) else { continue };
             let Some(Some(lane)) = line.lanes.get_mut(spot) else { continue };
             if lane.end.has_news() {
-                let id = LaneId { line: index, spot, tag: lane.tag };
+                let id = LaneId { line: index, spot, was_called: true, tag: lane.tag };
                 let is_frequent =
                     self.lanes.bells.wrapping_sub(lane.bell) <= FREQUENT && lane.bell != 0;
                 lane.bell = self.lanes.bells.max(1);
@@ -244,7 +246,7 @@ impl Poller {
     /// A lane was served. It is called once more if it has something still, which no bell tells.
     #[inline]
     pub fn end_lane(&mut self, id: LaneId) {
-        if self.lanes.hot.iter().all(|hot| hot.id != id) {
+        if id.was_called {
             let Some(Some(line)) = self.lines.get(id.line) else { return };
             if line.lanes.get(id.spot).and_then(Option::as_ref).is_some_and(|l| l.end.has_news()) {
                 self.lanes.called.push_back((id.line, id.spot));
@@ -255,9 +257,10 @@ impl Poller {
     /// Looks at a lane in each poll from now on, if there is room, or one that was not used of late gives way.
     fn heat(&mut self, id: LaneId) {
         let Lanes { hot, hand, .. } = &mut self.lanes;
-        if hot.iter().any(|hot| hot.id == id) {
+        if hot.iter().any(|hot| (hot.id.line, hot.id.spot) == (id.line, id.spot)) {
             return;
         }
+        let id = LaneId { was_called: false, ..id };
         if hot.len() == HOT {
             *hand = (*hand + 1) % HOT;
             if std::mem::take(&mut hot[*hand].is_used) {

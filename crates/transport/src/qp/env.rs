@@ -96,6 +96,21 @@ impl<'a> Call<'a> {
         false
     }
 
+    /// Asks the peer for a lane, where the link has such and none is open.
+    #[inline]
+    pub(crate) fn ask_for_lane(&mut self, machine: &anyverbs_proto::qp::Qp, link: &mut QpContext) {
+        if let (Some(route), QpType::Rc) = (&link.to.route, self.cell.qp_type) {
+            let SameHost { spare, lanes, .. } = &mut link.same_host;
+            let (from, dest) = (machine.qpn(), machine.dest_qpn());
+            route.ask_for_lane(
+                &mut self.out,
+                (spare, lanes),
+                self.cell.transport.links,
+                (from, dest),
+            );
+        }
+    }
+
     /// Answers a credit probe again.
     pub(crate) fn echo(&mut self, asked: &Asked, limit: u64) {
         self.out.echo(self.cell.transport.links, asked, limit);

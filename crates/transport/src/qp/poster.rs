@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyverbs_links::Links;
-use anyverbs_links::route::Route;
-use anyverbs_links::shm::{ShortData, Unflushed};
+use anyverbs_links::shm::{CELL_PAYLOAD, ShortData};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::direct::{Direct, Direction, Local};
@@ -23,8 +22,6 @@ pub struct Poster<'a> {
     /// From the first request on that is more than a receive that is queued.
     pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,
-    /// SENDs that have left by the same-host link's ring, and that its reader does not see yet.
-    pub(super) short: Unflushed,
     /// SENDs have left by a lane.
     pub(super) by_lane: bool,
     /// The region of the last of them.
@@ -128,45 +125,19 @@ impl Poster<'_> {
     fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
         let Some(state) = &mut self.state else { return false };
         // The result of `short_ways` is stale while a call is under way.
-        if self.call.is_none() && !self.short.is_any() {
-            let links = self.cell.transport.links;
-            if state.send_short(links, &mut self.region, (wr_id, flags, sge)) {
-                self.by_lane = true;
-                return true;
-            }
-            if !self.by_lane {
-                self.region.release();
-            }
-        }
-        let State { machine, link, .. } = &mut **state;
-        let route = link.to.route.as_ref().filter(|_| !link.blocked);
-        let Some(route) = route.and_then(Route::shm) else {
-            return false;
-        };
         if self.call.is_some() {
             return false;
         }
-        let planned = machine.plan_short_send(flags, sge.len, &link.to.props);
-        let Some(planned) = planned else { return false };
         let links = self.cell.transport.links;
-        let to = (machine.dest_qpn(), machine.init().pd);
-        let data = if flags.contains(SendFlags::INLINE) {
-            let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
-            ShortData::Inline(bytes)
-        } else {
-            ShortData::Element(&sge)
-        };
-        let (short, spare) = (&mut self.short, &mut link.same_host.spare);
-        let solicited = flags.contains(SendFlags::SOLICITED);
-        let sent = route.send_short(short, spare, links, to, (data, solicited), &planned);
-        if sent {
-            machine.book_short_send(wr_id, flags, sge, planned, &link.to.props);
-            link.same_host.lanes.ask(links, route, short, spare, (machine.qpn(), to.0));
+        let sent = state.send_short(links, &mut self.region, (wr_id, flags, sge));
+        self.by_lane |= sent;
+        if !self.by_lane {
+            self.region.release();
         }
         sent
     }
 
-    /// Shows the SENDs that have left to their reader.
+    /// Shows the SENDs that have left by a lane to their reader.
     #[inline]
     fn end_short(&mut self) {
         if std::mem::take(&mut self.by_lane) {
@@ -175,16 +146,6 @@ impl Poster<'_> {
                 state.link.same_host.lanes.tell_cell();
             }
         }
-        let Some(state) = self.state.as_mut().filter(|_| self.short.is_any()) else { return };
-        let transport = self.cell.transport;
-        self.short.flush(transport.links);
-        let State { machine, link, .. } = &mut **state;
-        if let Some(spare) = self.short.take_spare() {
-            link.same_host.spare = spare;
-        }
-        // They may have carried the ACK that was owed.
-        let owes = machine.owes_ack() || link.owed.gathers;
-        transport.owed.note(self.cell.qpn, &mut link.owed.debt, owes);
     }
 
     /// Posts a send. It starts when the poster is dropped, or at once.
@@ -204,7 +165,6 @@ impl Poster<'_> {
     /// [`PostError::Send`].
     pub fn queue(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.sends = true;
-        // The general way locks the ring again.
         self.end_short();
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
@@ -213,7 +173,12 @@ impl Poster<'_> {
             // A request that has to follow those SENDs may go at once.
             machine.receive_executed(executed, &mut call.env(link));
         }
-        Ok(machine.post_send(wr, &mut call.env(link))?)
+        machine.post_send(wr, &mut call.env(link))?;
+        let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
+        if wr.op == SendOp::Send && len <= CELL_PAYLOAD && wr.sges.len() == 1 {
+            call.ask_for_lane(machine, link);
+        }
+        Ok(())
     }
 
     /// The number of sends that the queue still takes, so that a list can be posted whole or not at all.

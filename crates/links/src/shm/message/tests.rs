@@ -148,19 +148,6 @@ fn a_packet_says_for_how_many_it_stands_in_either_form() {
 }
 
 #[test]
-fn a_short_send_is_written_as_the_general_way_writes_it() {
-    for (solicited, acks) in [(false, None), (true, None), (false, Some(Psn::new(0xab_cdef)))] {
-        let mut headers = send();
-        (headers.bth.solicited, headers.bth.ack_req) = (solicited, true);
-        let (dest, psn) = (headers.bth.dest_qpn, headers.bth.psn);
-        let mut line = [0; ONE_LINE];
-        let planned = ShortSend { psn, len: 0, acks };
-        emit_short_send(dest, solicited, &planned, digest(&arrival(1)), &mut line);
-        assert_eq!(line[..CONNECTED_LEN], message(&arrival(1), &headers, 0, acks));
-    }
-}
-
-#[test]
 fn a_digest_tells_addresses_directions_and_slots_apart() {
     let [a, b, c] = [1, 2, 3].map(|last| arrival(last).source);
     let all = [(a, b), (b, a), (a, c), (c, a), (b, c)].map(|(from, to)| Digest::new(from, to));
