@@ -73,7 +73,7 @@ pub struct Ringer<M> {
 }
 
 impl<M: Memory> Ringer<M> {
-    /// Of a side whose words are zero.
+    /// The words of its side are zero.
     pub fn new(own: M, place: BellPlace) -> Self {
         Self { own, place, last: 0 }
     }
@@ -113,7 +113,7 @@ pub struct Listener<M> {
 }
 
 impl<M: Memory> Listener<M> {
-    /// Of a side whose words are zero.
+    /// The words of its side are zero.
     pub fn new(own: M, peer: M, place: BellPlace) -> Self {
         Self { own, peer, place, heard: 0 }
     }

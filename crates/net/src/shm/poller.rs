@@ -60,7 +60,7 @@ pub struct Poller {
 /// The ends of lanes that are looked at.
 #[derive(Debug, Default)]
 struct Lanes {
-    /// Those that are looked at in each poll.
+    /// The ends that are looked at in each poll.
     hot: Vec<Hot>,
     /// The place among these that is asked next to make room.
     hand: usize,
