@@ -253,7 +253,7 @@ fn check(words: [&str; 2], mode: &str, suppressions: &str) -> (Option<i32>, Stri
 }
 
 #[test]
-fn the_checker_finds_each_mistake_and_nothing_in_what_is_right() {
+fn the_checker_finds_each_mistake_and_nothing_else() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks");
     let mut checks = 0;
     for page in fs::read_dir(pages).unwrap() {

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_found_by_its_code_and_by_vendor_err() {
+    fn a_cause_is_found_by_code_and_vendor_err() {
         for word in ["AV1204", "av1204", "1204", "0x4b4"] {
             assert_eq!(heading(word), "## AV1204: the peer's process has ended", "{word}");
         }

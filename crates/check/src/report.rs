@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suppression_names_a_check_and_a_part_of_a_frame() {
+    fn a_suppression_names_a_check_and_part_of_a_frame() {
         let finding = finding();
         let shown = Shown::new(&finding);
         let is_suppressed = |text| shown.is_suppressed(&parse(text));

@@ -131,7 +131,7 @@ fn a_configuration_that_cannot_be_read_is_the_launchers_failure() {
 }
 
 #[test]
-fn an_option_that_cannot_be_meant_is_refused_in_one_line() {
+fn an_impossible_option_is_refused_in_one_line() {
     let scratch = Scratch::new("option");
     for (option, value, expected) in [
         ("--config", "", "the name of a file"),

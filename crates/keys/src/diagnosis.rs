@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_has_ended_is_told_from_one_that_never_was() {
+    fn an_ended_key_is_told_from_an_unknown_one() {
         let table = MrTable::new(10, 1);
         let keys = table.register(REGION).unwrap();
         table.deregister(keys.lkey).unwrap();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_another_queue_pair_is_told_after_every_other_fault() {
+    fn another_queue_pairs_window_is_the_last_fault_told() {
         let table = MrTable::new(10, 1);
         let access = REGION.access | Access::MW_BIND;
         let keys = table.register(Region { access, ..REGION }).unwrap();

@@ -296,7 +296,7 @@ fn the_last_local_access_answers_as_a_new_one_would() {
 }
 
 #[test]
-fn all_of_a_region_or_window_is_found_by_its_key_alone() {
+fn a_region_or_window_is_found_by_key_alone() {
     let table = MrTable::new(10, 1);
     let access = REGION.access | Access::MW_BIND;
     let keys = table.register(Region { access, ..REGION }).unwrap();
@@ -368,7 +368,7 @@ fn rebinding_or_ending_a_window_waits_for_accesses() {
 }
 
 #[test]
-fn a_table_holds_as_many_regions_as_it_was_made_for() {
+fn a_table_holds_the_regions_it_was_made_for() {
     // A multiple of the table's steps, and one more.
     for capacity in [2 * CHUNK as u32, 2 * CHUNK as u32 + 1] {
         let table = MrTable::new(capacity, 1);

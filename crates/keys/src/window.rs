@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_2_window_is_invalidated_once_by_its_queue_pair() {
+    fn a_type_2_window_is_invalidated_once() {
         let (table, keys) = table();
         let [one, two] = [WindowType::Type1, WindowType::Type2]
             .map(|kind| table.alloc_window(PD, kind).unwrap());

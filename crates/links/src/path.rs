@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_goes_on_while_nobody_waits_and_gives_way_to_those_who_do() {
+    fn a_holder_gives_way_only_to_those_who_wait() {
         let mut sharing = Sharing::of(PLACES + 1);
         for n in 0..PLACES {
             assert!((0..10 * TURN).all(|psn| sharing.may_send(n, psn)));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_leaves_gives_its_place_or_its_turn_to_the_next() {
+    fn leaving_gives_place_or_turn_to_the_next() {
         let mut sharing = Sharing::full(PLACES + 3);
         for n in [PLACES, 0] {
             let path = Arc::clone(&sharing.path);

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_is_not_given_up_for_time_without_a_look() {
+    fn a_full_ring_is_never_given_up_without_a_look() {
         let begin = Time::from_nanos(1);
         let mut waiting = RoomWait { asked: Some(begin), ..RoomWait::default() };
         let continued = begin + SILENCE * 6;

@@ -15,7 +15,7 @@ pub(crate) const STRANGER: Duration = PROBE_AFTER.saturating_mul(4);
 
 /// Longest wait, in milliseconds, for another program that lives and does not take what comes. It may wait for the processor, but one that never
 /// reads must not stop its sender. Tests: `pace::tests::a_sender_without_receives_asks_again_and_gives_up`, and in
-/// `anyverbs-transport` `handing::tests::a_process_that_does_not_read_is_waited_for_once_in_a_while`.
+/// `anyverbs-transport` `handing::tests::a_process_that_never_reads_is_waited_for_rarely`.
 pub const NOT_READING: Duration = Duration::from_millis(200);
 
 /// Longest wait, in milliseconds, for a device of this make that has become silent: an answer to a credit probe, or room in a full ring.

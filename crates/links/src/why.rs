@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_of_a_drop_is_taken_for_its_packet_alone() {
+    fn a_reason_of_a_drop_counts_for_its_packet_alone() {
         let (here, there) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let (back, psn) = (Flow::new(there, here, 4791, 50_000), Psn::new(0x12_3456));
         let datagram = |cause, psn| {

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn sending_does_not_wait_for_a_process_that_does_not_read() {
+    fn sending_never_waits_for_a_process_that_ignores_it() {
         let [a, b] = pair("full");
         let to = b.slot.number();
         let mut sent = 0;

@@ -139,7 +139,7 @@ fn hold_lock_and_slot() {
 }
 
 #[test]
-fn a_neighbour_is_waited_for_until_the_kernel_knows_it_or_gives_up() {
+fn a_neighbour_is_waited_for_until_the_kernel_decides() {
     if !netns::isolate_as_root() {
         return;
     }

@@ -163,7 +163,7 @@ fn messages_arrive_whole_behind_a_zero_that_was_put_ahead() {
 }
 
 #[test]
-fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
+fn a_batch_is_visible_whole_behind_its_first_message() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
     check(|| {
         let (mut writer, mut reader, ..) = ring::<true>(256);
@@ -438,7 +438,7 @@ fn lane<const F: bool>() -> (LaneWriter<Model<F>>, LaneReader<Model<F>>) {
 }
 
 #[test]
-fn a_cell_of_a_lane_is_whole_when_its_number_is_there() {
+fn a_lanes_cell_is_whole_once_its_number_is_there() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
     check(|| {
         let (writer, reader) = lane::<true>();

@@ -129,7 +129,7 @@ fn nobody_is_mistaken_for_the_holder_of_a_service() {
 }
 
 #[test]
-fn a_user_that_took_the_name_of_the_link_is_named() {
+fn a_user_that_took_the_links_name_is_named() {
     if !netns::isolate_as_root() {
         return;
     }

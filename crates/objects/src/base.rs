@@ -35,7 +35,7 @@ pub use quota::{Quotas, Ticket};
 pub use waker::Waker;
 
 /// Longest that the device holds up exit(3), in seconds, and once more sockets built on it: a peer that lives has answered
-/// by then, and a user who waits still waits (test `device::exit::tests::the_end_of_the_process_is_not_held_up_for_long` of `anyverbs`).
+/// by then, and a user who waits still waits (test `device::exit::tests::the_end_of_the_process_is_not_delayed_long` of `anyverbs`).
 pub const AT_EXIT: Duration = Duration::from_secs(1);
 
 /// Interval, in seconds, of what is looked after while there is some of it: processes that may have ended, memory of them that

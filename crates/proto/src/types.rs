@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_high_bit_of_a_q_key_names_the_queue_pairs_own() {
+    fn a_q_keys_high_bit_names_the_queue_pairs_own() {
         assert!(QKey::GSI.is_controlled() && QKey(0x8000_0000).is_controlled());
         assert!(!QKey(0x7fff_ffff).is_controlled() && !QKey(0).is_controlled());
     }

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_has_what_links_lead_to_and_changes_no_more_than_it_must() {
+    fn a_copy_follows_links_and_changes_no_more_than_needed() {
         let dir = std::env::temp_dir().join(format!("anyverbs-copy-{}", std::process::id()));
         let (from, to) = (dir.join("from"), dir.join("to"));
         fs::create_dir_all(from.join("inside/target")).unwrap();

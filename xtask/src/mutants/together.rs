@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_gives_an_even_share_in_the_order_of_the_parts() {
+    fn each_part_gives_an_even_share_in_order() {
         let files = ["crates/net/src/udp.rs", "crates/keys/src/lib.rs", "crates/net/src/host.rs"];
         let mutants: Vec<_> = files.iter().flat_map(|file| vec![mutant(file); 5]).collect();
         let options = |every| Options { every, ..Options::default() };

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_process_is_not_held_up_for_long() {
+    fn the_end_of_the_process_is_not_delayed_long() {
         let exit_thread = ExitThread::default();
         exit_thread.set(State::Sleeping);
         let begin = Instant::now();

@@ -37,7 +37,7 @@ fn many_queue_pairs_of_one_path_lose_nothing() {
 }
 
 #[test]
-fn a_turn_that_ends_within_a_message_asks_for_an_ack() {
+fn a_turn_ending_within_a_message_asks_for_an_ack() {
     run("messages");
 }
 

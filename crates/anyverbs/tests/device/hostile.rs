@@ -53,7 +53,7 @@ fn packets_of_another_address_change_nothing() {
 
 /// On another link there may be a host with the peer's link-local address. It cannot send to the queue pair's own address.
 #[test]
-fn packets_from_the_peer_to_another_of_our_addresses_change_nothing() {
+fn packets_to_another_of_our_addresses_change_nothing() {
     let _alone = counting_alone();
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     a.connect(b.address());

@@ -239,8 +239,8 @@ fn counted(e: &Endpoint) -> Vec<(&'static str, u64)> {
 
 // Alone, since it counts what the whole process sends.
 #[test]
-fn a_short_send_behind_other_requests_of_its_list_waits_for_them() {
-    in_own_process("lanes::a_short_send_behind_other_requests_of_its_list_waits_for_them", lists);
+fn a_short_send_waits_for_earlier_requests_of_its_list() {
+    in_own_process("lanes::a_short_send_waits_for_earlier_requests_of_its_list", lists);
 }
 
 fn lists() {
@@ -284,8 +284,8 @@ fn lists() {
 
 // Alone, since it counts what the whole process sends.
 #[test]
-fn a_short_send_is_answered_behind_an_atomic_that_is_under_way() {
-    in_own_process("lanes::a_short_send_is_answered_behind_an_atomic_that_is_under_way", atomics);
+fn a_short_send_is_answered_behind_a_pending_atomic() {
+    in_own_process("lanes::a_short_send_is_answered_behind_a_pending_atomic", atomics);
 }
 
 fn atomics() {
@@ -307,7 +307,7 @@ fn atomics() {
 }
 
 #[test]
-fn a_send_to_an_ended_peer_fails_where_no_timeout_is_set() {
+fn a_send_to_an_ended_peer_fails_without_a_timeout() {
     let mut talk = Talk::begin_with(0);
     talk.warm();
     let (e, buffer) = (&talk.e, &talk.buffer);

@@ -58,7 +58,7 @@ fn slices_are_sent_received_read_and_written() {
 }
 
 #[test]
-fn a_request_for_a_region_that_is_gone_completes_with_an_error() {
+fn a_request_for_a_deregistered_region_completes_with_an_error() {
     let context = context();
     let pd = context.alloc_pd().unwrap();
     let [(a, of_a), (b, of_b)] = pair(&context, &pd);
@@ -149,7 +149,7 @@ fn a_slice_lies_within_its_region() {
 }
 
 #[test]
-fn a_dropped_event_is_acknowledged_and_a_kept_one_is_not() {
+fn only_a_dropped_event_is_acknowledged() {
     let context = context();
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_comp_channel().unwrap();

@@ -205,7 +205,7 @@ fn without_descriptors_everybody_talks_on() {
 
 /// The device's own threads are not the only ones that look for a free descriptor.
 #[test]
-fn without_descriptors_everybody_talks_on_beside_a_thread_that_wants_more() {
+fn a_thread_that_takes_all_descriptors_silences_nobody() {
     for _ in 0..60 {
         talk_to("wants more", "descriptors", 0);
     }

@@ -51,7 +51,7 @@ fn the_socket_that_asks_closes_when_the_peer_answers() {
 }
 
 #[test]
-fn the_socket_that_asks_closes_when_the_retries_have_run_out() {
+fn the_socket_that_asks_closes_after_the_last_retry() {
     let _alone = counting_alone();
     let (a, _b, _buffers, before) = unanswered();
     let wc = a.poll(1)[0];

@@ -23,7 +23,7 @@ const ALSO_HERE: &str = "fe80::77:9";
 const THERE: &str = "fe80::77:2";
 
 #[test]
-fn a_stranger_with_the_peers_link_local_address_is_not_the_peer() {
+fn a_stranger_with_the_peers_link_local_address_is_refused() {
     if anyverbs_testing::unshare_or_skip() {
         let output = Command::new("unshare")
             .arg("-Urn")

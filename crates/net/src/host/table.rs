@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_was_used_again_is_not_read_as_the_old_entry() {
+    fn a_reused_place_is_not_read_as_the_old_entry() {
         let table = table();
         table.enter(7);
         let at = table.add(fact(1), 7, |_| true).unwrap();

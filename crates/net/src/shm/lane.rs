@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_cells_that_were_never_sent_is_a_refusal() {
+    fn an_answer_to_unsent_cells_is_a_refusal() {
         let (writer, reader) = lane(1);
         reader.take();
         reader.answer(Some(5));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_the_last_user_of_a_place_is_none_to_the_next() {
+    fn the_next_user_of_a_place_ignores_an_old_answer() {
         let (own, peer, place) = sides();
         let last = LaneWriter::new(own.clone(), peer.clone(), place, 1);
         let reader = LaneReader::new(peer.clone(), own.clone(), place, 1);

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_opened_there_is_closed_and_the_spare_one_is_still_open() {
+    fn descriptors_opened_there_are_closed_and_the_spare_stays() {
         let spare = File::open("/dev/null").unwrap();
         let number = spare.as_raw_fd();
         let ino = |file: &File| file.metadata().unwrap().ino();

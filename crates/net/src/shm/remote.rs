@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_once_a_tick_whether_a_process_lives() {
+    fn the_kernel_is_asked_for_life_once_a_tick() {
         let memory = ours();
         let mut word = [0u8; 8];
         let near = [local(&mut word)];

@@ -497,7 +497,7 @@ fn a_peer_whose_pipe_is_full_makes_nobody_wait() {
 }
 
 #[test]
-fn no_copy_goes_to_a_side_that_gave_up_its_channel() {
+fn a_side_that_gave_up_gets_no_copy() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();

@@ -190,8 +190,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_on_the_length_of_files_ends_the_capture_only() {
-        let name = "udp::capture::tests::a_limit_on_the_length_of_files_ends_the_capture_only";
+    fn a_file_length_limit_ends_the_capture_only() {
+        let name = "udp::capture::tests::a_file_length_limit_ends_the_capture_only";
         anyverbs_testing::in_own_process(name, || {
             let file = format!("anyverbs-capture-{}", std::process::id());
             let path = std::env::temp_dir().join(file);

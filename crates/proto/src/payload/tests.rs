@@ -131,7 +131,7 @@ fn elements_without_memory_are_zeros() {
 }
 
 #[test]
-fn the_memory_that_a_peer_reads_is_copied_under_its_key() {
+fn memory_that_a_peer_reads_is_copied_under_its_key() {
     let w = World::new();
     let keys = w.region(Access::REMOTE_READ, 100, 3000);
     let closed = w.region(Access::REMOTE_WRITE, 100, 3000);

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_has_the_programs_length_and_at_least_a_packet() {
+    fn a_burst_has_the_programs_length_or_one_packet() {
         let burst = |max_burst| sent(&RateLimit { kbps: 80, max_burst, typical_packet: 0 }, 1, 1);
         assert_eq!(burst(5000), 5000);
         assert_eq!(burst(1), 1000);

@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_has_room_within_the_window_or_where_none_is_in_flight() {
+    fn a_packet_fits_the_window_or_stands_alone() {
         assert!(has_room(0, 100, 100) && has_room(0, 101, 100));
         assert!(has_room(1, 99, 100) && !has_room(1, 100, 100) && !has_room(100, 1, 100));
     }

@@ -145,7 +145,7 @@ fn a_forger_of_the_peers_address_ends_no_connection() {
 
 /// Two hosts on two links have one link-local address. The one that is not the peer may know everything: it is somebody else.
 #[test]
-fn a_host_on_another_link_with_the_peers_address_is_another_peer() {
+fn the_same_address_on_another_link_is_another_peer() {
     let (link, other) = (2, 3);
     let mut w = World::new(1, 2);
     w.interface = link;

@@ -333,7 +333,7 @@ fn a_drep_names_the_connection_by_both_ids() {
 
 /// The peer accepts and changes its mind, and only its DREQ arrives.
 #[test]
-fn a_dreq_before_the_rep_is_answered_and_ends_the_wait() {
+fn a_dreq_before_the_rep_ends_the_wait() {
     let mut w = World::new(1, 2);
     w.listen(1);
     let a = w.connect(0, 1);

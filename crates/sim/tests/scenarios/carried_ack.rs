@@ -42,7 +42,7 @@ fn a_request_carries_the_ack_that_is_owed() {
 }
 
 #[test]
-fn an_ack_that_a_rerouted_request_did_not_carry_is_still_owed() {
+fn an_ack_that_rerouting_dropped_is_still_owed() {
     for short_ways in [true, false] {
         for (op, len) in requests(owing(true).1) {
             let (mut t, a, b) = owing(short_ways);
@@ -60,7 +60,7 @@ fn an_ack_that_a_rerouted_request_did_not_carry_is_still_owed() {
 }
 
 #[test]
-fn a_rerouted_request_is_probed_for_as_on_its_new_link() {
+fn a_rerouted_request_has_its_new_links_probe_timeout() {
     for short_ways in [true, false] {
         let (mut t, a, b) = owing(short_ways);
         t.recv(a, 3, &[a.mr.sge(0, 100)]);
@@ -77,7 +77,7 @@ fn a_rerouted_request_is_probed_for_as_on_its_new_link() {
 }
 
 #[test]
-fn an_ack_is_taken_once_by_a_request_that_leaves_the_short_way() {
+fn a_request_by_the_short_way_takes_an_ack_once() {
     for short_ways in [true, false] {
         let (mut t, a, b) = owing(short_ways);
         // Too short, so the general way refuses the request that carries the ACK.

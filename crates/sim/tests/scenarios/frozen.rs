@@ -25,7 +25,7 @@ fn frozen_together_they_go_on_without_a_retry() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_by_a_device_that_is_always_late() {
+fn a_device_that_is_always_late_gives_up_silent_peers() {
     let (mut t, a, b) = rc(QpOptions { retry_cnt: 2, ..QpOptions::rc() });
     t.net.rule(move |p| if p.from == b.device { Fate::Drop } else { Fate::Pass });
     t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100)]);

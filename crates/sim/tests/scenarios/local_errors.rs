@@ -42,7 +42,7 @@ fn a_send_with_a_bad_element() {
 }
 
 #[test]
-fn the_target_of_a_read_or_an_atomic_must_be_writable() {
+fn the_target_of_read_or_atomic_must_be_writable() {
     for op in [4, 5, 6] {
         let (mut t, a, b) = rc(QpOptions::rc());
         let op = every_op(b)[op];

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_does_not_read_is_waited_for_once_in_a_while() {
+    fn a_process_that_never_reads_is_waited_for_rarely() {
         let at = Time::from_nanos;
         let (begin, mut stuck) = (at(1), Stuck::default());
         assert!(stuck.waits_for(3, begin, begin + NOT_READING));

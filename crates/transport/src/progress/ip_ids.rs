@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_id_of_a_host_with_small_ids_is_refused() {
+    fn a_large_id_among_small_ones_is_refused() {
         let mut ids = IpIds::new();
         assert!(taken(&mut ids, host(1), (0..8).flat_map(|_| 0..64)).iter().all(|t| *t));
         let packets = [5, 40_000, 6, 700, 0, 127];

@@ -30,11 +30,11 @@ use crate::qp::owed::{ACK_DELAY, Owed};
 /// (`it_leaves_the_sockets_to_polls_until_they_stop`).
 const BUSY_POLL: Duration = Duration::from_micros(700);
 /// The time after a one-sided request that the worker had to take. During it polls keep the worker away for no longer
-/// than [`WAKE_UP`] (`it_looks_sooner_where_it_had_to_take_one_sided_requests`).
+/// than [`WAKE_UP`] (`one_sided_requests_make_it_look_sooner`).
 const ONE_SIDED: Duration = TIME_SLICES;
 /// The time that it takes to wake a thread, in microseconds. To wait or to look for so long costs no more than a sleep: for
 /// more of a stream, at quiet sockets beside a busy same-host link, and after one-sided requests, as [`BUSY_POLL`]
-/// (`it_waits_for_more_of_a_stream_before_it_sleeps`, `it_looks_sooner_where_it_had_to_take_one_sided_requests`,
+/// (`it_waits_for_more_of_a_stream_before_it_sleeps`, `one_sided_requests_make_it_look_sooner`,
 /// `polls_rarely_look_at_quiet_sockets`).
 pub(super) const WAKE_UP: Duration = Duration::from_micros(25);
 /// Bytes in one go, in and out, that make a stream.

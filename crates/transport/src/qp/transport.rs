@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stray_answer_is_that_of_its_sender_to_what_was_sent() {
+    fn a_stray_answer_belongs_to_its_sender_and_packet() {
         let [peer, other] = [1, 2].map(|n| Digest::new(Gid([n; 16]), Gid([9; 16])));
         let (overruns, psn) = (Overruns::default(), Psn::new(5));
         assert!(!overruns.is_stray(peer, psn));

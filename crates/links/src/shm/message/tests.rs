@@ -136,7 +136,7 @@ fn a_request_carries_an_ack_and_nothing_else_does() {
 }
 
 #[test]
-fn a_packet_says_for_how_many_it_stands_in_either_form() {
+fn both_forms_of_a_packet_say_how_many_it_is() {
     let mut xrc = Headers::new(bth(Service::Xrc, Operation::SendOnly));
     xrc.xrceth = Some(XrcEth { srqn: 9 });
     for headers in [send(), xrc] {

@@ -173,7 +173,7 @@ fn a_lingering_process_is_found() {
 }
 
 #[test]
-fn a_service_that_was_left_is_known_as_long_as_was_asked() {
+fn a_left_service_stays_known_as_long_as_asked() {
     const LONG: Duration = Duration::from_secs(60);
     let [first, second] = pair("left");
     assert_eq!((first.was_left(5), first.forget_left()), (false, None));

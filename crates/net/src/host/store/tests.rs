@@ -37,7 +37,7 @@ fn all_have_one_store_and_know_who_lives() {
 }
 
 #[test]
-fn an_onlooker_is_told_the_services_that_living_processes_hold_alone() {
+fn an_onlooker_sees_services_of_living_processes_alone() {
     let registry = registry("onlooker");
     let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
     let say = |slot: &Slot, kind, number| {
@@ -265,7 +265,7 @@ fn a_name_that_nobody_serves_is_not_waited_for() {
 }
 
 #[test]
-fn a_process_that_starts_goes_on_when_the_one_before_has_started() {
+fn a_starting_process_goes_on_after_the_one_before() {
     let registry = registry("turns");
     let first = Start::begin(&registry);
     let begin = Instant::now();

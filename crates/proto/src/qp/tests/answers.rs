@@ -123,7 +123,7 @@ fn answers_carry_the_number_of_their_message() {
 }
 
 #[test]
-fn a_read_that_came_again_is_answered_again_from_where_it_asks() {
+fn a_repeated_read_is_answered_from_where_it_asks() {
     let mut world = world(4);
     world.read(0, 1000, 4 * SMALL);
     assert_eq!(world.psns(), [0, 1, 2, 3]);

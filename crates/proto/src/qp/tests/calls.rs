@@ -11,7 +11,7 @@ fn marked_packets_are_those_with_both_bits() {
 }
 
 #[test]
-fn a_packet_is_from_the_peer_if_both_addresses_and_the_link_are() {
+fn a_packet_of_the_peer_has_its_addresses_and_link() {
     let av = AddressVector { scope_id: 3, ..av() };
     let arrival = from_peer();
     assert!(arrival.is_from(&av));
@@ -84,7 +84,7 @@ fn a_queue_pair_drains_in_sqd_until_all_is_answered() {
 }
 
 #[test]
-fn the_peer_may_do_by_itself_what_the_responder_would_execute() {
+fn the_peer_may_do_what_the_responder_would_execute() {
     let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut world = World::in_reset(qp_type, LinkProps::new(1 << 20));
@@ -126,7 +126,7 @@ fn the_peer_may_do_by_itself_what_the_responder_would_execute() {
 }
 
 #[test]
-fn a_reply_is_expected_after_a_write_that_answers_a_message() {
+fn a_write_that_answers_a_message_expects_a_reply() {
     let after = |sends: bool, operation| {
         let mut world = World::new(QpType::Rc);
         if sends {
@@ -212,7 +212,7 @@ fn a_notification_counts_from_the_peer_alone() {
 
 /// Small sends wait for more only while an answer will send them.
 #[test]
-fn small_sends_wait_for_a_batch_while_an_answer_is_on_its_way() {
+fn small_sends_gather_while_an_answer_is_due() {
     const BATCH: u32 = 10_000;
     // `first` leaves and waits for its answer; then `count` sends of this kind are posted.
     let waits = |first: bool, count: usize, op: fn(RemoteAddr) -> SendOp, len: u32| {
@@ -317,7 +317,7 @@ fn a_message_waits_until_enough_numbers_are_free() {
 }
 
 #[test]
-fn an_ack_is_asked_for_at_intervals_and_at_the_end() {
+fn acks_are_asked_for_at_intervals_and_the_end() {
     let asks = |world: &mut World| {
         let sent = std::mem::take(&mut world.device.sent);
         let asks = sent.iter().filter(|sent| sent.headers.bth.ack_req);
@@ -337,7 +337,7 @@ fn an_ack_is_asked_for_at_intervals_and_at_the_end() {
 
 /// A WRITE to a place that the peer has taken one of goes out as a message for each packet, where lengths matter.
 #[test]
-fn a_write_is_split_where_the_peer_has_taken_one_whole() {
+fn a_write_is_split_after_one_was_taken_whole() {
     let whole = |qp_type, batch, first: u32, second: (u64, u32)| {
         let props = LinkProps { batch, ..LinkProps::new(1 << 20) };
         let mut world = World::with(qp_type, props, |_| {});
@@ -390,7 +390,7 @@ fn writes_of_single_packets_split_none() {
 }
 
 #[test]
-fn only_messages_of_several_packets_are_asked_for_packet_by_packet() {
+fn only_long_reads_are_asked_for_packet_by_packet() {
     let requests = |batch, max_rd_atomic, len| {
         let props = LinkProps { batch, ..LinkProps::new(1 << 20) };
         let mut world = World::with(QpType::Rc, props, |attr| attr.max_rd_atomic = max_rd_atomic);
@@ -409,7 +409,7 @@ fn only_messages_of_several_packets_are_asked_for_packet_by_packet() {
 
 /// WRITEs and READs without a message keep the order of the queue.
 #[test]
-fn a_write_is_no_message_where_all_before_it_is_answered() {
+fn a_write_behind_answered_requests_needs_no_message() {
     let mut world = World::new(QpType::Rc);
     world.device.does_directly = true;
     let at = world.remote();
@@ -599,7 +599,7 @@ fn a_nak_fails_the_request_that_it_names() {
 }
 
 #[test]
-fn an_ack_goes_along_with_the_next_request_on_a_link_that_carries_it() {
+fn a_link_that_carries_acks_takes_one_with_a_request() {
     for (immediate, carried) in [(true, Some(Psn::new(0))), (false, None)] {
         let props = LinkProps { immediate, ..LinkProps::new(1 << 20) };
         let mut world = World::with(QpType::Rc, props, |_| {});

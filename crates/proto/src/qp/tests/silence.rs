@@ -41,7 +41,7 @@ fn silent(says: Option<Cause>) -> (World, u32) {
 }
 
 #[test]
-fn silence_is_looked_into_early_and_when_the_retries_are_about_to_run_out() {
+fn silence_is_looked_into_early_and_before_the_last_retry() {
     // The timeouts at which it is, with so many retries.
     let soundings = |retry_cnt: u8, was_answered: bool| {
         let mut world = world(retry_cnt, LinkProps::new(1 << 20));
@@ -100,7 +100,7 @@ fn silence_of_each_packet_is_looked_into_anew() {
 }
 
 #[test]
-fn a_peer_that_has_answered_since_the_timer_began_is_not_silent() {
+fn an_answer_since_the_timer_began_is_no_silence() {
     let mut world = world(1, LinkProps { immediate: true, ..LinkProps::new(1 << 20) });
     world.post(SendOp::Send, 8);
     world.post(SendOp::Send, 8);
@@ -113,7 +113,7 @@ fn a_peer_that_has_answered_since_the_timer_began_is_not_silent() {
 
 /// A probe timeout costs no retry. It is late only where the ACK timeout that comes is the last.
 #[test]
-fn a_probe_timeout_looks_into_silence_where_no_retry_is_left() {
+fn a_probe_timeout_without_retries_looks_into_silence() {
     let props = LinkProps { probe_after: Some(MS), ..LinkProps::new(1 << 20) };
     for (retry_cnt, at_first_probe, ack_timeouts) in [(0, true, 0), (1, false, 1), (7, false, 2)] {
         let mut world = world(retry_cnt, props);
@@ -197,7 +197,7 @@ fn the_oldest_packet_goes_out_once_more_with_a_mark() {
 
 /// A link that takes long pieces has no part in it.
 #[test]
-fn the_packet_that_goes_out_once_more_has_the_path_mtu_at_most() {
+fn a_repeated_packet_is_no_longer_than_the_path_mtu() {
     let props = LinkProps { segment: 16 * MTU, ..LinkProps::new(1 << 20) };
     let mut world = world(1, props);
     world.post(SendOp::Write(world.remote()), 4 * MTU);
@@ -440,7 +440,7 @@ fn drops() -> Vec<(Dropped, Cause, Option<&'static str>)> {
 }
 
 #[test]
-fn the_sender_of_a_dropped_packet_that_asks_is_told_why() {
+fn the_sender_of_an_asking_dropped_packet_learns_why() {
     for (drop, cause, said) in drops() {
         let name = format!("{cause:?} in {:?} of {:?}", drop.states, drop.qp_type);
         let mut world = drop.world();
@@ -503,7 +503,7 @@ fn a_response_or_a_notification_that_is_dropped_asks_nothing() {
 }
 
 #[test]
-fn a_request_with_the_right_number_gets_an_answer_and_no_reason() {
+fn a_request_in_its_turn_gets_no_reason() {
     let asks = |world: &World, psn: u32| {
         let mut headers = world.headers(Operation::WriteOnly, psn);
         headers.bth.reserved = Bth::OURS | Bth::ASKS;
@@ -533,7 +533,7 @@ fn a_request_with_the_right_number_gets_an_answer_and_no_reason() {
 }
 
 #[test]
-fn the_log_says_the_first_difference_until_the_queue_pair_is_reset() {
+fn a_reset_lets_the_log_say_a_difference_again() {
     let asks = Bth::OURS | Bth::ASKS;
     let of = |counter| Dropped::new(TO_RTS, counter);
     let foreign =

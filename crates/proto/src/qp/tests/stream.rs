@@ -42,7 +42,7 @@ fn both(
 const SMALL: u32 = SHORT as u32;
 
 #[test]
-fn full_packets_between_the_first_and_the_last_are_a_run() {
+fn full_packets_between_first_and_last_are_a_run() {
     let props = LinkProps::new(1 << 20);
     let send: fn(RemoteAddr) -> SendOp = |_| SendOp::Send;
     let write: fn(RemoteAddr) -> SendOp = SendOp::Write;

@@ -193,7 +193,7 @@ fn a_local_fault_names_its_cause() {
 }
 
 #[test]
-fn flushed_work_has_the_first_cause_until_the_queue_pair_is_reset() {
+fn flushed_work_has_the_first_cause_until_a_reset() {
     let mut world = World::new(QpType::Rc);
     world.post(SendOp::Send, 8);
     world.post(SendOp::Send, 8);
@@ -213,7 +213,7 @@ fn flushed_work_has_the_first_cause_until_the_queue_pair_is_reset() {
 }
 
 #[test]
-fn the_peers_reason_for_a_nak_is_believed_where_it_fits() {
+fn a_peers_reason_for_a_nak_must_fit() {
     let told = |cause, value| Told { cause, value };
     let fail = |code, psn: u32, told: Option<Told>| {
         let mut world = World::new(QpType::Rc);
@@ -439,7 +439,7 @@ fn a_refused_request_names_its_cause_at_both_ends() {
 
 /// Only a device of this make gets the reason.
 #[test]
-fn the_mark_of_the_refused_request_goes_along_with_its_reason() {
+fn a_reason_carries_the_refused_requests_mark() {
     for (reserved, is_ours) in [
         (0, false),
         (Bth::OURS, true),
@@ -471,7 +471,7 @@ fn the_mark_of_the_refused_request_goes_along_with_its_reason() {
 
 /// The memory of a READ goes away before its response can leave.
 #[test]
-fn the_mark_of_a_read_goes_along_with_the_reason_why_it_ends() {
+fn the_end_of_a_read_carries_mark_and_reason() {
     for (reserved, is_ours) in [(0, false), (Bth::OURS, true)] {
         let mut world = World::new(QpType::Rc);
         let keys = world.region(PD, Access::REMOTE_READ, 64);
@@ -528,7 +528,7 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
 }
 
 #[test]
-fn a_send_queue_that_had_a_way_out_is_looked_at_again() {
+fn a_send_queue_with_a_way_out_is_reexamined() {
     let mut world = World::new(QpType::Rc);
     let credit = world.qp.sq_credit();
     let post = |world: &mut World, wr_id, flags| {

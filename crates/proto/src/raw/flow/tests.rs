@@ -246,7 +246,7 @@ fn a_rule_that_lets_frames_pass_on_delivers_what_arrives() {
 }
 
 #[test]
-fn an_esp_action_stands_in_a_rule_that_traps_its_packets() {
+fn an_esp_action_needs_a_rule_for_its_packets() {
     let keymat = AesGcm { key: (0..16).collect(), salt: [0; 4], iv: 0, icv_len: 16 };
     let esp = |direction, inline| {
         let full = FullOffload {

@@ -220,8 +220,8 @@ fn a_program_that_ends_polling_has_the_sockets_armed() {
 }
 
 #[test]
-fn it_looks_sooner_where_it_had_to_take_one_sided_requests() {
-    by_clock("it_looks_sooner_where_it_had_to_take_one_sided_requests", |driver, mut worker| {
+fn one_sided_requests_make_it_look_sooner() {
+    by_clock("one_sided_requests_make_it_look_sooner", |driver, mut worker| {
         let away_after = |worker: &mut Worker, now: Time| {
             set(driver, now);
             poll(driver);
@@ -309,8 +309,8 @@ const SHM: Found =
     Found { kicked: false, addresses: false, input: 0, shm: true, shm_control: false };
 
 #[test]
-fn a_thread_that_sleeps_at_the_sockets_does_not_poll_the_rings() {
-    let name = "a_thread_that_sleeps_at_the_sockets_does_not_poll_the_rings";
+fn a_thread_asleep_at_the_sockets_polls_no_rings() {
+    let name = "a_thread_asleep_at_the_sockets_polls_no_rings";
     in_own_process(&format!("progress::worker::tests::{name}"), || {
         let (driver, _starter) = open(|config| config.inproc = false);
         set(driver, at(0));
@@ -332,8 +332,8 @@ fn is_woken(driver: &Driver) -> bool {
 }
 
 #[test]
-fn an_earlier_deadline_wakes_it_and_a_later_one_does_not() {
-    by_clock("an_earlier_deadline_wakes_it_and_a_later_one_does_not", |driver, mut worker| {
+fn only_an_earlier_deadline_wakes_it() {
+    by_clock("only_an_earlier_deadline_wakes_it", |driver, mut worker| {
         let waker = &driver.links.waker;
         NOTHING.next.store(at(5000).as_nanos(), Ordering::SeqCst);
         worker.act(Found::default());
@@ -349,8 +349,8 @@ fn an_earlier_deadline_wakes_it_and_a_later_one_does_not() {
 }
 
 #[test]
-fn while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do() {
-    let name = "while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do";
+fn work_that_polls_do_not_do_wakes_it_meanwhile() {
+    let name = "work_that_polls_do_not_do_wakes_it_meanwhile";
     by_clock(name, |driver, mut worker| {
         poll(driver);
         worker.act(Found::default());
@@ -367,8 +367,8 @@ fn while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do() {
 }
 
 #[test]
-fn it_looks_no_sooner_for_a_timer_than_a_wake_up_takes() {
-    by_clock("it_looks_no_sooner_for_a_timer_than_a_wake_up_takes", |driver, mut worker| {
+fn a_timer_is_no_shorter_than_a_wake_up() {
+    by_clock("a_timer_is_no_shorter_than_a_wake_up", |driver, mut worker| {
         let mut lie_down = |timer: u64| {
             NOTHING.next.store(at(timer).as_nanos(), Ordering::SeqCst);
             poll(driver);

@@ -111,7 +111,7 @@ impl Requester {
 }
 
 #[test]
-fn a_send_starts_the_timers_and_the_last_answer_stops_them() {
+fn a_send_starts_timers_and_the_last_answer_stops_them() {
     let mut r = Requester::new();
     assert_eq!(r.timers.next(), Some(at(0) + PROBE));
     r.at(5, |recovery, m| recovery.on_send(m));
@@ -139,7 +139,7 @@ fn one_missing_packet_is_sent_alone_once() {
 }
 
 #[test]
-fn go_back_n_follows_a_selective_retransmit_that_was_not_enough() {
+fn go_back_n_follows_an_insufficient_selective_retransmit() {
     // The ACK covers the packet and no more; or a NAK asks for the next one.
     for nak in [false, true] {
         let mut r = Requester::new();
@@ -285,7 +285,7 @@ fn a_retransmission_that_the_peer_asked_for_is_not_spurious() {
 }
 
 #[test]
-fn a_process_that_did_not_run_starts_the_ack_timer_anew_once() {
+fn a_stopped_process_restarts_the_ack_timer_once() {
     let mut r = Requester::new();
     r.at(60, LossRecovery::on_late_wakeup);
     assert!(r.timers.is_due(Timer::Ack, at(68)), "it was not due");
@@ -306,7 +306,7 @@ fn without_a_timeout_and_probes_nothing_runs() {
 }
 
 #[test]
-fn on_an_immediate_link_an_answer_renews_the_ack_timer_when_it_has_run_out() {
+fn an_answer_renews_an_immediate_links_expired_ack_timer() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     (r.link.probe_after, r.link.immediate) = (None, true);
     r.at(0, |recovery, m| recovery.on_send(m));
@@ -318,7 +318,7 @@ fn on_an_immediate_link_an_answer_renews_the_ack_timer_when_it_has_run_out() {
 }
 
 #[test]
-fn on_an_immediate_link_a_long_timeout_ends_with_an_answer() {
+fn an_immediate_links_long_timeout_ends_with_an_answer() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     (r.link.probe_after, r.link.immediate) = (None, true);
     r.at(0, |recovery, m| recovery.on_send(m));
@@ -329,7 +329,7 @@ fn on_an_immediate_link_a_long_timeout_ends_with_an_answer() {
 }
 
 #[test]
-fn a_late_wakeup_with_nothing_in_flight_takes_nothing_from_the_next_request() {
+fn an_idle_late_wakeup_costs_the_next_request_nothing() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     (r.link.probe_after, r.link.immediate) = (None, true);
     r.at(0, |recovery, m| recovery.on_send(m));
@@ -342,7 +342,7 @@ fn a_late_wakeup_with_nothing_in_flight_takes_nothing_from_the_next_request() {
 }
 
 #[test]
-fn on_an_immediate_link_the_ack_timer_ends_by_itself_when_nothing_is_in_flight() {
+fn an_immediate_links_idle_ack_timer_ends_by_itself() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     (r.link.probe_after, r.link.immediate) = (None, true);
     r.at(0, |recovery, m| recovery.on_send(m));
