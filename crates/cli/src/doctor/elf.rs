@@ -6,6 +6,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use object::NativeEndian;
+use object::elf::{
+    DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRTAB, FileHeader64, PT_DYNAMIC, PT_INTERP,
+    PT_LOAD, ProgramHeader64,
+};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+
 use super::loading::{Loader, Wish};
 use super::{Finding, Severity};
 
@@ -115,49 +122,12 @@ fn linking(path: &Path) -> io::Result<Linking> {
     })
 }
 
-/// An ELF-64 file of this machine's byte order.
-struct Elf<'f>(&'f [u8]);
+/// The header of an ELF-64 file of this machine's byte order.
+type Header = FileHeader64<NativeEndian>;
 
-/// A program header.
-struct Segment {
-    kind: u32,
-    offset: usize,
-    address: u64,
-    len: usize,
-}
-
-impl<'f> Elf<'f> {
-    fn new(file: &'f [u8]) -> Option<Self> {
-        const CLASS_64: u8 = 2;
-        (file.starts_with(b"\x7fELF") && *file.get(4)? == CLASS_64).then_some(Elf(file))
-    }
-
-    fn bytes<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
-        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
-    }
-
-    fn long(&self, at: usize) -> Option<u64> {
-        self.bytes(at).map(u64::from_ne_bytes)
-    }
-
-    /// `e_phoff` is at 32, `e_phentsize` at 54, `e_phnum` at 56. In a header are the type at 0, the offset at 8, the address at 16,
-    /// the length in the file at 32.
-    fn segments(&self) -> Option<Vec<Segment>> {
-        let half = |at| self.bytes(at).map(u16::from_ne_bytes).map(usize::from);
-        let table = usize::try_from(self.long(32)?).ok()?;
-        let (size, count) = (half(54)?, half(56)?);
-        (0..count)
-            .map(|index| {
-                let at = table.checked_add(index * size)?;
-                Some(Segment {
-                    kind: self.bytes(at).map(u32::from_ne_bytes)?,
-                    offset: usize::try_from(self.long(at.checked_add(8)?)?).ok()?,
-                    address: self.long(at.checked_add(16)?)?,
-                    len: usize::try_from(self.long(at.checked_add(32)?)?).ok()?,
-                })
-            })
-            .collect()
-    }
+/// The program headers. `None` for any other file.
+fn segments(file: &[u8]) -> Option<&[ProgramHeader64<NativeEndian>]> {
+    Header::parse(file).ok()?.program_headers(NativeEndian, file).ok()
 }
 
 /// An object's entries about the libraries that it needs.
@@ -171,37 +141,21 @@ pub(super) struct Object {
 impl Object {
     /// `None` for a file that is not ELF-64. An object without a dynamic section needs no library.
     pub(super) fn parse(file: &[u8]) -> Option<Self> {
-        const PT_LOAD: u32 = 1;
-        const PT_DYNAMIC: u32 = 2;
-        const DT_NEEDED: u64 = 1;
-        const DT_STRTAB: u64 = 5;
-        const DT_RPATH: u64 = 15;
-        const DT_RUNPATH: u64 = 29;
-        let elf = Elf::new(file)?;
-        let segments = elf.segments()?;
-        let Some(dynamic) = segments.iter().find(|segment| segment.kind == PT_DYNAMIC) else {
+        let segments = segments(file)?;
+        let Some(dynamic) = segments.iter().find(|s| s.p_type(NativeEndian) == PT_DYNAMIC) else {
             return Some(Self::default());
         };
-        let entries: Vec<(u64, u64)> = (0..dynamic.len / 16)
-            .map_while(|i| {
-                let at = dynamic.offset.checked_add(i * 16)?;
-                Some((elf.long(at)?, elf.long(at.checked_add(8)?)?))
-            })
-            .take_while(|(tag, _)| *tag != 0)
-            .collect();
-        let strings = entries.iter().find(|(tag, _)| *tag == DT_STRTAB)?.1;
-        let holds = |s: &&Segment| {
-            s.kind == PT_LOAD
-                && (s.address..s.address.saturating_add(s.len as u64)).contains(&strings)
+        let entries = dynamic.dynamic(NativeEndian, file).ok()??;
+        let values = |wanted| {
+            let values = entries.iter().map(|e| (e.d_tag(NativeEndian), e.d_val(NativeEndian)));
+            let values = values.take_while(|(tag, _)| *tag != DT_NULL);
+            values.filter_map(move |(tag, value)| (tag == wanted).then_some(value))
         };
-        let segment = segments.iter().find(holds)?;
-        let strings =
-            segment.offset.checked_add(usize::try_from(strings - segment.address).ok()?)?;
-        let texts = |wanted: u64| {
-            let of_tag = entries.iter().filter(move |(tag, _)| *tag == wanted);
-            of_tag.filter_map(|(_, at)| {
-                let text = file.get(strings.checked_add(usize::try_from(*at).ok()?)?..)?;
-                let text = text.split(|byte| *byte == 0).next()?;
+        let strings = values(DT_STRTAB).next()?;
+        let texts = |wanted| {
+            values(wanted).filter_map(|at| {
+                let at = strings.checked_add(at)?;
+                let text = segments.iter().find_map(|segment| text(segment, file, at))?;
                 Some(String::from_utf8_lossy(text).into_owned())
             })
         };
@@ -213,9 +167,19 @@ impl Object {
     }
 }
 
+/// The bytes up to the next zero, if this segment loads the address.
+fn text<'f>(segment: &ProgramHeader64<NativeEndian>, file: &'f [u8], at: u64) -> Option<&'f [u8]> {
+    if segment.p_type(NativeEndian) != PT_LOAD {
+        return None;
+    }
+    let (address, len) = (segment.p_vaddr(NativeEndian), segment.p_filesz(NativeEndian));
+    let rest = len.checked_sub(at.checked_sub(address)?)?;
+    let bytes = segment.data_range(NativeEndian, file, at, rest).ok()??;
+    bytes.split(|byte| *byte == 0).next()
+}
+
 fn elf(head: &[u8]) -> Option<Linking> {
-    const PT_INTERP: u32 = 3;
-    let is_dynamic = Elf::new(head)?.segments()?.iter().any(|segment| segment.kind == PT_INTERP);
+    let is_dynamic = segments(head)?.iter().any(|s| s.p_type(NativeEndian) == PT_INTERP);
     Some(if is_dynamic { Linking::Dynamic } else { Linking::Static })
 }
 
@@ -229,7 +193,8 @@ mod tests {
         assert_eq!(elf(b"\x7fELF\x02"), None);
         assert_eq!(elf(b""), None);
         let mut head = vec![0u8; 64];
-        head[..5].copy_from_slice(b"\x7fELF\x02");
+        let order = if cfg!(target_endian = "little") { 1 } else { 2 };
+        head[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, order, 1]);
         assert_eq!(elf(&head), Some(Linking::Static));
         // Headers that point outside of the file.
         head[32..40].fill(0xff);
