@@ -22,6 +22,7 @@ pub mod context_cell;
 pub mod cq;
 pub mod dm;
 pub mod dmah;
+pub mod errno;
 pub mod error;
 pub mod event_queue;
 pub mod fork;

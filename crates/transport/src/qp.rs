@@ -20,6 +20,7 @@ use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
 use anyverbs_objects::cq::Cq;
+use anyverbs_objects::errno::Errno;
 use anyverbs_objects::error::{
     AttachError, CreateError, DestroyError, ModifyObjectError, PostError,
 };
@@ -315,15 +316,15 @@ impl Qp {
         Some(Self(cell, handle))
     }
 
-    /// A handle of a target of another process, which `open` asks, through a domain's handle; an errno value. `open` gets
+    /// A handle of a target of another process, which `open` asks, through a domain's handle. `open` gets
     /// what enters the new handle and what takes it away again.
     #[doc(hidden)]
     pub fn open_foreign(
         context: &Arc<ContextCell>,
         held: HeldDomain,
         cookie: Option<u64>,
-        open: impl FnOnce(&dyn Fn(&QpCell), &dyn Fn(&QpCell)) -> Result<Arc<QpCell>, i32>,
-    ) -> Result<Self, i32> {
+        open: impl FnOnce(&dyn Fn(&QpCell), &dyn Fn(&QpCell)) -> Result<Arc<QpCell>, Errno>,
+    ) -> Result<Self, Errno> {
         // It gets no event before it is there.
         let handle = Handle::new(context, None, Some(held));
         let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
@@ -368,7 +369,7 @@ impl Qp {
             let init = *state.machine.init();
             drop(state);
             let attr = self.0.transport.sharing().query(home, self.0.qpn);
-            return Ok((attr.map_err(ModifyObjectError::Elsewhere)?, init));
+            return Ok((attr.map_err(|Errno(errno)| ModifyObjectError::Elsewhere(errno))?, init));
         }
         Ok((state.machine.attr(), *state.machine.init()))
     }
@@ -416,7 +417,7 @@ impl Qp {
         if let Some(home) = self.0.home() {
             drop(self.lock()?);
             let modified = self.0.transport.sharing().modify(home, self.0.qpn, attr, mask);
-            return modified.map(drop).map_err(ModifyObjectError::Elsewhere);
+            return modified.map(drop).map_err(|Errno(errno)| ModifyObjectError::Elsewhere(errno));
         }
         self.0.modify(attr, mask)
     }

@@ -11,6 +11,7 @@ use anyverbs_net::{Lock, Said};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::context_cell::ContextCell;
 use anyverbs_objects::cq::Cq;
+use anyverbs_objects::errno::Errno;
 use anyverbs_objects::error::{CreateError, DestroyError};
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
 use anyverbs_objects::pd::Pd;
@@ -215,8 +216,8 @@ impl Xrcd {
             };
             let opened = Qp::open_foreign(&cell.context, held, cookie, open);
             return opened.map_err(|errno| match errno {
-                libc::EINVAL => CreateError::Invalid("number of a target of the XRC domain"),
-                errno => CreateError::System(errno),
+                Errno(libc::EINVAL) => CreateError::Invalid("number of a target of the XRC domain"),
+                Errno(errno) => CreateError::System(errno),
             });
         }
         known

@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::{Delivery, MessageBuffer, Messages, Told};
+use anyverbs_objects::errno::Errno;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpType};
 use anyverbs_proto::qp::{Arrival, Incoming};
@@ -156,7 +157,8 @@ impl SharedDomains {
                 self.answer_question(from, request, target, question);
             }
             Message::Answer { request, errno, attr } => {
-                self.note_answer(from, request, errno, attr);
+                let answer = if errno == 0 { Ok(attr) } else { Err(Errno(errno)) };
+                self.note_answer(from, request, answer);
             }
         }
         self.transport.after_unlock();
@@ -194,7 +196,7 @@ impl anyverbs_transport::qp::sharing::Sharing for SharedDomains {
         self.tell(slot, &Message::Event { target, event });
     }
 
-    fn query(&self, home: u8, target: Qpn) -> Result<QpAttr, i32> {
+    fn query(&self, home: u8, target: Qpn) -> Result<QpAttr, Errno> {
         self.ask(home, target, Question::Query)
     }
 
@@ -204,7 +206,7 @@ impl anyverbs_transport::qp::sharing::Sharing for SharedDomains {
         target: Qpn,
         attr: &QpAttr,
         mask: QpAttrMask,
-    ) -> Result<QpAttr, i32> {
+    ) -> Result<QpAttr, Errno> {
         self.ask(home, target, Question::Modify { attr: *attr, mask })
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyverbs_net::host::WAIT;
+use anyverbs_objects::errno::Errno;
 use anyverbs_proto::qp::attr::QpAttr;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::xrc_message::{Message, Question};
@@ -13,40 +14,39 @@ use anyverbs_transport::qp::QpCell;
 use super::SharedDomains;
 use super::domain::FileId;
 
-/// An errno value or 0, and the attributes.
-pub(super) type Reply = (i32, QpAttr);
+/// The attributes, or why there are none.
+pub(super) type Reply = Result<QpAttr, Errno>;
 
 impl SharedDomains {
-    /// Asks the process of a target, and waits: its attributes, or an errno value.
-    pub(super) fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+    /// Asks the process of a target, and waits: its attributes.
+    pub(super) fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, Errno> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         self.asked.lock().insert(request, (slot, None));
         let sent = self.send(slot, &Message::Ask { request, target, question });
         let mut asked = self.asked.lock();
         if sent.is_err() {
             asked.remove(&request);
-            return Err(libc::EINVAL);
+            return Err(Errno(libc::EINVAL));
         }
         let deadline = Instant::now() + WAIT;
         while asked.get(&request).is_some_and(|(_, reply)| reply.is_none()) {
             if asked.wait_until(deadline) {
                 asked.remove(&request);
-                return Err(libc::ETIMEDOUT);
+                return Err(Errno(libc::ETIMEDOUT));
             }
         }
         match asked.remove(&request) {
-            Some((_, Some((0, attr)))) => Ok(attr),
-            Some((_, Some((errno, _)))) => Err(errno),
+            Some((_, Some(reply))) => reply,
             // Its process has ended.
-            _ => Err(libc::EINVAL),
+            _ => Err(Errno(libc::EINVAL)),
         }
     }
 
-    pub(super) fn note_answer(&self, from: u8, request: u64, errno: i32, attr: QpAttr) {
+    pub(super) fn note_answer(&self, from: u8, request: u64, answer: Reply) {
         if let Some((slot, reply)) = self.asked.lock().get_mut(&request)
             && *slot == from
         {
-            *reply = Some((errno, attr));
+            *reply = Some(answer);
         }
         self.asked.notify_all();
     }
@@ -58,7 +58,7 @@ impl SharedDomains {
 }
 
 impl SharedDomains {
-    /// A target of another process, which now counts this one among those that have it open; an errno value. `enter` gives it
+    /// A target of another process, which now counts this one among those that have it open. `enter` gives it
     /// its handle, and `leave` takes that away again.
     pub(crate) fn open_foreign(
         &'static self,
@@ -66,7 +66,7 @@ impl SharedDomains {
         domain: FileId,
         enter: impl FnOnce(&QpCell),
         leave: impl FnOnce(&QpCell),
-    ) -> Result<Arc<QpCell>, i32> {
+    ) -> Result<Arc<QpCell>, Errno> {
         let _opening = self.opening.lock();
         let home = target.slot();
         // First: its process may end as soon as it has answered.
@@ -91,7 +91,7 @@ impl SharedDomains {
             return;
         }
         if let Some(home) = cell.home()
-            && let Err(errno) = self.ask(home, cell.qpn, Question::Close)
+            && let Err(Errno(errno)) = self.ask(home, cell.qpn, Question::Close)
         {
             tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
         }
@@ -107,36 +107,36 @@ impl SharedDomains {
     ) {
         let (errno, attr) = match self.reply(from, target, question) {
             Ok(attr) => (0, attr),
-            Err(errno) => (errno, QpAttr::default()),
+            Err(Errno(errno)) => (errno, QpAttr::default()),
         };
         self.tell(from, &Message::Answer { request, errno, attr });
     }
 
-    fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+    fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, Errno> {
         let cell = self
             .transport
             .qps
             .find(target)
             .filter(|cell| cell.home().is_none())
-            .ok_or(libc::EINVAL)?;
+            .ok_or(Errno(libc::EINVAL))?;
         match question {
             Question::Open { domain } => {
                 if cell.xrc.file != Some(domain) || !cell.open_for(from) {
-                    return Err(libc::EINVAL);
+                    return Err(Errno(libc::EINVAL));
                 }
             }
-            _ if !cell.is_open_for(from) => return Err(libc::EINVAL),
+            _ if !cell.is_open_for(from) => return Err(Errno(libc::EINVAL)),
             Question::Query => {}
             Question::Close => {
                 cell.close_for(from);
                 return Ok(QpAttr::default());
             }
             Question::Modify { attr, mask } => {
-                cell.modify(&attr, mask).map_err(|error| error.errno())?;
+                cell.modify(&attr, mask).map_err(|error| Errno(error.errno()))?;
             }
         }
         let state = cell.state.lock();
-        if state.is_dead() { Err(libc::EINVAL) } else { Ok(state.machine.attr()) }
+        if state.is_dead() { Err(Errno(libc::EINVAL)) } else { Ok(state.machine.attr()) }
     }
 
     /// A process has ended.

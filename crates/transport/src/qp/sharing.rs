@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyverbs_objects::errno::Errno;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask};
 use anyverbs_proto::qp::{Arrival, Incoming};
@@ -10,7 +11,7 @@ use anyverbs_proto::types::Qpn;
 use super::env::Call;
 use super::{QpCell, State};
 
-/// XRC domains that several processes have. Errors are errno values.
+/// XRC domains that several processes have.
 pub trait Sharing: Sync {
     /// Tells another process that has a target open of an event.
     fn tell_event(&self, slot: u8, target: Qpn, event: QpEvent);
@@ -19,14 +20,19 @@ pub trait Sharing: Sync {
     ///
     /// # Errors
     /// Those of the question.
-    fn query(&self, home: u8, target: Qpn) -> Result<QpAttr, i32>;
+    fn query(&self, home: u8, target: Qpn) -> Result<QpAttr, Errno>;
 
     /// Has a target's process modify it.
     ///
     /// # Errors
     /// Those of the change.
-    fn modify(&self, home: u8, target: Qpn, attr: &QpAttr, mask: QpAttrMask)
-    -> Result<QpAttr, i32>;
+    fn modify(
+        &self,
+        home: u8,
+        target: Qpn,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+    ) -> Result<QpAttr, Errno>;
 
     /// The last handle that this process had of a target was destroyed.
     fn close(&self, cell: &Arc<QpCell>);
