@@ -126,7 +126,7 @@ impl<M: Memory> Listener<M> {
     }
 
     /// The next bell, if one rang.
-    pub fn next(&mut self) -> Option<Rung> {
+    pub fn hear(&mut self) -> Option<Rung> {
         let (number, spot) = self.find(Ordering::Acquire)?;
         let next = self.heard.wrapping_add(1);
         self.heard = number;
@@ -176,14 +176,14 @@ mod tests {
     #[test]
     fn bells_are_heard_once_and_in_order() {
         let (mut ringer, mut listener) = ends();
-        assert!(!listener.is_rung() && listener.next().is_none());
+        assert!(!listener.is_rung() && listener.hear().is_none());
         for round in 0..3 * BELLS {
             ringer.ring(Spot::Cells(round % LANES));
             ringer.ring(Spot::Answers(5));
             assert!(listener.is_rung());
-            assert_eq!(listener.next(), Some(Rung::Spot(round % LANES)));
-            assert_eq!(listener.next(), Some(Rung::Spot(LANES + 5)));
-            assert!(!listener.is_rung() && listener.next().is_none());
+            assert_eq!(listener.hear(), Some(Rung::Spot(round % LANES)));
+            assert_eq!(listener.hear(), Some(Rung::Spot(LANES + 5)));
+            assert!(!listener.is_rung() && listener.hear().is_none());
         }
     }
 
@@ -193,15 +193,15 @@ mod tests {
         for _ in 0..=BELLS {
             ringer.ring(Spot::Cells(1));
         }
-        assert_eq!(listener.next(), Some(Rung::All));
+        assert_eq!(listener.hear(), Some(Rung::All));
         let mut rest = 0;
-        while let Some(rung) = listener.next() {
+        while let Some(rung) = listener.hear() {
             rest += 1;
             assert_ne!(rung, Rung::Spot(2));
         }
         assert!(rest < BELLS, "{rest}");
         ringer.ring(Spot::Cells(2));
-        assert_eq!((listener.next(), listener.next()), (Some(Rung::Spot(2)), None));
+        assert_eq!((listener.hear(), listener.hear()), (Some(Rung::Spot(2)), None));
     }
 
     #[test]
@@ -221,11 +221,11 @@ mod tests {
     fn nonsense_in_a_bell_names_no_spot() {
         let (ringer, mut listener) = ends();
         ringer.own.store(PLACE.bell(1), 1 << 32 | 0xffff_ffff, Ordering::Relaxed);
-        assert_eq!(listener.next(), Some(Rung::All));
+        assert_eq!(listener.hear(), Some(Rung::All));
         ringer.own.store(PLACE.bell(2), 1 << 31 << 32 | 4, Ordering::Relaxed);
-        let _ = listener.next();
+        let _ = listener.hear();
         for _ in 0..2 * BELLS {
-            let _ = listener.next();
+            let _ = listener.hear();
         }
     }
 }

@@ -297,7 +297,7 @@ impl Poller {
         let before = called.len();
         // A peer that rings for ever waits for the next look.
         for _ in 0..BELLS {
-            match line.listener.next() {
+            match line.listener.hear() {
                 Some(Rung::Spot(spot)) => called.push_back((index, spot)),
                 Some(Rung::All) => {
                     let taken = (0..line.lanes.len()).filter(|&spot| line.lanes[spot].is_some());
