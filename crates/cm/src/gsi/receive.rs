@@ -107,7 +107,8 @@ impl<I: Events> Gsi<I> {
                 }
             }
             Recipient::Everyone => {
-                if !incoming.was_forwarded {
+                // Beyond a stranger's share, a connection that its peer has given up ends by its own timer.
+                if !incoming.was_forwarded && self.services.store().may_tell_all() {
                     let others = self.services.store().live_slots().into_iter();
                     for slot in others.filter(|slot| *slot != self.transport.core.slot) {
                         self.hand_on(now, slot, &incoming.datagram);

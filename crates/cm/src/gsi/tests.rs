@@ -25,9 +25,12 @@ use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Attribute;
+use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::message::code::RejReason;
 use anyverbs_proto::cm::message::disconnect::Dreq;
 use anyverbs_proto::cm::message::ece::Ece;
+use anyverbs_proto::cm::message::rej::Rej;
+use anyverbs_proto::cm::message::req::Req;
 use anyverbs_proto::cm::{
     AcceptParams, CmConfig, ConnectParams, Listen, ListenAddress, ListenerId, Path, Serves,
     Transport,
@@ -624,6 +627,51 @@ fn other_packets_to_qp1_are_counted_and_dropped() {
     until(&received, before);
     send(wrong(&|h| h.bth.pkey = PKey(0x7fff)), &dreq);
     until(&received, before + 1);
+}
+
+#[test]
+fn a_strangers_requests_and_rejections_make_few_copies() {
+    let _turn = turn();
+    let gsi = gsi();
+    let mut others: Vec<_> = (0..3).map(|_| Peer::spawn()).collect();
+    let to = SocketAddr::new(ip("127.0.0.1"), gsi.core().config.udp_port);
+    let mut copies = || {
+        let theirs = others.iter_mut().map(|peer| peer.ask("counter forwarded_pkts"));
+        let theirs: u64 = theirs.map(|answer| answer[2..].parse::<u64>().unwrap()).sum();
+        theirs + gsi.core().counters.read(Counter::Forwarded)
+    };
+    let mut made_by = |message: &dyn Fn(u32) -> Message| {
+        let before = copies();
+        for n in 0..1000 {
+            // The kernel chooses a process for each source.
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            let from = socket.local_addr().unwrap();
+            let flow = Flow::new(from.ip(), to.ip(), from.port(), to.port());
+            let mad = Mad { transaction_id: n.into(), modifier: 0, message: message(n) };
+            socket.send_to(&datagram(&flow, &headers(), &mad.emit()), to).unwrap();
+        }
+        let mut last = copies();
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            match copies() {
+                now if now == last => return now - before,
+                now => last = now,
+            }
+        }
+    };
+    let own = u32::from(gsi.transport.core.slot) << 24;
+    let (service_id, local_comm_id) = (service(1007), CommId);
+    let req = |n| Req { service_id, local_comm_id: local_comm_id(n), ..Req::default() }.into();
+    assert_eq!(made_by(&req), 0, "a request that nobody listens for");
+    let rej = |n| Rej { local_comm_id: local_comm_id(n), ..Rej::default() };
+    let named = |n| Rej { remote_comm_id: CommId(own | n), ..rej(n) }.into();
+    let astray = made_by(&named);
+    assert!(astray <= 1000, "{astray}: at most one for each, to the process that it names");
+    // Each is for three others: more than the first 32 only as time goes by.
+    let begin = Instant::now();
+    let made = made_by(&|n| rej(n).into());
+    let most = 3 * (32 + begin.elapsed().as_millis() as u64 / 20 + 8);
+    assert!((3 * 32..=most).contains(&made), "{made}, at most {most}");
 }
 
 #[test]

@@ -21,6 +21,10 @@ use crate::shm::{Area, allocate, check_length, memfd};
 use crate::sockopt;
 use crate::sys::{Uncancelled, above_standard_streams};
 
+/// Datagrams that may be handed to all processes at once.
+const AT_ONCE: u32 = 32;
+/// The time after which one more may be.
+const EACH: Duration = Duration::from_millis(20);
 /// Longest wait of a process for others of its host, in seconds. They only have to be scheduled, unless they are
 /// stopped, and then the process goes on without them (`a_process_stopped_while_starting_does_not_split_the_host`).
 pub const WAIT: Duration = Duration::from_secs(2);
@@ -432,6 +436,24 @@ impl Store {
     #[must_use]
     pub fn live_slots(&self) -> Vec<u8> {
         (1..=255).filter(|slot| self.is_alive(*slot)).collect()
+    }
+
+    /// Whether a datagram of a stranger may be handed to all processes of the host now. A stranger chooses how many come
+    /// and whom they reach, so this is the right of the host: [`AT_ONCE`] of them, and one more for each [`EACH`].
+    #[must_use]
+    pub fn may_tell_all(&self) -> bool {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        let now = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        let all = u64::from(AT_ONCE) * EACH.as_nanos() as u64;
+        // Two processes that ask at one time may both be told yes for one right. A time that no process writes is nonsense.
+        let used = self.table.told_all();
+        let used = if used > now + all { now } else { used.max(now) };
+        let next = used + EACH.as_nanos() as u64;
+        let may = next <= now + all;
+        if may {
+            self.table.set_told_all(next);
+        }
+        may
     }
 
     /// The slots that processes hold, each with a number that its next owner will not have.

@@ -3,7 +3,7 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | magic, version, number of entries as a power of two |
-//! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined |
+//! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined; 40: up to when the right to tell all processes is used up |
 //! | 2048 | the journal's headers, 8 bytes each |
 //! | 4096 | a section of 32 bytes for each slot: incarnation, port, place in the order of opening the port, whether it lingers |
 //! | 12288 | entries of 32 bytes each, a hash table with open addressing |
@@ -25,6 +25,7 @@ const VERSION: u32 = 1;
 const INCARNATIONS: usize = 16;
 const ORDER: usize = 24;
 const SETTLED: usize = 32;
+const TOLD_ALL: usize = 40;
 const HEADERS: usize = 2048;
 const SLOTS: usize = 4096;
 const SLOT_LEN: usize = 32;
@@ -146,6 +147,15 @@ impl Table {
 
     pub(super) fn is_settled(&self) -> bool {
         self.area.load(SETTLED, Ordering::Acquire) != 0
+    }
+
+    /// As the last process wrote it that told all.
+    pub(super) fn told_all(&self) -> u64 {
+        self.area.load(TOLD_ALL, Ordering::Relaxed)
+    }
+
+    pub(super) fn set_told_all(&self, at: u64) {
+        self.area.store(TOLD_ALL, at, Ordering::Relaxed);
     }
 
     fn section(slot: u8) -> usize {

@@ -315,3 +315,19 @@ fn a_store_is_found_by_the_name_of_its_registry() {
     };
     assert_eq!((found(&one), found(&other)), (Some(inode(&store)), None));
 }
+
+#[test]
+fn all_are_told_of_few_datagrams_whoever_receives_them() {
+    let registry = registry("all");
+    let slots = [(); 3].map(|()| Slot::claim_in(&registry).unwrap());
+    let told = |n: usize| (0..n).filter(|i| slots[i % 3].store().may_tell_all()).count();
+    let begin = Instant::now();
+    let first = told(10_000);
+    let by_time = (begin.elapsed().as_nanos() / EACH.as_nanos()) as usize + 2;
+    assert!((AT_ONCE as usize..=AT_ONCE as usize + by_time).contains(&first), "{first}");
+    std::thread::sleep(3 * EACH);
+    assert!(slots[0].store().may_tell_all(), "time gives the right back");
+    // Another process may write anything there.
+    slots[1].store().table.set_told_all(u64::MAX);
+    assert!(slots[0].store().may_tell_all());
+}
