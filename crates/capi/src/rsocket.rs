@@ -17,6 +17,7 @@ use std::ffi::c_int;
 pub(crate) use {data::*, epoll::*, iomap::*, names::*, option::*, poll::*, select::*};
 
 use crate::{
+    cancel::Uncancelled,
     errno::{Errno, minus_one},
     log,
 };
@@ -48,17 +49,20 @@ fn size(result: Result<usize, Errno>) -> libc::ssize_t {
 
 /// `rsocket`.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     log::init();
     minus_one(anyverbs_rsocket::socket(domain, kind, protocol).map_err(Errno::from))
 }
 
 /// `rlisten`.
 pub(crate) unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(anyverbs_rsocket::get(socket).and_then(|s| s.listen(backlog)).map_err(Errno::from))
 }
 
 /// `rshutdown`: waits until the peer's device has all data sent.
 pub(crate) unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),
         libc::SHUT_WR => (false, true),
@@ -73,5 +77,6 @@ pub(crate) unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
 
 /// `rclose`.
 pub(crate) unsafe extern "C" fn rclose(socket: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(anyverbs_rsocket::close(socket).map_err(Errno::from))
 }

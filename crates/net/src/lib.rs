@@ -40,7 +40,7 @@ pub use messages::{Delivery, MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
 pub use steering::SteerByKind;
-pub use sys::{Descriptor, StandardStreams, Uncancelled};
+pub use sys::{Descriptor, StandardStreams, Uncancelled, cancellable, undone_if_cancelled};
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
     SHARERS_VALID, Sounding, TxBatch, UdpPort, capture, forward, is_handed_on,

@@ -4,8 +4,10 @@
 //! threads that serve their completions. Here callers hold locks, which would then be held for ever. None of these
 //! calls waits long. Those of `rustix` are no cancellation points either: they do not go through the C library.
 
+use std::ffi::c_void;
 use std::io;
 use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -18,8 +20,34 @@ use rustix::time::Timespec;
 /// The timeout of a call that does not wait.
 pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
+/// `struct _pthread_cleanup_buffer` of glibc.
+#[repr(C)]
+struct CleanupBuffer {
+    routine: Option<unsafe extern "C" fn(*mut c_void)>,
+    argument: *mut c_void,
+    cancel_type: c_int,
+    previous: *mut CleanupBuffer,
+}
+
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    fn _pthread_cleanup_push(
+        buffer: *mut CleanupBuffer,
+        routine: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut CleanupBuffer, execute: c_int);
+}
+
+const PTHREAD_CANCEL_ENABLE: c_int = 0;
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// Whether the calling thread may be cancelled from now on; gives what held before.
+fn set_cancel_state(state: c_int) -> c_int {
+    let mut before = 0;
+    // SAFETY: a live integer.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
 }
 
 /// The calling thread is not cancelled (`pthread_cancel(3)`) while this lives: it may hold locks.
@@ -33,11 +61,13 @@ impl Uncancelled {
     /// Disables cancellation until it is dropped.
     #[must_use]
     pub fn new() -> Self {
-        const PTHREAD_CANCEL_DISABLE: c_int = 1;
-        let mut before = 0;
-        // SAFETY: a live integer.
-        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-        Self { before, _of_this_thread: PhantomData }
+        Self { before: set_cancel_state(PTHREAD_CANCEL_DISABLE), _of_this_thread: PhantomData }
+    }
+
+    /// Whether the thread could be cancelled before.
+    #[must_use]
+    pub fn was_cancellable(&self) -> bool {
+        self.before == PTHREAD_CANCEL_ENABLE
     }
 }
 
@@ -49,9 +79,45 @@ impl Default for Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: the state that the call above gave, on the same thread.
-        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+        set_cancel_state(self.before);
     }
+}
+
+/// Waits in a system call in which the thread may be cancelled, and calls `undo` if it is.
+///
+/// The C library unwinds the stack of a cancelled thread, and knows nothing of Rust's destructors: what the callers hold would
+/// be held for ever. It does run its own cleanup handlers, so `undo` gives that up. `wait` holds nothing itself, and
+/// does not panic.
+pub fn undone_if_cancelled<R, F: FnOnce()>(undo: F, wait: impl FnOnce() -> R) -> R {
+    /// # Safety
+    /// `undo` is a live `F`, and this is its last use.
+    unsafe extern "C" fn run<F: FnOnce()>(undo: *mut c_void) {
+        // SAFETY: the caller's promise.
+        let undo = unsafe { undo.cast::<F>().read() };
+        undo();
+    }
+    let mut undo = ManuallyDrop::new(undo);
+    let mut buffer = MaybeUninit::<CleanupBuffer>::uninit();
+    // SAFETY: the buffer lies on this thread's stack until it is popped below, and so does `undo`. The handler has it alone:
+    // after it no code here runs.
+    let result = unsafe {
+        _pthread_cleanup_push(buffer.as_mut_ptr(), run::<F>, (&raw mut undo).cast());
+        let result = wait();
+        _pthread_cleanup_pop(buffer.as_mut_ptr(), 0);
+        result
+    };
+    drop(ManuallyDrop::into_inner(undo));
+    result
+}
+
+/// As [`undone_if_cancelled`], below an [`Uncancelled`] of a thread that could be cancelled before.
+pub fn cancellable<R>(undo: impl FnOnce(), wait: impl FnOnce() -> R) -> R {
+    undone_if_cancelled(undo, || {
+        set_cancel_state(PTHREAD_CANCEL_ENABLE);
+        let result = wait();
+        set_cancel_state(PTHREAD_CANCEL_DISABLE);
+        result
+    })
 }
 
 /// Takes the descriptors 0 to 2 where the program has closed them, while this lives. What is opened meanwhile gets others: a

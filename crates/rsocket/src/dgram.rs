@@ -332,7 +332,7 @@ impl Dgram {
                 self.end_sleep(false);
                 return Ok(());
             }
-            let woken = wait_readable(self.epoll.as_fd(), deadline);
+            let woken = wait_readable(self.epoll.as_fd(), deadline, || self.end_sleep(false));
             self.end_sleep(woken == Ok(Wake::Ready));
             let wake = woken?;
             endpoint.progress(&self.udp);

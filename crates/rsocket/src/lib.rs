@@ -48,5 +48,6 @@ pub use options::{
 };
 pub use poll::poll;
 pub use repoll::Repoll;
+pub use sleep::Call;
 pub use socket::{Received, Socket};
 pub use table::{accept, close, get, get_epoll, is_socket, make_epoll, socket};

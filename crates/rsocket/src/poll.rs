@@ -34,7 +34,7 @@ pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize
     scratch.sockets.clear();
     scratch.sockets.extend(fds.iter().map(|fd| table::get(fd.fd).ok()));
     let result = if scratch.sockets.iter().all(Option::is_none) {
-        sleep::poll(fds, timeout)
+        sleep::wait(fds, timeout, || ())
     } else {
         poll_sockets(fds, timeout, &mut scratch)
     };
@@ -93,7 +93,7 @@ fn poll_sockets(
             }
             return Ok(found);
         }
-        let slept = sleep::poll(set, wake.map(sleep::until));
+        let slept = sleep::wait(set, wake.map(sleep::until), || give_up(sockets.iter().flatten()));
         for (entry, socket) in set.iter().zip(&*sockets) {
             if let Some(socket) = socket {
                 socket.end_sleep(slept.is_ok() && entry.revents != 0);
@@ -110,6 +110,15 @@ fn poll_sockets(
         if found > 0 || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Ok(found);
         }
+    }
+}
+
+/// Ends the sleep of a thread that was cancelled in it, and its holds of the sockets.
+pub(crate) fn give_up<'a>(sockets: impl Iterator<Item = &'a Arc<Socket>>) {
+    for socket in sockets {
+        socket.end_sleep(false);
+        // SAFETY: the thread's own hold, which it never drops, since it runs no destructors any more.
+        unsafe { Arc::decrement_strong_count(Arc::as_ptr(socket)) };
     }
 }
 

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::config::config;
 use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
+use crate::poll::give_up;
 use crate::sleep;
 use crate::socket::Socket;
 use crate::table;
@@ -201,7 +202,8 @@ impl Repoll {
                 events: libc::POLLIN,
                 revents: 0,
             }];
-            let slept = sleep::poll(&mut set, wake.map(sleep::until));
+            let undo = || give_up(sockets.iter());
+            let slept = sleep::wait(&mut set, wake.map(sleep::until), undo);
             woken.clear();
             if matches!(slept, Ok(1..)) {
                 woken.resize(sockets.len() + 1, libc::epoll_event { events: 0, u64: 0 });

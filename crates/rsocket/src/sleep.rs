@@ -1,9 +1,44 @@
 //! Sleeping on descriptors.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use anyverbs::{Uncancelled, cancellable};
+
 use crate::errno::{Errno, Result};
+
+thread_local! {
+    /// The thread is in a [`Call`] that it may be cancelled in.
+    static CANCELLABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A call of the program that may wait. The thread can be cancelled (`pthread_cancel(3)`) while it waits and nowhere else, if it
+/// could be before.
+///
+/// The caller gives up what it holds itself: a cancelled thread runs no destructors.
+#[derive(Debug)]
+pub struct Call {
+    _uncancelled: Uncancelled,
+    outer: bool,
+}
+
+impl Call {
+    /// Begins until it is dropped.
+    #[must_use]
+    pub fn begin() -> Self {
+        let uncancelled = Uncancelled::new();
+        // Within another call this one is made by a signal's handler.
+        let outer = CANCELLABLE.try_with(|c| c.replace(uncancelled.was_cancellable()));
+        Self { _uncancelled: uncancelled, outer: outer.unwrap_or(false) }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let _ = CANCELLABLE.try_with(|c| c.set(self.outer));
+    }
+}
 
 /// The reason why a sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,11 +48,15 @@ pub(crate) enum Wake {
 }
 
 /// Waits until a descriptor is readable, or for a deadline. A signal ends it with `EINTR` unless system calls go
-/// on after it.
-pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> Result<Wake> {
+/// on after it. If the thread is cancelled, it calls `undo`.
+pub(crate) fn wait_readable(
+    fd: BorrowedFd<'_>,
+    deadline: Option<Instant>,
+    undo: impl Fn(),
+) -> Result<Wake> {
     let mut set = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
     loop {
-        match poll(&mut set, deadline.map(until)) {
+        match wait(&mut set, deadline.map(until), &undo) {
             Ok(0) => return Ok(Wake::TimedOut),
             Ok(_) => return Ok(Wake::Ready),
             Err(Errno(libc::EINTR)) if signals_restart() => {}
@@ -60,6 +99,19 @@ pub(crate) fn set_nonblocking(fd: &impl AsFd) -> Result<()> {
 /// The time left until an instant.
 pub(crate) fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
+}
+
+/// As [`poll`]. The thread may be cancelled in it, and calls `undo` then.
+pub(crate) fn wait(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    undo: impl FnOnce(),
+) -> Result<usize> {
+    if CANCELLABLE.try_with(Cell::get).unwrap_or(false) {
+        cancellable(undo, || poll(fds, timeout))
+    } else {
+        poll(fds, timeout)
+    }
 }
 
 /// `ppoll(2)`; without a timeout for ever.

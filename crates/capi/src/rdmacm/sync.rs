@@ -3,6 +3,8 @@
 
 use std::{ffi::c_int, ptr, sync::Arc};
 
+use anyverbs::{Uncancelled, undone_if_cancelled};
+
 use crate::{
     abi::*,
     errno::Errno,
@@ -28,7 +30,9 @@ fn show_event(id: &Id, event: *mut rdma_cm_event) -> *mut rdma_cm_event {
 pub(crate) fn complete(id: &Arc<Id>) -> Result<(), Errno> {
     let Some(channel) = id.inner.own_channel() else { return Ok(()) };
     release_event(id);
-    let event = event::next(channel)?;
+    // A cancelled thread gives up its hold of the id. SAFETY: the caller's hold, which it uses no more.
+    let undo = || unsafe { Arc::decrement_strong_count(Arc::as_ptr(id)) };
+    let event = undone_if_cancelled(undo, || event::next(channel))?;
     show_event(id, event);
     // SAFETY: published by `next`; only the program could acknowledge it, and does not know it yet.
     let (kind, status) = unsafe { ((*event).event, (*event).status) };
@@ -62,7 +66,10 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
 fn request(listener: &Arc<Id>) -> Result<*mut rdma_cm_id, Errno> {
     let channel = listener.inner.own_channel().ok_or(Errno::EINVAL)?;
     release_event(listener);
-    let event = event::next(channel)?;
+    // As in `complete`. SAFETY: as there.
+    let undo = || unsafe { Arc::decrement_strong_count(Arc::as_ptr(listener)) };
+    let event = undone_if_cancelled(undo, || event::next(channel))?;
+    let _uncancelled = Uncancelled::new();
     // SAFETY: as in `complete`.
     let (kind, status, new) = unsafe { ((*event).event, (*event).status, (*event).id) };
     if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {

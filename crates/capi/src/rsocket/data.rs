@@ -4,8 +4,10 @@ use std::ffi::{c_int, c_void};
 
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
+use anyverbs_rsocket::Call;
+
 use super::{names::give, size};
-use crate::{errno::Errno, rdmacm::sockaddr::address_of_length};
+use crate::{cancel::holding, errno::Errno, rdmacm::sockaddr::address_of_length};
 
 /// A program's list of buffers.
 ///
@@ -44,7 +46,7 @@ unsafe fn send(
         Some(unsafe { address_of_length(to, to_len) }?)
     };
     // SAFETY: the caller's promise.
-    Ok(unsafe { socket.send_message(buffers, flags, to.as_ref()) }?)
+    Ok(holding(socket, |s| unsafe { s.send_message(buffers, flags, to.as_ref()) })?)
 }
 
 /// # Safety
@@ -57,7 +59,7 @@ unsafe fn recv(
 ) -> Result<anyverbs_rsocket::Received, Errno> {
     let socket = anyverbs_rsocket::get(socket)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { socket.recv_message(buffers, flags, name) }?)
+    Ok(holding(socket, |s| unsafe { s.recv_message(buffers, flags, name) })?)
 }
 
 /// The result of a call: with `MSG_TRUNC` the whole length of a datagram.
@@ -72,6 +74,7 @@ pub(crate) unsafe extern "C" fn rsend(
     len: size_t,
     flags: c_int,
 ) -> ssize_t {
+    let _call = Call::begin();
     // SAFETY: the program passes a buffer of that length.
     size(unsafe { send(socket, &one(buf, len), flags, std::ptr::null(), 0) })
 }
@@ -85,6 +88,7 @@ pub(crate) unsafe extern "C" fn rsendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
+    let _call = Call::begin();
     // SAFETY: the program passes a buffer and an address of these lengths.
     size(unsafe { send(socket, &one(buf, len), flags, to, to_len) })
 }
@@ -95,6 +99,7 @@ pub(crate) unsafe extern "C" fn rsendmsg(
     msg: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
+    let _call = Call::begin();
     size((|| {
         if msg.is_null() {
             return Err(Errno(libc::EFAULT));
@@ -110,12 +115,14 @@ pub(crate) unsafe extern "C" fn rsendmsg(
 
 /// `rwrite`.
 pub(crate) unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    let _call = Call::begin();
     // SAFETY: the program passes a buffer of that length.
     size(unsafe { send(socket, &one(buf, len), 0, std::ptr::null(), 0) })
 }
 
 /// `rwritev`.
 pub(crate) unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    let _call = Call::begin();
     size((|| {
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the program passes a list of that length.
@@ -130,6 +137,7 @@ pub(crate) unsafe extern "C" fn rrecv(
     len: size_t,
     flags: c_int,
 ) -> ssize_t {
+    let _call = Call::begin();
     // SAFETY: the program passes a buffer of that length.
     let received = unsafe { recv(socket, &one(buf, len), flags, false) };
     size(received.map(|received| length(&received, flags)))
@@ -144,6 +152,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
+    let _call = Call::begin();
     size((|| {
         // SAFETY: the program passes a buffer of that length.
         let received = unsafe { recv(socket, &one(buf, len), flags, !from.is_null()) }?;
@@ -159,6 +168,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
 
 /// `rrecvmsg`. There are no control messages.
 pub(crate) unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let _call = Call::begin();
     size((|| {
         if msg.is_null() || !msg.is_aligned() {
             return Err(Errno(libc::EFAULT));
@@ -184,12 +194,14 @@ pub(crate) unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags:
 
 /// `rread`.
 pub(crate) unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    let _call = Call::begin();
     // SAFETY: the program passes a buffer of that length.
     size(unsafe { recv(socket, &one(buf, len), 0, false) }.map(|received| received.len))
 }
 
 /// `rreadv`.
 pub(crate) unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    let _call = Call::begin();
     size((|| {
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the program passes a list of that length.

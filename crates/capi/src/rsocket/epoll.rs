@@ -2,16 +2,19 @@
 
 use std::ffi::c_int;
 
+use anyverbs_rsocket::Call;
 use libc::epoll_event;
 
 use super::{poll::timeout, zero};
 use crate::{
+    cancel::{Uncancelled, holding},
     errno::{Errno, minus_one},
     log,
 };
 
 /// `repoll_create`: the descriptor of a set, to be closed by `rclose`.
 pub(crate) unsafe extern "C" fn repoll_create(size: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     log::init();
     if size <= 0 {
         Errno::EINVAL.set();
@@ -27,6 +30,7 @@ pub(crate) unsafe extern "C" fn repoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let set = anyverbs_rsocket::get_epoll(epfd)?;
         let (events, data) = if event.is_null() {
@@ -50,6 +54,7 @@ pub(crate) unsafe extern "C" fn repoll_wait(
     most: c_int,
     millis: c_int,
 ) -> c_int {
+    let _call = Call::begin();
     minus_one((|| {
         let set = anyverbs_rsocket::get_epoll(epfd)?;
         let most = usize::try_from(most).ok().filter(|n| (1..1 << 24).contains(n));
@@ -59,6 +64,6 @@ pub(crate) unsafe extern "C" fn repoll_wait(
         }
         // SAFETY: the program passes an array of that length, its own to be written.
         let events = unsafe { std::slice::from_raw_parts_mut(events, most) };
-        Ok(set.wait(events, timeout(millis))? as c_int)
+        Ok(holding(set, |set| set.wait(events, timeout(millis)))? as c_int)
     })())
 }

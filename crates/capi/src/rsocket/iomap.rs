@@ -2,10 +2,14 @@
 
 use std::ffi::{c_int, c_void};
 
+use anyverbs_rsocket::Call;
 use libc::{off_t, size_t};
 
 use super::{size, zero};
-use crate::errno::Errno;
+use crate::{
+    cancel::{Uncancelled, holding},
+    errno::Errno,
+};
 
 /// `riomap`: the offset under which the peer writes the buffer, or -1. An `offset` of -1 chooses the buffer's address.
 pub(crate) unsafe extern "C" fn riomap(
@@ -16,6 +20,7 @@ pub(crate) unsafe extern "C" fn riomap(
     _flags: c_int,
     offset: off_t,
 ) -> off_t {
+    let _uncancelled = Uncancelled::new();
     let result = (|| {
         if prot & !libc::PROT_WRITE != 0 {
             return Err(Errno::EINVAL);
@@ -38,6 +43,7 @@ pub(crate) unsafe extern "C" fn riomap(
 
 /// `riounmap`.
 pub(crate) unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let result = anyverbs_rsocket::get(socket).and_then(|s| s.unmap(buf as u64, len as u64));
     zero(result.map_err(Errno::from))
 }
@@ -50,12 +56,13 @@ pub(crate) unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
+    let _call = Call::begin();
     let result = (|| {
         let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let socket = anyverbs_rsocket::get(socket)?;
         let buffers = [libc::iovec { iov_base: buf.cast_mut(), iov_len: len }];
         // SAFETY: the program passes a buffer of that length.
-        Ok(unsafe { socket.write_mapped(&buffers, offset, flags) }?)
+        Ok(holding(socket, |s| unsafe { s.write_mapped(&buffers, offset, flags) })?)
     })();
     size(result).cast_unsigned()
 }

@@ -5,8 +5,11 @@ use std::ffi::c_int;
 use anyverbs::cm::Address;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
+use anyverbs_rsocket::Call;
+
 use super::zero;
 use crate::{
+    cancel::{Uncancelled, holding},
     errno::{Errno, minus_one},
     rdmacm::sockaddr::{address_of_length, storage},
 };
@@ -55,6 +58,7 @@ pub(crate) unsafe extern "C" fn rbind(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         // SAFETY: the program passes an address of that length, or NULL.
@@ -69,6 +73,7 @@ pub(crate) unsafe extern "C" fn rconnect(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> c_int {
+    let _call = Call::begin();
     zero((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         if !addr.is_null() && len as usize >= size_of::<libc::sa_family_t>() {
@@ -80,7 +85,7 @@ pub(crate) unsafe extern "C" fn rconnect(
         }
         // SAFETY: the program passes an address of that length, or NULL.
         let address = unsafe { address_of_length(addr, len) }?;
-        Ok(socket.connect(&address)?)
+        Ok(holding(socket, |socket| socket.connect(&address))?)
     })())
 }
 
@@ -90,9 +95,10 @@ pub(crate) unsafe extern "C" fn raccept(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    let _call = Call::begin();
     minus_one((|| {
         let listener = anyverbs_rsocket::get(socket)?;
-        let fd = anyverbs_rsocket::accept(&listener, 0)?;
+        let fd = holding(listener, |listener| anyverbs_rsocket::accept(listener, 0))?;
         if !addr.is_null() {
             let peer = anyverbs_rsocket::get(fd).and_then(|new| new.peer_address());
             // SAFETY: the program passes an address with its length.
@@ -112,6 +118,7 @@ pub(crate) unsafe extern "C" fn rgetsockname(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         let unbound = || {
@@ -133,6 +140,7 @@ pub(crate) unsafe extern "C" fn rgetpeername(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let address = anyverbs_rsocket::get(socket)?.peer_address()?;
         // SAFETY: the program passes an address with its length.

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use libc::socklen_t;
 
 use super::zero;
+use crate::cancel::Uncancelled;
 use crate::errno::{Errno, minus_one};
 
 /// `rsetsockopt`.
@@ -15,6 +16,7 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         if value.is_null() && len > 0 {
@@ -39,6 +41,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         if value.is_null() || len.is_null() {
@@ -65,6 +68,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
 ///
 /// Variadic in C; a variadic integer travels in the same register as a fixed one.
 pub(crate) unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one((|| {
         let socket = anyverbs_rsocket::get(socket)?;
         match cmd {

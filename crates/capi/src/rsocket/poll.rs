@@ -2,6 +2,7 @@
 
 use std::{ffi::c_int, time::Duration};
 
+use anyverbs_rsocket::Call;
 use libc::{nfds_t, pollfd};
 
 use crate::errno::{Errno, minus_one};
@@ -13,6 +14,7 @@ pub(super) fn timeout(millis: c_int) -> Option<Duration> {
 
 /// `rpoll`.
 pub(crate) unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, millis: c_int) -> c_int {
+    let _call = Call::begin();
     minus_one((|| {
         let count = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
         let fds = match count {

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyverbs_rsocket::Call;
 use libc::{fd_set, pollfd, timeval};
 
 use crate::errno::{Errno, minus_one};
@@ -58,6 +59,7 @@ pub(crate) unsafe extern "C" fn rselect(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let _call = Call::begin();
     minus_one((|| {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
         if nfds > 1 << 24 {

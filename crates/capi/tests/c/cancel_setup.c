@@ -3,6 +3,8 @@
    it is not disabled ends the thread. The peer is another process, so that the link through shared memory is made, too. */
 #include "check.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <signal.h>
@@ -55,6 +57,7 @@ static struct ibv_dm *dm;
 static struct ibv_ah *ah;
 static char *buf;
 static struct ibv_device **list;
+static int file;
 
 struct address {
 	uint32_t rc, ud;
@@ -203,6 +206,109 @@ static void destroy_cm_ids(void) { OK(rdma_destroy_id(active)); OK(rdma_destroy_
 static void destroy_id(void) { OK(rdma_destroy_id(id)); }
 static void destroy_events(void) { rdma_destroy_event_channel(events); }
 
+/* Multicast. */
+static struct rdma_cm_id *member;
+static struct sockaddr_in group;
+static void create_member(void) { OK(rdma_create_id(events, &member, NULL, RDMA_PS_UDP)); }
+static void bind_member(void)
+{
+	struct sockaddr_in lo = { .sin_family = AF_INET };
+	inet_pton(AF_INET, "127.0.0.1", &lo.sin_addr);
+	OK(rdma_bind_addr(member, (struct sockaddr *)&lo));
+}
+static void create_member_qp(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	OK(rdma_create_qp(member, NULL, &attr));
+}
+static void join(void)
+{
+	group.sin_family = AF_INET;
+	inet_pton(AF_INET, "239.1.2.3", &group.sin_addr);
+	OK(rdma_join_multicast(member, (struct sockaddr *)&group, NULL));
+}
+static void leave(void) { OK(rdma_leave_multicast(member, (struct sockaddr *)&group)); }
+static void destroy_member(void) { rdma_destroy_qp(member); OK(rdma_destroy_id(member)); }
+
+/* XRC. */
+static struct ibv_xrcd *xrcd;
+static struct ibv_srq *xrc_srq;
+static struct ibv_qp *target, *initiator;
+static void open_xrcd(void)
+{
+	struct ibv_xrcd_init_attr attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = file,
+		.oflags = O_CREAT };
+	TRUE((xrcd = ibv_open_xrcd(ctx, &attr)) != NULL);
+}
+static void create_xrc_srq(void)
+{
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_PD,
+		.srq_type = IBV_SRQT_XRC, .xrcd = xrcd, .cq = cq, .pd = pd };
+	TRUE((xrc_srq = ibv_create_srq_ex(ctx, &attr)) != NULL);
+}
+static void create_target(void)
+{
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	TRUE((target = ibv_create_qp_ex(ctx, &attr)) != NULL);
+}
+static void create_initiator(void)
+{
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+		.send_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 } };
+	TRUE((initiator = ibv_create_qp_ex(ctx, &attr)) != NULL);
+}
+static void open_target(void)
+{
+	struct ibv_qp_open_attr attr = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
+		.qp_num = target->qp_num, .xrcd = xrcd, .qp_type = IBV_QPT_XRC_RECV };
+	struct ibv_qp *again = ibv_open_qp(ctx, &attr);
+	TRUE(again != NULL);
+	OK(ibv_destroy_qp(again));
+}
+static void close_xrc(void)
+{
+	OK(ibv_destroy_qp(initiator));
+	OK(ibv_destroy_qp(target));
+	OK(ibv_destroy_srq(xrc_srq));
+	OK(ibv_close_xrcd(xrcd));
+}
+
+/* Synchronous ids. The client of another thread waits, and so does the thread that gets its request; both are cancelled in that. */
+static struct rdma_cm_id *listening, *requested;
+static struct rdma_addrinfo *there;
+static void get_addrinfo(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP };
+	OK(rdma_getaddrinfo("127.0.0.1", "7471", &hints, &there));
+}
+static void create_ep(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	OK(rdma_create_ep(&listening, there, NULL, &attr));
+}
+static void listen_ep(void) { OK(rdma_listen(listening, 4)); }
+static void get_request(void) { OK(rdma_get_request(listening, &requested)); }
+static void resolve_to_ep(void)
+{
+	OK(rdma_resolve_addr(active, NULL, rdma_get_local_addr(listening), 2000));
+}
+static void reject_it(void) { OK(rdma_reject(requested, NULL, 0)); }
+static void destroy_requested(void) { rdma_destroy_ep(requested); }
+static void destroy_ep(void) { rdma_destroy_ep(listening); rdma_freeaddrinfo(there); }
+static void destroy_active(void) { rdma_destroy_qp(active); OK(rdma_destroy_id(active)); }
+
+/* A call that waits: the thread is cancelled in it, and another goes on in its place. */
+static void cancelled_waiting(void (*body)(void))
+{
+	struct call call = { body, false };
+	pthread_t thread;
+	void *result;
+	OK(pthread_create(&thread, NULL, make, &call));
+	OK(pthread_join(thread, &result));
+	TRUE(result == PTHREAD_CANCELED && !call.finished);
+}
+
 static void exchange(int in, int out)
 {
 	mine.rc = rc->qp_num, mine.ud = ud->qp_num, mine.at = (uintptr_t)buf, mine.rkey = mr->rkey;
@@ -263,9 +369,25 @@ int main(void)
 	passive = event->id;
 	STEP(ack_event), STEP(create_passive_qp), STEP(accept_it);
 	next_event(RDMA_CM_EVENT_ESTABLISHED), STEP(ack_event), next_event(RDMA_CM_EVENT_ESTABLISHED), STEP(ack_event);
+	STEP(create_member), STEP(bind_member), STEP(create_member_qp), STEP(join);
+	next_event(RDMA_CM_EVENT_MULTICAST_JOIN), STEP(ack_event), STEP(leave), STEP(destroy_member);
+	char path[] = "/tmp/cancel-XXXXXX";
+	TRUE((file = mkstemp(path)) >= 0);
+	OK(unlink(path));
+	STEP(open_xrcd), STEP(create_xrc_srq), STEP(create_target), STEP(create_initiator), STEP(open_target), STEP(close_xrc);
 	STEP(disconnect_it), next_event(RDMA_CM_EVENT_DISCONNECTED), STEP(ack_event), STEP(answer_it);
 	next_event(RDMA_CM_EVENT_DISCONNECTED), STEP(ack_event);
-	STEP(destroy_cm_qps), STEP(destroy_cm_ids), STEP(destroy_id), STEP(destroy_events);
+	STEP(destroy_cm_qps), STEP(destroy_cm_ids);
+	STEP(get_addrinfo), STEP(create_ep), STEP(listen_ep);
+	cancelled_waiting(get_request);
+	STEP(create_active), STEP(resolve_to_ep), next_event(RDMA_CM_EVENT_ADDR_RESOLVED), STEP(ack_event);
+	STEP(resolve_route), next_event(RDMA_CM_EVENT_ROUTE_RESOLVED), STEP(ack_event);
+	STEP(create_cm_qp), STEP(connect_it);
+	/* By this thread, which is not cancelled: the call waits. */
+	get_request();
+	STEP(reject_it), next_event(RDMA_CM_EVENT_REJECTED), STEP(ack_event);
+	STEP(destroy_active), STEP(destroy_requested), STEP(destroy_ep);
+	STEP(destroy_id), STEP(destroy_events);
 	STEP(err_rc), STEP(destroy_ah), STEP(destroy_rc), STEP(destroy_ud), STEP(destroy_srq), STEP(destroy_cq);
 	STEP(destroy_channel), STEP(dereg_mr), STEP(dealloc_mw), STEP(free_dm), STEP(dealloc_pd), STEP(close_it);
 	/* What they left is whole: all of it once more, by this thread, with another peer. */

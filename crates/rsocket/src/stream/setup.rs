@@ -300,7 +300,7 @@ impl Stream {
             }
             // The channel lives as long as the socket, whose lock must not be held meanwhile.
             drop(setup);
-            if wait_readable(self.epoll.as_fd(), deadline)? == Wake::TimedOut {
+            if wait_readable(self.epoll.as_fd(), deadline, || ())? == Wake::TimedOut {
                 return Err(Errno(libc::EAGAIN));
             }
         }
@@ -436,7 +436,7 @@ impl Stream {
                 Phase::Opening => {}
                 _ => return Err(self.connect_error()),
             }
-            if wait_readable(self.epoll.as_fd(), deadline)? == Wake::TimedOut {
+            if wait_readable(self.epoll.as_fd(), deadline, || ())? == Wake::TimedOut {
                 return Err(Errno(late));
             }
         }

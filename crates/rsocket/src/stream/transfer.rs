@@ -115,7 +115,7 @@ impl Stream {
                 self.end_sleep(false);
                 return Ok(());
             }
-            let woken = wait_readable(self.epoll.as_fd(), until);
+            let woken = wait_readable(self.epoll.as_fd(), until, || self.end_sleep(false));
             self.end_sleep(woken == Ok(Wake::Ready));
             woken?;
             connection.progress();
