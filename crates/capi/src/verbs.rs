@@ -20,6 +20,7 @@ mod marshall;
 mod mr;
 mod multicast;
 mod mw;
+mod node;
 mod parent_domain;
 mod pd;
 mod port;

@@ -3,10 +3,9 @@
 use std::{
     ffi::{c_char, c_int, c_void},
     mem::{offset_of, size_of},
-    path::Path,
     ptr,
     sync::{
-        Once, OnceLock,
+        OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -18,6 +17,7 @@ use crate::{
     cancel::Uncancelled,
     errno::{Errno, pointer},
     log,
+    verbs::node::look_for_node,
 };
 
 /// A device as this library hands it out. It lives as long as the process, so that no pointer into a freed list can
@@ -85,19 +85,6 @@ fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
         .enumerate()
         .map(|(i, slot)| slot.get_or_init(|| DeviceObject::new(info, i)))
         .find(|d| d.name == info.name && d.node_guid == info.node_guid)
-}
-
-/// Says once, at level `info`, if programs that look for the node of the device themselves will not find it.
-fn look_for_node(index: usize, name: &str) {
-    static LOOKED: Once = Once::new();
-    LOOKED.call_once(|| {
-        let node = format!("/dev/infiniband/uverbs{index}");
-        if !Path::new(&node).exists() {
-            tracing::info!(
-                "there is no {node}: a program that looks for it itself will not use {name}; `anyverbs run` shows it"
-            );
-        }
-    });
 }
 
 /// The devices of this process, none of which is opened. If there is none, the reason goes to the log, once for each
