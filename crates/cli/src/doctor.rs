@@ -3,6 +3,7 @@
 mod checks;
 pub(crate) mod elf;
 mod loading;
+mod start;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

@@ -1,9 +1,11 @@
 //! The checks. Each looks at one thing, changes nothing, and reports its finding.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyverbs_environment as environment;
@@ -47,8 +49,8 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(descriptors());
     findings.extend(configuration(&args.settings));
     if let Some(program) = args.program.first() {
-        findings
-            .extend(elf::program(Path::new(program), &Loader::new(library_path(&args.settings))));
+        let loader = Loader::new(library_path(&args.settings), preloaded(&args.settings));
+        findings.extend(elf::program(Path::new(program), &loader));
     }
     findings
 }
@@ -58,6 +60,14 @@ fn library_path(settings: &Settings) -> Vec<PathBuf> {
     let before = environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
     let before = std::env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty());
     libraries::find(settings).ok().into_iter().chain(before.collect::<Vec<_>>()).collect()
+}
+
+/// The objects that `anyverbs run` lets the loader load first, as far as they matter to others.
+fn preloaded(settings: &Settings) -> Vec<PathBuf> {
+    let ours = libraries::find(settings).ok().map(|dir| dir.join(libraries::PRELOAD));
+    let others = environment::variable("LD_PRELOAD").unwrap_or_default();
+    let others = others.as_bytes().split(|byte| b" :".contains(byte)).filter(|o| !o.is_empty());
+    ours.into_iter().chain(others.map(|other| OsStr::from_bytes(other).into())).collect()
 }
 
 fn library_directory(settings: &Settings) -> Finding {

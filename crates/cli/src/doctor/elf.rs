@@ -3,42 +3,51 @@
 use std::env;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use object::NativeEndian;
 use object::elf::{
-    DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRTAB, FileHeader64, PT_DYNAMIC, PT_INTERP,
-    PT_LOAD, ProgramHeader64,
+    DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_SONAME, DT_STRTAB, FileHeader64, PT_DYNAMIC,
+    PT_INTERP, PT_LOAD, ProgramHeader64,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
 use super::loading::{Loader, Wish};
+use super::start::{Caller, chain};
 use super::{Finding, Severity};
 
-/// The reason why a program cannot be run on the device, and the remedy.
+/// The reason why a program cannot be run on the device, and the remedy. Of a script the interpreters count.
 pub(crate) fn hindrance(path: &Path) -> Option<(String, &'static str)> {
-    let shown = path.display();
-    match path.metadata() {
-        Ok(meta) if meta.mode() & (libc::S_ISUID | libc::S_ISGID) != 0 && !meta.is_dir() => {
+    let caller = Caller::current();
+    chain(path).iter().find_map(|program| {
+        let mut shown = program.display().to_string();
+        if program != path {
+            shown = format!("{}, which {shown} runs,", path.display());
+        }
+        let linking = match linking(program) {
+            // It may be executed all the same.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Linking::Unknown,
+            Err(error) => {
+                let what = format!("{shown} cannot be read: {error}");
+                return Some((what, "check the path and its permissions"));
+            }
+            Ok(Linking::Script) => return None,
+            Ok(linking) => linking,
+        };
+        if let Some(why) = caller.is_refused(program) {
             return Some((
-                format!(
-                    "{shown} is set-user-ID or set-group-ID: the loader ignores LD_PRELOAD and LD_LIBRARY_PATH"
-                ),
-                "run a copy of it without these bits",
+                format!("{shown} is {why}: the loader ignores LD_PRELOAD and LD_LIBRARY_PATH"),
+                "run a copy of it without these rights",
             ));
         }
-        Err(error) => return Some((format!("{shown}: {error}"), "check its permissions")),
-        Ok(_) => {}
-    }
-    match linking(path) {
-        Ok(Linking::Static) => Some((
-            format!("{shown} is statically linked: it carries its own libibverbs, if any"),
-            "build it with shared libraries",
-        )),
-        Ok(_) => None,
-        Err(error) => Some((format!("{shown} cannot be read: {error}"), "check its permissions")),
-    }
+        (linking == Linking::Static).then(|| {
+            (
+                format!("{shown} is statically linked: it carries its own libibverbs, if any"),
+                "build it with shared libraries",
+            )
+        })
+    })
 }
 
 /// Looks at one program, or at the objects below a directory.
@@ -57,16 +66,29 @@ pub(super) fn program(name: &Path, loader: &Loader) -> Vec<Finding> {
         }
         let shown = path.display();
         findings.push(match linking(&path) {
-            Ok(Linking::Script) => Finding::good(format!("{shown} is a script")),
+            Ok(Linking::Script) => {
+                let by: Vec<_> =
+                    chain(&path)[1..].iter().map(|by| by.display().to_string()).collect();
+                Finding::good(format!("{shown} is a script, run by {}", by.join(" and ")))
+            }
             Ok(Linking::Unknown) => Finding::new(
                 Severity::Note,
                 format!("{shown} is no 64-bit ELF program of this machine's byte order"),
                 "",
             ),
-            _ => Finding::good(format!("{shown} is dynamically linked")),
+            Err(_) => Finding::new(
+                Severity::Note,
+                format!("{shown} may be executed and not read: nothing is known of its libraries"),
+                "",
+            ),
+            Ok(Linking::Dynamic | Linking::Static) => {
+                Finding::good(format!("{shown} is dynamically linked"))
+            }
         });
     }
-    findings.extend(loader.wishes(&path).iter().map(|wish| copy(wish, loader)));
+    findings.extend(
+        loader.wishes(chain(&path).last().unwrap_or(&path)).iter().map(|wish| copy(wish, loader)),
+    );
     findings
 }
 
@@ -134,11 +156,22 @@ fn segments(file: &[u8]) -> Option<&[ProgramHeader64<NativeEndian>]> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) needed: Vec<String>,
+    pub(super) soname: Option<String>,
     pub(super) rpath: Option<String>,
     pub(super) runpath: Option<String>,
 }
 
 impl Object {
+    /// Reads a file, if it is an object for this machine. The loader passes over others, such as 32-bit ones.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        // `e_machine`
+        const MACHINE: std::ops::Range<usize> = 18..20;
+        let own = own_head()?;
+        let file = std::fs::read(path).ok()?;
+        let is_ours = file.get(MACHINE)? == own.get(MACHINE)?;
+        is_ours.then(|| Self::parse(&file))?
+    }
+
     /// `None` for a file that is not ELF-64. An object without a dynamic section needs no library.
     pub(super) fn parse(file: &[u8]) -> Option<Self> {
         let segments = segments(file)?;
@@ -161,6 +194,7 @@ impl Object {
         };
         Some(Self {
             needed: texts(DT_NEEDED).collect(),
+            soname: texts(DT_SONAME).next(),
             rpath: texts(DT_RPATH).next(),
             runpath: texts(DT_RUNPATH).next(),
         })
@@ -176,6 +210,17 @@ fn text<'f>(segment: &ProgramHeader64<NativeEndian>, file: &'f [u8], at: u64) ->
     let rest = len.checked_sub(at.checked_sub(address)?)?;
     let bytes = segment.data_range(NativeEndian, file, at, rest).ok()??;
     bytes.split(|byte| *byte == 0).next()
+}
+
+/// The header of this program.
+fn own_head() -> Option<&'static [u8; 64]> {
+    static HEAD: OnceLock<Option<[u8; 64]>> = OnceLock::new();
+    let read = || {
+        let mut head = [0; 64];
+        File::open("/proc/self/exe").ok()?.read_exact(&mut head).ok()?;
+        Some(head)
+    };
+    HEAD.get_or_init(read).as_ref()
 }
 
 fn elf(head: &[u8]) -> Option<Linking> {

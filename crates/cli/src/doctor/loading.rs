@@ -1,7 +1,7 @@
 //! The copies of libibverbs and librdmacm that the loader would give to each object of a program, and the reasons
 //! (ld.so(8)).
 
-use std::collections::HashSet;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,8 @@ use super::elf::Object;
 pub(super) struct Loader {
     /// The value of `LD_LIBRARY_PATH`: the entry of `anyverbs run`, and the old value.
     pub(super) library_path: Vec<PathBuf>,
+    /// The values of `LD_PRELOAD`.
+    pub(super) preload: Vec<PathBuf>,
     /// The loader's cache: names and paths.
     cache: Vec<(String, PathBuf)>,
 }
@@ -39,94 +41,149 @@ fn is_ours(name: &str) -> bool {
     })
 }
 
+/// An object in the loader's list.
+#[derive(Debug)]
+struct Loaded {
+    path: PathBuf,
+    /// Without symbolic links: one file is loaded once.
+    real: PathBuf,
+    /// The names by which it was asked for, and its own (`DT_SONAME`). Whoever asks for one of them gets this object.
+    names: Vec<String>,
+    needed: Vec<String>,
+    /// Where its libraries are looked for first: by its RPATH, and those of the objects that led to it.
+    rpaths: Vec<PathBuf>,
+    runpath: Option<Vec<PathBuf>>,
+}
+
+const PRELOADED: &str = "preloaded";
+const LOADED_BEFORE: &str = "the copy that was loaded before";
+
 impl Loader {
-    pub(super) fn new(library_path: Vec<PathBuf>) -> Self {
+    pub(super) fn new(library_path: Vec<PathBuf>, preload: Vec<PathBuf>) -> Self {
         let cache = fs::read(CACHE).ok().and_then(|bytes| cache(&bytes)).unwrap_or_default();
-        Loader { library_path, cache }
+        Loader { library_path, preload, cache }
     }
 
-    /// The wishes of a program's objects, or of those below a directory.
+    /// The wishes of a program's objects, or of those below a directory, each of which a program may load by itself.
     pub(super) fn wishes(&self, program: &Path) -> Vec<Wish> {
-        let mut wishes = Vec::new();
         let mut roots = Vec::new();
         if program.is_dir() {
             objects_below(program, &mut roots);
         } else {
             roots.push(program.to_owned());
         }
-        let mut seen = HashSet::new();
+        let mut wishes = Vec::new();
         for root in roots {
-            self.follow(&root, &[], &mut seen, &mut wishes);
+            for wish in self.wishes_from(&root) {
+                if !wishes.contains(&wish) {
+                    wishes.push(wish);
+                }
+            }
         }
         wishes
     }
 
-    /// `rpaths`: those of the objects that led here, the nearest first.
-    fn follow(
-        &self,
-        path: &Path,
-        rpaths: &[PathBuf],
-        seen: &mut HashSet<PathBuf>,
-        wishes: &mut Vec<Wish>,
-    ) {
-        let Ok(real) = path.canonicalize() else { return };
-        if !seen.insert(real.clone()) {
-            return;
+    /// As the loader does it: the object, those that are preloaded, then the libraries that they need in their order, and those
+    /// of these.
+    fn wishes_from(&self, root: &Path) -> Vec<Wish> {
+        let mut loaded = Vec::new();
+        let mut wishes = Vec::new();
+        for path in std::iter::once(root).chain(self.preload.iter().map(PathBuf::as_path)) {
+            loaded.extend(self.open(path, &[]));
         }
-        let Some(object) = fs::read(path).ok().and_then(|bytes| Object::parse(&bytes)) else {
-            return;
-        };
-        let origin = real.parent().unwrap_or(Path::new("/"));
-        let expand = |list: &Option<String>| -> Vec<PathBuf> {
-            let list = list.as_deref().unwrap_or_default().split(':').filter(|dir| !dir.is_empty());
-            let origin = origin.to_string_lossy();
-            list.map(|dir| dir.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin).into())
-                .collect()
-        };
-        let runpath = expand(&object.runpath);
-        // With a RUNPATH an object has no RPATH, neither its own nor that of others.
-        let mut own_rpaths = expand(&object.rpath);
-        own_rpaths.extend(rpaths.iter().cloned());
-        let rpaths = if object.runpath.is_some() { Vec::new() } else { own_rpaths.clone() };
-        for library in object.needed {
-            let found = self.find(&library, &rpaths, &runpath);
-            if let Some((path, _)) = &found {
-                self.follow(path, &own_rpaths, seen, wishes);
+        let preloaded = loaded.len();
+        let mut next = 0;
+        while next < loaded.len() {
+            for library in loaded[next].needed.clone() {
+                let found = self.load(&library, next, &mut loaded);
+                if is_ours(&library) {
+                    let found = found.map(|(at, why)| {
+                        let first = (1..preloaded).contains(&at);
+                        (loaded[at].path.clone(), if first { PRELOADED } else { why })
+                    });
+                    wishes.push(Wish { object: loaded[next].path.clone(), library, found });
+                }
             }
-            if is_ours(&library) {
-                wishes.push(Wish { object: path.to_owned(), library, found });
-            }
+            next += 1;
         }
+        wishes
     }
 
-    fn find(
+    /// The place of the object that another one gets for a name.
+    fn load(
         &self,
         library: &str,
-        rpaths: &[PathBuf],
-        runpath: &[PathBuf],
-    ) -> Option<(PathBuf, &'static str)> {
-        if library.contains('/') {
-            let path = PathBuf::from(library);
-            return path.exists().then_some((path, "its name is a path"));
+        by: usize,
+        loaded: &mut Vec<Loaded>,
+    ) -> Option<(usize, &'static str)> {
+        let has_name = |object: &Loaded| object.names.iter().any(|name| name == library);
+        if let Some(at) = loaded.iter().position(has_name) {
+            return Some((at, LOADED_BEFORE));
         }
-        let lists: [(&[PathBuf], &str); 3] = [
+        let (object, why) = self.find(library, &loaded[by])?;
+        if let Some(at) = loaded.iter().position(|other| other.real == object.real) {
+            loaded[at].names.push(library.to_owned());
+            return Some((at, LOADED_BEFORE));
+        }
+        loaded.push(object);
+        let at = loaded.len() - 1;
+        loaded[at].names.push(library.to_owned());
+        Some((at, why))
+    }
+
+    /// `rpaths`: those of the objects that led here, the nearest first.
+    fn open(&self, path: &Path, rpaths: &[PathBuf]) -> Option<Loaded> {
+        let real = path.canonicalize().ok()?;
+        let object = Object::read(path)?;
+        let origin = real.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
+        let expand = |list: &str| -> Vec<PathBuf> {
+            let tokens =
+                [("ORIGIN", &*origin), ("LIB", self.lib()), ("PLATFORM", env::consts::ARCH)];
+            let expand = |dir: &str| {
+                tokens.iter().fold(dir.to_owned(), |dir, (token, value)| {
+                    dir.replace(&format!("${{{token}}}"), value)
+                        .replace(&format!("${token}"), value)
+                })
+            };
+            list.split(':').filter(|dir| !dir.is_empty()).map(|dir| expand(dir).into()).collect()
+        };
+        let runpath = object.runpath.as_deref().map(expand);
+        // An object with a RUNPATH has no RPATH.
+        let own = object.rpath.as_deref().filter(|_| runpath.is_none()).map(expand);
+        let rpaths = own.into_iter().flatten().chain(rpaths.iter().cloned()).collect();
+        let names = object.soname.into_iter().collect();
+        Some(Loaded { path: path.to_owned(), real, names, needed: object.needed, rpaths, runpath })
+    }
+
+    /// What `$LIB` stands for: the directory of the C library below `/` or `/usr`.
+    fn lib(&self) -> &str {
+        let libc = self.cache.iter().find(|(name, _)| name == "libc.so.6");
+        let dir = libc.and_then(|(_, path)| path.parent()).and_then(Path::to_str);
+        let dir = dir.map(|dir| dir.strip_prefix("/usr").unwrap_or(dir).trim_start_matches('/'));
+        dir.unwrap_or("lib64")
+    }
+
+    fn find(&self, library: &str, by: &Loaded) -> Option<(Loaded, &'static str)> {
+        let open = |path: &Path| self.open(path, &by.rpaths);
+        if library.contains('/') {
+            return open(Path::new(library)).map(|object| (object, "its name is a path"));
+        }
+        let none = Vec::new();
+        let rpaths = if by.runpath.is_some() { &none } else { &by.rpaths };
+        let lists = [
             (rpaths, "by RPATH"),
             (&self.library_path, "by LD_LIBRARY_PATH"),
-            (runpath, "by RUNPATH"),
+            (by.runpath.as_ref().unwrap_or(&none), "by RUNPATH"),
         ];
-        for (directories, why) in lists {
-            let mut paths = directories.iter().map(|directory| directory.join(library));
-            if let Some(path) = paths.find(|path| path.exists()) {
-                return Some((path, why));
-            }
-        }
-        if let Some((_, path)) =
-            self.cache.iter().find(|(name, path)| name == library && path.exists())
-        {
-            return Some((path.clone(), "by ld.so.cache"));
-        }
-        let mut paths = DIRECTORIES.iter().map(|directory| Path::new(directory).join(library));
-        paths.find(|path| path.exists()).map(|path| (path, "in a standard directory"))
+        let in_lists = lists.into_iter().flat_map(|(directories, why)| {
+            directories.iter().map(move |directory| (directory.join(library), why))
+        });
+        let cached = self.cache.iter().filter(|(name, _)| name == library);
+        let cached = cached.map(|(_, path)| (path.clone(), "by ld.so.cache"));
+        let standard = DIRECTORIES.iter().map(|directory| Path::new(directory).join(library));
+        let standard = standard.map(|path| (path, "in a standard directory"));
+        let mut all = in_lists.chain(cached).chain(standard);
+        all.find_map(|(path, why)| Some((open(&path)?, why)))
     }
 }
 
@@ -165,6 +222,8 @@ fn cache(bytes: &[u8]) -> Option<Vec<(String, PathBuf)>> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -179,32 +238,150 @@ mod tests {
 
     #[test]
     fn the_loaders_cache_is_read() {
-        let loader = Loader::new(Vec::new());
-        let (path, why) = loader.find("libc.so.6", &[], &[]).unwrap();
-        assert!(path.is_file() && why.contains("ld.so.cache"), "{path:?} {why}");
+        let loader = Loader::new(Vec::new(), Vec::new());
+        let this = loader.open(Path::new("/proc/self/exe"), &[]).unwrap();
+        let (libc, why) = loader.find("libc.so.6", &this).unwrap();
+        assert!(libc.path.is_file() && why.contains("ld.so.cache"), "{libc:?} {why}");
+        assert!(Path::new("/").join(loader.lib()).join("libc.so.6").exists(), "{}", loader.lib());
         assert_eq!(cache(b"nonsense"), None);
         let mut short = b"glibc-ld.so.cache1.1".to_vec();
         short.extend(u32::MAX.to_ne_bytes());
         assert_eq!(cache(&short), Some(Vec::new()), "entries that are not there");
     }
 
+    /// Programs and libraries that the compiler made, and the loader's own word for what they get.
+    struct Built(PathBuf);
+
+    impl Built {
+        fn new(test: &str) -> Self {
+            let base =
+                env::temp_dir().join(format!("anyverbs-loading-{test}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&base);
+            fs::create_dir_all(&base).unwrap();
+            Self(base.canonicalize().unwrap())
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        fn cc(&self, out: &str, arguments: &str) -> PathBuf {
+            let path = self.path(out);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let source = self.path("source.c");
+            let main = if arguments.contains("-shared") { "" } else { "int main(void){return 0;}" };
+            fs::write(&source, format!("int in_{};{main}", out.replace(['/', '.', '-'], "_")))
+                .unwrap();
+            let words = arguments.replace("BASE", self.0.to_str().unwrap());
+            let mut cc = Command::new("cc");
+            cc.arg("-o").arg(&path).arg(&source).arg("-Wl,--no-as-needed").args(words.split(' '));
+            assert!(cc.status().unwrap().success(), "{out} {arguments}");
+            path
+        }
+
+        /// The copies that the program gets by `ldd`'s way, by their names.
+        fn truth(&self, program: &Path, loader: &Loader) -> Vec<(String, PathBuf)> {
+            let join = |list: &[PathBuf]| env::join_paths(list).unwrap();
+            let output = Command::new(program)
+                .env("LD_TRACE_LOADED_OBJECTS", "1")
+                .env("LD_LIBRARY_PATH", join(&loader.library_path))
+                .env("LD_PRELOAD", join(&loader.preload))
+                .output()
+                .unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let line = |line: &str| {
+                let (name, rest) = line.trim().split_once(" => ")?;
+                let path = rest.split(" (").next()?;
+                is_ours(name).then(|| (name.to_owned(), path.into()))
+            };
+            text.lines().filter_map(line).collect()
+        }
+    }
+
+    impl Drop for Built {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const LIBRARY: &str = "-shared -Wl,-soname,libibverbs.so.1";
+
+    fn wish(object: &Path, path: &Path, why: &'static str) -> Wish {
+        let library = "libibverbs.so.1".to_owned();
+        Wish { object: object.to_owned(), library, found: Some((path.to_owned(), why)) }
+    }
+
     #[test]
     fn the_lists_are_searched_in_the_loaders_order() {
-        let base = std::env::temp_dir().join(format!("anyverbs-loading-{}", std::process::id()));
-        let [a, b, c] = ["rpath", "library", "runpath"].map(|name| base.join(name));
-        for directory in [&a, &b, &c] {
-            fs::create_dir_all(directory).unwrap();
-            fs::write(directory.join("libx.so"), "").unwrap();
-        }
-        let loader = Loader { library_path: vec![b.clone()], cache: Vec::new() };
-        let why = |rpaths: &[PathBuf], runpath: &[PathBuf]| {
-            loader.find("libx.so", rpaths, runpath).map(|(_, why)| why)
+        let built = Built::new("order");
+        let [rpath, library, runpath] = ["rpath", "library", "runpath"]
+            .map(|dir| built.cc(&format!("{dir}/libibverbs.so.1"), LIBRARY));
+        let library_path = vec![library.parent().unwrap().to_owned()];
+        let loader = Loader { library_path, ..Loader::default() };
+        let link = "BASE/library/libibverbs.so.1 -Wl,--disable-new-dtags,-rpath,$ORIGIN/rpath";
+        let old = built.cc("old", link);
+        let link = "BASE/library/libibverbs.so.1 -Wl,--enable-new-dtags,-rpath,${ORIGIN}/runpath";
+        let new = built.cc("new", link);
+        let check = |program: &Path, path: &Path, why| {
+            assert_eq!(loader.wishes(program), [wish(program, path, why)]);
+            assert_eq!(built.truth(program, &loader), [("libibverbs.so.1".into(), path.into())]);
         };
-        assert_eq!(why(std::slice::from_ref(&a), &[]), Some("by RPATH"));
-        assert_eq!(why(&[], std::slice::from_ref(&c)), Some("by LD_LIBRARY_PATH"));
-        fs::remove_file(b.join("libx.so")).unwrap();
-        assert_eq!(why(&[], std::slice::from_ref(&c)), Some("by RUNPATH"));
-        assert_eq!(why(&[], &[]), None);
-        fs::remove_dir_all(base).unwrap();
+        check(&old, &rpath, "by RPATH");
+        check(&new, &library, "by LD_LIBRARY_PATH");
+        // One for another machine is passed over.
+        let mut file = fs::read(&library).unwrap();
+        file[4] = 1;
+        fs::write(&library, &file).unwrap();
+        check(&new, &runpath, "by RUNPATH");
+        (file[4], file[18]) = (2, file[18] ^ 0xff);
+        fs::write(&library, &file).unwrap();
+        check(&new, &runpath, "by RUNPATH");
+        fs::remove_file(&runpath).unwrap();
+        fs::remove_file(&library).unwrap();
+        let library = "libibverbs.so.1".to_owned();
+        assert_eq!(loader.wishes(&new), [Wish { object: new, library, found: None }]);
+    }
+
+    #[test]
+    fn whoever_asks_for_a_loaded_name_gets_the_loaded_copy() {
+        let built = Built::new("shared");
+        let first = built.cc("first/libibverbs.so.1", LIBRARY);
+        let second = built.cc("second/libibverbs.so.1", LIBRARY);
+        let user = built.cc(
+            "libuser.so",
+            "-shared -Wl,-soname,libuser.so BASE/second/libibverbs.so.1 -Wl,-rpath,BASE/second",
+        );
+        let program = built.cc(
+            "program",
+            "BASE/libuser.so BASE/first/libibverbs.so.1 -Wl,-rpath,BASE/first:BASE -L BASE/second",
+        );
+        let mut loader = Loader::default();
+        // The program's own libraries come before those of its libraries.
+        let expected = [wish(&program, &first, "by RUNPATH"), wish(&user, &first, LOADED_BEFORE)];
+        assert_eq!(loader.wishes(&program), expected);
+        assert_eq!(built.truth(&program, &loader), [("libibverbs.so.1".into(), first)]);
+        // A library by itself, as a program would load it.
+        assert_eq!(loader.wishes(&user), [wish(&user, &second, "by RUNPATH")]);
+        // One that is preloaded serves all who ask for its name; who asks for another gets that.
+        let ours = built.cc("ours/libibverbs.so.1", LIBRARY);
+        loader.preload = vec![ours.clone()];
+        let expected = [wish(&program, &ours, PRELOADED), wish(&user, &ours, PRELOADED)];
+        assert_eq!(loader.wishes(&program), expected);
+        assert_eq!(built.truth(&program, &loader), []);
+        let renamed = "-shared -Wl,-soname,libibverbs-1de1.so.1";
+        let own = built.cc("libibverbs-1de1.so.1", renamed);
+        let wheel = built.cc("wheel", "BASE/libibverbs-1de1.so.1 -Wl,-rpath,BASE");
+        let found = loader.wishes(&wheel).pop().unwrap().found;
+        assert_eq!(found, Some((own, "by RUNPATH")));
+    }
+
+    #[test]
+    fn the_loaders_tokens_are_known() {
+        let built = Built::new("tokens");
+        let loader = Loader::new(Vec::new(), Vec::new());
+        let copy = built.cc(&format!("{}/libibverbs.so.1", loader.lib()), LIBRARY);
+        let program = built.cc("program", &format!("{} -Wl,-rpath,BASE/$LIB", copy.display()));
+        assert_eq!(loader.wishes(&program), [wish(&program, &copy, "by RUNPATH")]);
+        assert_eq!(built.truth(&program, &loader), [("libibverbs.so.1".into(), copy)]);
     }
 }
