@@ -1,11 +1,11 @@
 //! Reporting the outcome of a call: `errno`, and the three conventions of the manual pages.
 
-use std::collections::BTreeSet;
 use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, ptr};
 
 use anyverbs_causes::Cause;
-use parking_lot::Mutex;
 
 /// Lines about refused calls, each said once.
 const MOST: usize = 1000;
@@ -38,16 +38,33 @@ impl Errno {
     }
 }
 
+/// The hashes of lines that were said, 0 where there is room. Takes no lock, which a forked child might have inherited locked.
+struct Said([AtomicU64; MOST]);
+
+impl Said {
+    /// Whether a line was not said before. A line beyond the last place counts as said.
+    fn is_new(&self, line: &str) -> bool {
+        let mut hasher = DefaultHasher::new();
+        line.hash(&mut hasher);
+        let hash = hasher.finish().max(1);
+        for place in &self.0 {
+            match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) if other == hash => return false,
+                Err(_) => {}
+            }
+        }
+        false
+    }
+}
+
 /// Says why a call was refused, for a number says little. A mistake that has a page is an error; programs try other refusals
 /// out on purpose.
 pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
     let Some(cause) = cause else { return tracing::debug!("refused: {what}{error}") };
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
     let line = format!("refused: {what}{error}; see `anyverbs explain {cause}`");
-    // Without waiting: a forked child may have inherited it locked.
-    let is_new =
-        SAID.try_lock().is_none_or(|mut said| said.len() < MOST && said.insert(line.clone()));
-    if is_new {
+    if SAID.is_new(&line) {
         tracing::error!(target: "anyverbs", "{line}");
     }
 }
@@ -119,5 +136,17 @@ mod tests {
         assert!(pointer::<u8>(Err(Errno(libc::ENOMEM))).is_null());
         assert_eq!(errno(), Some(libc::ENOMEM));
         assert_eq!((value(Ok(())), minus_one(Ok(7))), (0, 7));
+    }
+
+    #[test]
+    fn each_line_is_said_once_whoever_says_it() {
+        let said = Said([const { AtomicU64::new(0) }; MOST]);
+        let new = |n: usize| (0..n).filter(|i| said.is_new(&i.to_string())).count();
+        let all: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| new(MOST))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(all, MOST);
+        assert_eq!(new(2 * MOST), 0, "there is no room for more");
     }
 }

@@ -97,7 +97,11 @@ unsafe impl Lender for Allocators {
         }
         let at = NonNull::new(at.cast::<u8>())?;
         if at.addr().get() % align != 0 {
-            tracing::warn!(align, "memory of a parent domain's allocator is not aligned");
+            anyverbs::say_again!(
+                warn,
+                pd.addr() as u64,
+                "memory of a parent domain's allocator is not aligned to {align}"
+            );
             // SAFETY: as above; `alloc` has just returned it.
             unsafe { (self.free)(pd, context, at.as_ptr().cast(), queue as u64) };
             return None;

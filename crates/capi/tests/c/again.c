@@ -4,6 +4,18 @@
 #include <infiniband/verbs.h>
 #include <stdio.h>
 
+static void *misaligned(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t type)
+{
+	(void)pd, (void)pd_context, (void)size, (void)alignment, (void)type;
+	static char memory[1 << 16] __attribute__((aligned(4096)));
+	return memory + 1;
+}
+
+static void nothing(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t type)
+{
+	(void)pd, (void)pd_context, (void)ptr, (void)type;
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -35,5 +47,13 @@ int main(void)
 	assert(ibv_destroy_ah(ah) == 0);
 	for (int i = 0; i < 1000; i++)
 		assert(ibv_post_send(qp, &wr, &bad) == EINVAL);
+	/* An allocator whose memory cannot be used. */
+	struct ibv_parent_domain_init_attr domain = {
+		.pd = pd, .alloc = misaligned, .free = nothing, .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS,
+	};
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &domain);
+	assert(parent);
+	for (int i = 0; i < 1000; i++)
+		assert(!ibv_create_qp(parent, &init));
 	return 0;
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
@@ -580,7 +580,12 @@ impl Store {
             }
             if Instant::now() >= deadline {
                 let what = self.who_holds_up();
-                tracing::warn!("{what}");
+                static TIMES: AtomicU64 = AtomicU64::new(0);
+                let times = TIMES.fetch_add(1, Ordering::Relaxed) + 1;
+                // The caller has it each time. The log has the first, the tenth, the hundredth.
+                if 10u64.checked_pow(times.ilog10()) == Some(times) {
+                    tracing::warn!(times, "{what}");
+                }
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
             std::thread::sleep(LOOK_AGAIN);
