@@ -1,6 +1,9 @@
 //! The destination of the device's log: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
 
-use std::{io, sync::Once};
+use std::{
+    io::{self, Write},
+    sync::Once,
+};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{EnvFilter, Layer, layer::Context, layer::SubscriberExt as _};
@@ -41,12 +44,20 @@ impl io::Write for Stderr {
     }
 }
 
+/// More than the log and a list of devices take.
+pub(crate) const ROOM: usize = 1 << 20;
+
 /// Sets the log up, once, at the first call that looks for a device.
 ///
 /// Losing a line is no reason to stop a program: a closed stderr is ignored.
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        // Without memory the log would end the program before the device can refuse.
+        if anyverbs::check_room(ROOM).is_err() {
+            let _ = Stderr.write(b"ERROR anyverbs: there is no memory for a device (ulimit -v)\n");
+            return;
+        }
         // Before any object, and before the handlers of the device: what runs last at exit is told of first.
         anyverbs_check::init();
         let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();

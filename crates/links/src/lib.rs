@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 
 use anyverbs_net::capture::Capture;
 use anyverbs_net::shm::Poller;
-use anyverbs_net::{PortOptions, Slot, SteerByKind, UdpPort};
+use anyverbs_net::{PortOptions, ROOM, Slot, SteerByKind, UdpPort, check_room};
 use anyverbs_objects::base::{Core, NEVER, Waker};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
@@ -56,7 +56,11 @@ impl Opened {
         // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
         let (shm, poller) = config
             .shm
-            .then(|| Shm::new(&slot, config.direct))
+            .then(|| {
+                let made = Shm::new(&slot, config.direct)?;
+                // It takes more than all the rest, which can do without it.
+                check_room(ROOM).map(|()| made)
+            })
             .transpose()
             .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
             .ok()

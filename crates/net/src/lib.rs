@@ -40,7 +40,9 @@ pub use messages::{Delivery, MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
 pub use steering::SteerByKind;
-pub use sys::{Descriptor, StandardStreams, Uncancelled, cancellable, undone_if_cancelled};
+pub use sys::{
+    Descriptor, ROOM, StandardStreams, Uncancelled, cancellable, check_room, undone_if_cancelled,
+};
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
     SHARERS_VALID, Sounding, TxBatch, UdpPort, capture, forward, is_handed_on,

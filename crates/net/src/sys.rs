@@ -14,6 +14,7 @@ use std::time::Duration;
 use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::fcntl_dupfd_cloexec;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::thread::nanosleep;
 use rustix::time::Timespec;
 
@@ -149,6 +150,25 @@ pub(crate) fn above_standard_streams(fd: OwnedFd) -> io::Result<OwnedFd> {
         return Ok(fd);
     }
     Ok(fcntl_dupfd_cloexec(&fd, libc::STDERR_FILENO + 1)?)
+}
+
+/// Memory that a device needs to open, and to go on with: its threads' stacks and its buffers. The standard library ends a process that
+/// has none left, so the device makes sure of it before it begins (`scarce.c` of the C programs).
+pub const ROOM: usize = 8 << 20;
+
+/// Whether the process could have so much more memory now. It is a bound that counts, as `ulimit -v` sets, not what is free.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn check_room(len: usize) -> io::Result<()> {
+    let (access, flags) =
+        (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: a new mapping at a place that the kernel chooses; nobody else knows it when it goes.
+    unsafe {
+        let at = mmap_anonymous(std::ptr::null_mut(), len, access, flags)?;
+        munmap(at, len)?;
+    }
+    Ok(())
 }
 
 /// Whether descriptors or memory have run out, which the same call may find again later.

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
-use anyverbs_net::{Registry, Services, Slot, StandardStreams, SteerByKind};
+use anyverbs_net::{ROOM, Registry, Services, Slot, StandardStreams, SteerByKind, check_room};
 use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
@@ -58,6 +58,10 @@ impl DataPath {
         rng: &mut StdRng,
     ) -> Result<Self, OpenError> {
         let _others = StandardStreams::hold();
+        check_room(ROOM).map_err(|source| OpenError::System {
+            what: "map the memory that a device needs",
+            source,
+        })?;
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
         let gids = gids(&config)?;

@@ -134,6 +134,11 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut ibv_device {
     let _uncancelled = Uncancelled::new();
+    log::init();
+    if anyverbs::check_room(log::ROOM).is_err() {
+        Errno::ENOMEM.set();
+        return ptr::null_mut();
+    }
     let found = devices();
     // SAFETY: calloc has no preconditions.
     let list: *mut *mut ibv_device =
