@@ -597,9 +597,15 @@ struct Settling {
 
 impl Settling {
     fn begin(test: &str) -> Self {
+        Self::begin_after(test, || ())
+    }
+
+    /// `before`: what this process does before it knows the other one.
+    fn begin_after(test: &str, before: impl FnOnce()) -> Self {
         let name = name(test);
         let mut hub = Party::new(&name, HUB);
         let mut peer = Peer::spawn("copier", &name, 2);
+        before();
         hub.until(|hub| hub.events.iter().any(|e| matches!(e, Event::Established(_))));
         peer.expect("ready");
         let target = Box::new([0u8; 64]);
@@ -683,6 +689,64 @@ fn taking_back_does_not_wait_for_a_copier_after_exec() {
     assert!(settling.is_waiting(Duration::from_millis(100)));
     settling.peer.say("exec");
     assert_eq!(settling.end(), [0; 64]);
+}
+
+/// The kernel gives this thread no descriptors of processes, and shows it no memory of others.
+fn see_no_processes() {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+    const NUMBER: u32 = 0;
+    const THIRD_ARGUMENT: u32 = 16 + 2 * 8;
+    const SO_PEERPIDFD: u32 = 77;
+    let load = |k| sock_filter { code: (BPF_LD | BPF_W | BPF_ABS) as u16, jt: 0, jf: 0, k };
+    let unless = |k, jf| sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf, k };
+    let end = |k| sock_filter { code: (BPF_RET | BPF_K) as u16, jt: 0, jf: 0, k };
+    let fail = |errno: i32| end(libc::SECCOMP_RET_ERRNO | errno as u32);
+    let program = [
+        load(NUMBER),
+        unless(libc::SYS_pidfd_open as u32, 1),
+        fail(libc::ENOSYS),
+        unless(libc::SYS_process_vm_readv as u32, 1),
+        fail(libc::EPERM),
+        unless(libc::SYS_getsockopt as u32, 3),
+        load(THIRD_ARGUMENT),
+        unless(SO_PEERPIDFD, 1),
+        fail(libc::ENOPROTOOPT),
+        end(libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter =
+        libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    // SAFETY: a live filter, of the given length. It concerns this thread, and those that it starts.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter),
+            0
+        );
+    }
+}
+
+#[test]
+fn taking_back_does_not_wait_for_a_copier_whose_end_the_kernel_does_not_tell() {
+    let test = "taking_back_does_not_wait_for_a_copier_whose_end_the_kernel_does_not_tell";
+    anyverbs_testing::in_own_process(test, || {
+        for execs in [false, true] {
+            let begin = || Settling::begin_after(&format!("unseen {execs}"), see_no_processes);
+            // The filter is that of a thread.
+            let mut settling = std::thread::scope(|scope| scope.spawn(begin).join().unwrap());
+            assert!(settling.is_waiting(Duration::from_millis(100)), "it can still write");
+            if execs {
+                settling.peer.say("exec");
+            } else {
+                settling.peer.kill();
+            }
+            // The worker's part.
+            let end = Instant::now() + TIME_LIMIT;
+            while settling.is_waiting(Duration::from_millis(10)) {
+                assert!(Instant::now() < end, "it waits for ever");
+                settling.hub.endpoint.control().unwrap();
+            }
+        }
+    });
 }
 
 /// A hierarchy of control groups: where it is mounted, its mark, and the file that freezes a group of it.

@@ -262,13 +262,16 @@ impl Channel {
         }
     }
 
-    /// Closes it; whether it was open.
+    /// Closes it; whether it was open. The socket hangs up when no copy is in progress. If one is, that is when the last
+    /// user lets go of the channel: until then the other process has to wait for the copy.
     pub(super) fn close(&self, reason: Closed) -> bool {
         let was_open = self
             .closed
             .compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire)
             .is_ok();
-        if was_open {
+        // Either this sees the mark of a copy, or the copy sees that the channel is closed.
+        fence(Ordering::SeqCst);
+        if was_open && self.marks.are_free() {
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
         was_open
@@ -359,7 +362,7 @@ impl Channel {
         let remote = self.remote().ok()?;
         let mark = self.marks.set()?;
         // Behind the mark's fence: an owner that has not seen the mark has said it before.
-        if self.peer.load(REVOKED, Ordering::Relaxed) != 0 {
+        if self.peer.load(REVOKED, Ordering::Relaxed) != 0 || self.closed().is_some() {
             return None;
         }
         Some(Copying { channel: self, remote, published: &doorbell.published, mark })

@@ -428,6 +428,10 @@ impl Shared {
                 _ => Some(Closed::HungUp),
             }
         };
+        // In this order: what this process closes itself hangs up as well.
+        if has_hung_up(channel.socket.as_fd()) && channel.closed().is_none() {
+            channel.process.leave();
+        }
         if let Some(reason) = reason {
             channel.close(reason);
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, PidfdFlags};
 
@@ -18,6 +19,8 @@ pub(crate) struct PeerProcess {
     pub(crate) pid: i32,
     /// Becomes readable when the process ends. `None` where the kernel has no such thing to give.
     pub(crate) pidfd: Option<Descriptor>,
+    /// It has closed its end of the channel.
+    left: AtomicBool,
 }
 
 /// The process that connected, or that listens.
@@ -30,7 +33,7 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<PeerProcess> {
         None => pidfd_open(pid)?,
         pidfd => pidfd,
     };
-    Ok(PeerProcess { pid, pidfd: pidfd.map(Descriptor::from) })
+    Ok(PeerProcess::new(pid, pidfd.map(Descriptor::from)))
 }
 
 /// None where the kernel has no such option, or nothing to give.
@@ -72,6 +75,21 @@ fn unless_scarce<T>(error: io::Error) -> io::Result<Option<T>> {
 }
 
 impl PeerProcess {
+    pub(crate) fn new(pid: i32, pidfd: Option<Descriptor>) -> Self {
+        Self { pid, pidfd, left: AtomicBool::new(false) }
+    }
+
+    /// The channel's socket has hung up, and this process did not cause it.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    /// Whether it has left. A process that lives does not before the last of its copies has ended
+    /// ([`close`](super::channel::Channel::close)).
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
     /// Whether the process is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.pidfd
@@ -97,7 +115,7 @@ mod tests {
     fn a_process_that_ended_has_ended() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
-        let process = PeerProcess { pid, pidfd: pidfd_open(pid).unwrap().map(Descriptor::from) };
+        let process = PeerProcess::new(pid, pidfd_open(pid).unwrap().map(Descriptor::from));
         child.wait().unwrap();
         assert!(process.has_ended());
         assert!(pidfd_open(pid).unwrap().is_none() && pidfd_open(0).unwrap().is_none());

@@ -21,7 +21,7 @@
 //! copies when it goes on. So the owner waits as long as the mark stays, and logs after a second which process it waits
 //! for. The wait also ends if the process has ended, or if it runs another program. The kernel tells both. The second
 //! shows by the word that the process had told us of ([`ProofWord`]): the old program's threads are gone when its memory
-//! is.
+//! is. Where it does not tell, the hang-up of the channel's socket does.
 //!
 //! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so
 //! a closed channel is forgotten as soon as its marks are clear.
@@ -85,6 +85,11 @@ impl<M: Memory> Marks<M> {
     /// The marks in `side`, which this process writes or, to [wait](Self::wait), another.
     pub fn new(side: M) -> Self {
         Self { side, taken: AtomicU32::new(0) }
+    }
+
+    /// Whether no thread of this process has a mark.
+    pub(super) fn are_free(&self) -> bool {
+        self.taken.load(Ordering::Acquire) == 0
     }
 
     /// Sets a mark. `None` if all marks are taken.
@@ -346,9 +351,12 @@ impl fmt::Debug for Published {
 }
 
 impl Attached {
-    /// Whether the process has ended or runs another program.
+    /// Whether the process has ended or runs another program. Its end is not told where the kernel gives no descriptor for it (before
+    /// Linux 5.3, or of another PID namespace), and its exec not where this process may not look at its memory. Its socket
+    /// has hung up in these cases.
     fn is_gone(&self) -> bool {
         self.process.has_ended()
+            || self.process.has_left()
             || self.proof.get().is_some_and(|&proof| remote::has_vanished(self.process.pid, proof))
     }
 

@@ -318,7 +318,7 @@ mod tests {
 
     fn ours() -> RemoteMemory {
         static WORD: u64 = 0x1234_5678;
-        let process = PeerProcess { pid: std::process::id() as i32, pidfd: None };
+        let process = PeerProcess::new(std::process::id() as i32, None);
         let proof = ProofWord { address: (&raw const WORD) as u64, value: WORD };
         RemoteMemory::open(&process, proof).unwrap()
     }
@@ -447,7 +447,7 @@ mod tests {
     fn another_process_than_the_one_expected_is_refused() {
         let word = 1u64;
         let proof = ProofWord { address: (&raw const word) as u64, value: 2 };
-        let process = |pid| PeerProcess { pid, pidfd: None };
+        let process = |pid| PeerProcess::new(pid, None);
         let open = |pid| RemoteMemory::open(&process(pid), proof).map(|_| ());
         assert_eq!(open(std::process::id() as i32), Err(RemoteError::Denied));
         assert_eq!(open(0), Err(RemoteError::Denied));
