@@ -12,11 +12,11 @@ use std::{
 
 use crate::{
     compat,
-    dispatch::slots,
     exports::EXPORTS,
     private,
     refuse::{Convention, Refusal},
-    vendor, verbs,
+    vendor,
+    verbs::{self, slots},
 };
 
 /// Calls whose body does not yet do everything on the manual page, and the missing parts.

@@ -5,7 +5,7 @@
 //! - `abi`: the C types, checked against `abi/layouts.65.txt` at compile time;
 //! - `exports`: from Rust functions to versioned C symbols, generated from `abi/*.symbols`;
 //! - `verbs`, `rdmacm`, `rsocket`: the calls themselves, a file for each kind of object;
-//! - `object`, `dispatch`: the objects that a program's pointers point to, and the tables of functions in a context;
+//! - `object`: the objects that a program's pointers point to;
 //! - `session`: calls that come in a row and have an object to themselves;
 //! - `check`: what the checker of programs is told;
 //! - `cancel`: waiting where a thread may be cancelled;
@@ -25,7 +25,6 @@ mod compat;
 mod coverage;
 #[cfg(test)]
 mod differential;
-mod dispatch;
 mod errno;
 mod exports;
 mod log;

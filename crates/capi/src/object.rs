@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use crate::{abi::*, check, errno::Errno, rdmacm, verbs};
+use crate::{check, errno::Errno};
 
 /// A public C struct that leads an object.
 ///
@@ -173,7 +173,7 @@ pub(crate) unsafe fn deref<'a, P: Public>(pointer: *const P) -> Option<&'a Objec
 macro_rules! public {
     ($($name:ident($($field:ident).+) => $inner:ty;)*) => { $(
         // SAFETY: reads one field.
-        unsafe impl Public for $name {
+        unsafe impl $crate::object::Public for $name {
             type Inner = $inner;
             unsafe fn handle(this: *const Self) -> Option<u32> {
                 // SAFETY: the caller's promise.
@@ -183,26 +183,11 @@ macro_rules! public {
     )* };
 }
 
-public! {
-    ibv_pd(handle) => verbs::PdInner;
-    ibv_mr(handle) => verbs::MrInner;
-    ibv_mw(handle) => verbs::MwInner;
-    ibv_dm(handle) => verbs::DmInner;
-    ibv_ah(handle) => verbs::AhInner;
-    // A completion queue is always of the extended kind, even if a plain call made it; so is a queue pair.
-    ibv_cq_ex(handle) => verbs::CqInner;
-    ibv_qp_ex(qp_base.handle) => verbs::QpInner;
-    ibv_srq(handle) => verbs::SrqInner;
-    ibv_comp_cntr(handle) => verbs::CompCntrInner;
-    ibv_wq(handle) => verbs::WqInner;
-    ibv_flow(handle) => verbs::FlowInner;
-}
-
 /// `Public` for structs without one.
 macro_rules! public_without_handle {
     ($($name:ident => $inner:ty;)*) => { $(
         // SAFETY: reads nothing.
-        unsafe impl Public for $name {
+        unsafe impl $crate::object::Public for $name {
             type Inner = $inner;
             unsafe fn handle(_: *const Self) -> Option<u32> {
                 None
@@ -211,24 +196,12 @@ macro_rules! public_without_handle {
     )* };
 }
 
-public_without_handle! {
-    verbs_context => verbs::ContextInner;
-    ibv_comp_channel => verbs::CompChannelInner;
-    ibv_xrcd => verbs::XrcdInner;
-    ibv_td => verbs::TdInner;
-    ibv_dmah => verbs::DmahInner;
-    ibv_buf => verbs::BufInner;
-    ibv_rwq_ind_table => verbs::RwqIndTableInner;
-    ibv_counters => verbs::CountersInner;
-    ibv_flow_action => verbs::FlowActionInner;
-    rdma_event_channel => rdmacm::ChannelInner;
-    rdma_cm_id => rdmacm::IdInner;
-    rdma_cm_event => rdmacm::EventInner;
-}
+pub(crate) use {public, public_without_handle};
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::ibv_mr;
 
     /// A kind of object for these tests.
     #[repr(C)]

@@ -31,7 +31,17 @@ pub(crate) use {
     option::*, qp::*, resolve::*, resolve_addrinfo::*, sockaddr::*, srq::*, strings::*, sync::*,
 };
 
-use crate::errno::{Errno, minus_one};
+use crate::{
+    abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel},
+    errno::{Errno, minus_one},
+    object::public_without_handle,
+};
+
+public_without_handle! {
+    rdma_event_channel => ChannelInner;
+    rdma_cm_id => IdInner;
+    rdma_cm_event => EventInner;
+}
 
 /// 0, or -1 with `errno`: nearly all of librdmacm.
 fn zero(result: Result<(), Errno>) -> std::ffi::c_int {

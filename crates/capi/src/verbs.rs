@@ -9,6 +9,7 @@ mod counters;
 mod cq;
 mod cq_ex;
 mod device;
+mod dispatch;
 mod dm;
 mod event;
 mod flow;
@@ -16,6 +17,7 @@ mod flow_action;
 mod flow_spec;
 mod fork;
 mod import;
+mod kinds;
 mod marshall;
 mod mr;
 mod multicast;
@@ -33,6 +35,7 @@ mod srq_ops;
 mod strings;
 mod sysfs;
 mod unbuilt;
+mod watched;
 mod wq;
 mod wr;
 mod xrcd;
@@ -41,8 +44,8 @@ mod xrcd;
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, counters::*, cq::*, cq_ex::*,
-    device::*, dm::*, event::*, flow::*, flow_action::*, flow_spec::*, fork::*, import::*,
-    marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*, qp::*,
-    rate::*, raw_qp::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*,
+    device::*, dispatch::*, dm::*, event::*, flow::*, flow_action::*, flow_spec::*, fork::*,
+    import::*, marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*,
+    qp::*, rate::*, raw_qp::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*,
     xrcd::*,
 };

@@ -19,7 +19,7 @@ use crate::{
     check,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
-    verbs::{Context, Pd, context},
+    verbs::{Context, Pd, context, watched::works},
 };
 
 pub(crate) type Ah = Object<ibv_ah>;
@@ -125,7 +125,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(ah).and_then(|ah: Arc<Ah>| {
-        check::ends(ah.public());
+        check::ends(ah.public(), works);
         ah.inner.device.destroy()?;
         ah.inner.dead.store(true, Ordering::Release);
         object::retire(&ah).ok_or(Errno::EINVAL)?;

@@ -13,10 +13,9 @@ use anyverbs::limits::DeviceAttr;
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    dispatch::{extended, new_context},
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{DeviceObject, device},
+    verbs::{DeviceObject, device, extended, new_context},
 };
 
 /// An open device; the program's pointer is to the `ibv_context` at its end.

@@ -6,11 +6,10 @@ use anyverbs::WcEx;
 
 use crate::{
     abi::*,
-    check,
     errno::Errno,
     object::deref,
     session::Session,
-    verbs::{Cq, imm},
+    verbs::{Cq, imm, watched},
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
@@ -71,7 +70,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if !cq.inner.iterator.begin(|| cq.inner.device.capacity() == 0) {
         return Errno(libc::EIO).set();
     }
-    check::polls_alone(cq.public());
+    watched::polls_alone(cq.public());
     let started = advance(cq);
     if started != 0 {
         cq.inner.iterator.end();

@@ -16,7 +16,7 @@ use crate::{
     check,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Buf, Context, Dmah, Pd},
+    verbs::{Buf, Context, Dmah, Pd, watched::works},
 };
 
 pub(crate) type Mr = Object<ibv_mr>;
@@ -308,7 +308,7 @@ fn rereg(
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(mr).and_then(|mr: Arc<Mr>| {
-        check::ends(mr.public());
+        check::ends(mr.public(), works);
         mr.inner.device.destroy()?;
         object::retire(&mr).ok_or(Errno::EINVAL)
     }))

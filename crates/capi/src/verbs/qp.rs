@@ -21,7 +21,7 @@ use crate::{
     object::{self, Object},
     verbs::{
         Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
-        create_raw, modify_raw, offered, qp_access, set_send_ops,
+        create_raw, modify_raw, offered, qp_access, set_send_ops, watched::works,
     },
 };
 
@@ -437,7 +437,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
-        check::ends(qp_);
+        check::ends(qp_, works);
         qp.inner.device.destroy()?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))

@@ -10,7 +10,11 @@ use std::{
     ptr,
 };
 
-use crate::{abi::*, check, errno::Errno, verbs};
+use crate::{
+    abi::*,
+    errno::Errno,
+    verbs::{self, watched},
+};
 
 /// `ibv_context.abi_compat` of a context that is embedded in a `verbs_context`.
 pub(crate) const IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -61,7 +65,7 @@ pub(crate) fn new_context() -> verbs_context {
     context.attach_counters_point_flow = Some(verbs::attach_counters_point_flow);
     context.read_counters = Some(verbs::read_counters);
     context.context.ops = ops();
-    check::watch(&mut context.context.ops);
+    watched::watch(&mut context.context.ops);
     context.context.cmd_fd = -1;
     context.context.async_fd = -1;
     context.context.abi_compat = IS_EXTENDED;
