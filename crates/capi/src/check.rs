@@ -21,13 +21,21 @@ pub(crate) fn made_qp(pointer: *const ibv_qp, init: &ibv_qp_init_attr, number: u
             is_datagram: init.qp_type == IBV_QPT_UD,
             signals_all: init.sq_sig_all != 0,
             max_inline: init.cap.max_inline_data,
+            max_sends: init.cap.max_send_wr,
             srq: init.srq as usize,
         };
         checker.ledger().made_qp(pointer as usize, facts);
     }
 }
 
-/// Facts about a memory region that was given to the program.
+/// The program was given an SRQ whose completions do not say that they are its own.
+pub(crate) fn made_unwatched_srq(pointer: *const ibv_srq) {
+    if let Some(checker) = checker() {
+        checker.ledger().made_unwatched_srq(pointer as usize);
+    }
+}
+
+/// Facts about a memory region that was given to the program, or that it changed.
 pub(crate) fn made_region(pointer: *const ibv_mr, region: Region) {
     if let Some(checker) = checker() {
         checker.ledger().made_region(pointer as usize, region);

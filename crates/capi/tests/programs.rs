@@ -217,7 +217,7 @@ fn rate_limit_by_udp() {
 }
 
 /// Runs `mistakes.c` under the checker: its exit status, what it said, and the checks that its report names.
-fn check(words: [&str; 2], mode: &str, suppressions: &str) -> (Option<i32>, String, Vec<String>) {
+fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, String, Vec<String>) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| {
         let program = libraries().join(format!("mistakes.{}", std::process::id()));
@@ -254,39 +254,43 @@ fn check(words: [&str; 2], mode: &str, suppressions: &str) -> (Option<i32>, Stri
 
 #[test]
 fn the_checker_finds_each_mistake_and_nothing_else() {
-    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks");
-    let mut checks = 0;
-    for page in fs::read_dir(pages).unwrap() {
-        let page = page.unwrap().path();
-        let id = page.file_stem().unwrap().to_str().unwrap();
-        if id == "index" {
-            continue;
+    for id in checks() {
+        for calls in ["plain", "extended"] {
+            let (status, said, found) = check([&id, "wrong", calls], "1", "");
+            assert_eq!((status, &found[..]), (Some(66), &[id.clone()][..]), "{id} {calls}: {said}");
+            // The function of the mistake, with its file and line, stands in a stack.
+            let function = id.replace('-', "_");
+            let is_named = |line: &str| line.contains(&function) && line.contains("mistakes.c:");
+            assert!(said.lines().any(is_named), "{id} {calls}: {said}");
+            let (status, said, found) = check([&id, "right", calls], "1", "");
+            assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
         }
-        let (status, said, found) = check([id, "wrong"], "1", "");
-        assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{id}: {said}");
-        // The function of the mistake, with its file and line, stands in a stack.
-        let function = id.replace('-', "_");
-        let is_named = |line: &str| line.contains(&function) && line.contains("mistakes.c:");
-        assert!(said.lines().any(is_named), "{id}: {said}");
-        let (status, said, found) = check([id, "right"], "1", "");
-        assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
-        checks += 1;
     }
-    assert!(checks >= 7);
+}
+
+/// The names of all checks: their pages.
+fn checks() -> Vec<String> {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks");
+    let stem = |page: fs::DirEntry| page.path().file_stem().unwrap().to_str().unwrap().to_owned();
+    let names = fs::read_dir(pages).unwrap().map(|page| stem(page.unwrap()));
+    let mut names: Vec<_> = names.filter(|name| name != "index").collect();
+    names.sort();
+    assert!(names.len() >= 7);
+    names
 }
 
 #[test]
 fn the_checker_obeys_its_settings() {
     let id = "buffer-changed";
     let rule = "buffer-changed:mistakes.c # known";
-    let (status, said, found) = check([id, "wrong"], "1", rule);
+    let (status, said, found) = check([id, "wrong", "plain"], "1", rule);
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
-    let (status, said, found) = check([id, "wrong"], "1", "leak:mistakes.c");
+    let (status, said, found) = check([id, "wrong", "plain"], "1", "leak:mistakes.c");
     assert_eq!((status, found.len()), (Some(66), 1), "{said}");
     // The program ends at once: nothing that is left then is a leak.
-    let (status, said, found) = check([id, "wrong"], "fatal", "");
+    let (status, said, found) = check([id, "wrong", "plain"], "fatal", "");
     assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{said}");
-    let (status, said, found) = check([id, "wrong"], "0", "");
+    let (status, said, found) = check([id, "wrong", "plain"], "0", "");
     assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
 }
 

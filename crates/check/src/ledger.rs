@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::catalogue::Check;
+use crate::facts::{Completion, Kind, Piece, QueuePair, Region, Work};
 use crate::memory::checksum;
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
@@ -12,120 +13,6 @@ const GRH: u64 = 40;
 
 /// Leaked objects that are reported one by one.
 const MOST_LEAKS: usize = 20;
-
-/// The kinds of objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// `ibv_pd`.
-    Pd,
-    /// `ibv_mr`.
-    Mr,
-    /// `ibv_mw`.
-    Mw,
-    /// `ibv_cq`.
-    Cq,
-    /// `ibv_srq`.
-    Srq,
-    /// `ibv_qp`.
-    Qp,
-    /// `ibv_ah`.
-    Ah,
-    /// `rdma_cm_id`.
-    CmId,
-    /// Any other.
-    Other,
-}
-
-impl Kind {
-    /// By the name of its public struct.
-    #[must_use]
-    pub fn of_struct(name: &str) -> Self {
-        match name.rsplit("::").next().unwrap_or_default() {
-            "ibv_pd" => Self::Pd,
-            "ibv_mr" => Self::Mr,
-            "ibv_mw" => Self::Mw,
-            "ibv_cq_ex" => Self::Cq,
-            "ibv_srq" => Self::Srq,
-            "ibv_qp_ex" => Self::Qp,
-            "ibv_ah" => Self::Ah,
-            "rdma_cm_id" => Self::CmId,
-            _ => Self::Other,
-        }
-    }
-
-    /// Its name in a report, if one that is left at the end is a leak.
-    fn leak(self) -> Option<&'static str> {
-        match self {
-            Self::Pd => Some("protection domain"),
-            Self::Mr => Some("memory region"),
-            Self::Mw => Some("memory window"),
-            Self::Cq => Some("completion queue"),
-            Self::Srq => Some("shared receive queue"),
-            Self::Qp => Some("queue pair"),
-            Self::Ah => Some("address handle"),
-            // The library has some of its own.
-            Self::CmId | Self::Other => None,
-        }
-    }
-}
-
-/// Facts about a queue pair.
-#[derive(Clone, Copy, Debug)]
-pub struct QueuePair {
-    /// Its number.
-    pub number: u32,
-    /// Whether it is of type UD.
-    pub is_datagram: bool,
-    /// Whether all its sends make completions.
-    pub signals_all: bool,
-    /// The longest inline data.
-    pub max_inline: u32,
-    /// The address of its SRQ, or 0.
-    pub srq: usize,
-}
-
-/// Facts about a memory region.
-#[derive(Clone, Copy, Debug)]
-pub struct Region {
-    /// The first byte in memory.
-    pub addr: u64,
-    /// The address by which work requests name it.
-    pub iova: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Its local key.
-    pub lkey: u32,
-}
-
-/// An element of a work request.
-#[derive(Clone, Copy, Debug)]
-pub struct Piece {
-    /// As in the request.
-    pub addr: u64,
-    /// Bytes.
-    pub len: u32,
-    /// The local key.
-    pub lkey: u32,
-}
-
-/// A work request.
-#[derive(Clone, Debug)]
-pub struct Work {
-    /// The name of its operation.
-    pub name: &'static str,
-    /// As in the request.
-    pub wr_id: u64,
-    /// Whether it asks for a completion.
-    pub is_signaled: bool,
-    /// Whether its data was copied when it was posted.
-    pub is_inline: bool,
-    /// Whether the device reads its elements, and does not write them.
-    pub is_source: bool,
-    /// The address of its address handle, or 0.
-    pub ah: usize,
-    /// Its elements.
-    pub pieces: Vec<Piece>,
-}
 
 /// A work request without a completion.
 #[derive(Debug)]
@@ -148,7 +35,7 @@ struct Queues {
     qp: Option<QueuePair>,
     sends: VecDeque<Posted>,
     receives: VecDeque<Posted>,
-    /// Completions go a way that is not watched, so nothing is known of what is outstanding.
+    /// Its completions do not say that they are its own, so nothing is known of what is outstanding.
     is_unwatched: bool,
     /// The send queue is full for good, and this was reported.
     is_stuck: bool,
@@ -194,7 +81,12 @@ impl Ledger {
         self.queues.entry(address).or_default().qp = Some(qp);
     }
 
-    /// Facts about a memory region that was made.
+    /// An SRQ was made whose completions do not say that they are its own: one of XRC, or one that matches tags.
+    pub fn made_unwatched_srq(&mut self, address: usize) {
+        self.queues.entry(address).or_default().is_unwatched = true;
+    }
+
+    /// Facts about a memory region that was made, or changed.
     pub fn made_region(&mut self, address: usize, region: Region) {
         self.regions.insert(address, region);
     }
@@ -243,16 +135,8 @@ impl Ledger {
             return;
         };
         for work in works.iter().filter(|work| work.is_inline) {
-            let len: u64 = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
-            if len > facts.max_inline.into() {
-                let (name, wr_id, most) = (work.name, work.wr_id, facts.max_inline);
-                let what = format!(
-                    "an inline {name} (wr_id {wr_id:#x}) on queue pair {:#x} has {len} bytes, and max_inline_data is {most}",
-                    facts.number
-                );
-                let stacks = vec![here(&stack), self.origin(qp, "The queue pair was made here")];
-                self.report(Check::InlineTooLong, what, stacks);
-            }
+            let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
+            self.check_inline(qp, work.name, work.wr_id, len, &stack);
         }
         let offered = works.len();
         let posted: Vec<_> = works
@@ -271,9 +155,26 @@ impl Ledger {
         let (taken, is_full) = post();
         let queues = self.queues.entry(qp).or_default();
         queues.sends.extend(posted.into_iter().take(taken.min(offered)));
-        if is_full && !queues.is_unwatched && !queues.is_stuck {
+        let fits = offered <= facts.max_sends as usize;
+        if is_full && fits && !queues.is_stuck {
             self.check_full(qp, &stack);
         }
+    }
+
+    /// The program gives inline data to a request of `ibv_wr_start`.
+    pub fn sets_inline(&mut self, qp: usize, wr_id: u64, len: u64) {
+        self.check_inline(qp, "request", wr_id, len, &Stack::here());
+    }
+
+    fn check_inline(&mut self, address: usize, name: &str, wr_id: u64, len: u64, stack: &Stack) {
+        let qp = self.queues.get(&address).and_then(|queues| queues.qp);
+        let Some(qp) = qp.filter(|qp| len > qp.max_inline.into()) else { return };
+        let what = format!(
+            "an inline {name} (wr_id {wr_id:#x}) on queue pair {:#x} has {len} bytes, and max_inline_data is {}",
+            qp.number, qp.max_inline
+        );
+        let stacks = vec![here(stack), self.origin(address, "The queue pair was made here")];
+        self.report(Check::InlineTooLong, what, stacks);
     }
 
     /// The send queue is full. Nothing frees it if no request in it makes a completion.
@@ -319,11 +220,14 @@ impl Ledger {
             .collect::<Vec<_>>();
         let taken = post();
         let queues = self.queues.entry(queue).or_default();
-        queues.receives.extend(posted.into_iter().take(taken));
+        if !queues.is_unwatched {
+            queues.receives.extend(posted.into_iter().take(taken));
+        }
     }
 
     /// The program polled a completion.
-    pub fn polled(&mut self, number: u32, wr_id: u64, is_receive: bool, has_failed: bool) {
+    pub fn polled(&mut self, completion: &Completion) {
+        let Completion { number, wr_id, is_receive, has_failed } = *completion;
         let Some(&address) = self.numbers.get(&number) else { return };
         let Some(queues) = self.queues.get_mut(&address) else { return };
         let srq = queues.qp.map_or(0, |qp| qp.srq);
@@ -345,13 +249,6 @@ impl Ledger {
         }
     }
 
-    /// Completions of these queue pairs go a way that is not watched.
-    pub fn unwatch(&mut self, fed_by: impl Fn(usize) -> bool) {
-        for (_, queues) in self.queues.iter_mut().filter(|(address, _)| fed_by(**address)) {
-            queues.is_unwatched = true;
-        }
-    }
-
     /// The program ends.
     pub(crate) fn end(&mut self) {
         let mut left: Vec<_> = self.objects.drain().collect();
@@ -368,9 +265,7 @@ impl Ledger {
     }
 
     fn check_qp(&mut self, address: usize) {
-        let Some(queues) = self.queues.get(&address).filter(|queues| !queues.is_unwatched) else {
-            return;
-        };
+        let Some(queues) = self.queues.get(&address) else { return };
         let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
@@ -417,7 +312,7 @@ impl Ledger {
         fits: impl Fn(&&Posted) -> bool,
     ) -> Option<(usize, u32, &Posted)> {
         self.queues.iter().find_map(|(&address, queues)| {
-            let qp = queues.qp.filter(|_| !queues.is_unwatched)?;
+            let qp = queues.qp?;
             let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| &srq.receives);
             let all = queues.sends.iter().chain(&queues.receives).chain(srq);
             let found = all.into_iter().find(&fits)?;

@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod catalogue;
+mod facts;
 mod ledger;
 mod memory;
 mod report;
@@ -18,7 +19,8 @@ use std::sync::OnceLock;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
-pub use ledger::{Kind, Ledger, Piece, QueuePair, Region, Work};
+pub use facts::{Completion, Kind, Piece, QueuePair, Region, Work};
+pub use ledger::Ledger;
 use report::Reporter;
 
 /// The ledger of this process, and where reports go.

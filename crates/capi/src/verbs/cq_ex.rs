@@ -36,6 +36,7 @@ pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
     cq.read_flow_tag = Some(read_flow_tag);
     cq.read_tm_info = Some(read_tm_info);
     cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+    watched::watch_iterator(cq);
 }
 
 /// Takes the next completion: 0, `ENOENT` when there is none, or another errno value.
@@ -60,7 +61,10 @@ fn advance(cq: &Cq) -> c_int {
 }
 
 /// `ibv_start_poll`: 0 with a completion to read; `ENOENT` when there is none. Only after 0 does `ibv_end_poll` follow.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(super) unsafe extern "C" fn start_poll(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
     // SAFETY: NULL or live, by the caller's promise.
     let (cq, attr) = unsafe { (deref(cq), attr.as_ref()) };
     let Some(cq) = cq.filter(|_| attr.is_none_or(|a| a.comp_mask == 0)) else {
@@ -70,7 +74,6 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if !cq.inner.iterator.begin(|| cq.inner.device.capacity() == 0) {
         return Errno(libc::EIO).set();
     }
-    watched::polls_alone(cq.public());
     let started = advance(cq);
     if started != 0 {
         cq.inner.iterator.end();
@@ -79,7 +82,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 /// `ibv_next_poll`: as `ibv_start_poll`; `ibv_end_poll` follows in any case.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: NULL or live, by the caller's promise.
     unsafe { deref(cq) }.map_or_else(|| Errno::EINVAL.set(), advance)
 }

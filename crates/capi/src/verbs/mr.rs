@@ -50,12 +50,22 @@ fn reg(
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
         let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
-        let lkey = device.lkey();
-        let published = publish_mr(&pd, device, addr, length);
-        let region = Region { addr: addr as u64, iova, len: length as u64, lkey };
-        check::made_region(published, region);
-        Ok(published)
+        Ok(publish_memory(&pd, device, addr, length, iova))
     }))
+}
+
+/// Gives a region of the program's own memory to the program.
+fn publish_memory(
+    pd: &Pd,
+    device: anyverbs::Mr,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+) -> *mut ibv_mr {
+    let lkey = device.lkey();
+    let published = publish_mr(pd, device, addr, length);
+    check::made_region(published, Region { addr: addr as u64, iova, len: length as u64, lkey });
+    published
 }
 
 /// Gives a memory region to the program.
@@ -172,7 +182,7 @@ fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno
         // SAFETY: as above.
         unsafe { pd.inner.device.reg_mr_with(addr, len, iova, access, dmah) }?
     };
-    Ok(publish_mr(&pd, device, attr.addr, attr.length))
+    Ok(publish_memory(&pd, device, attr.addr, attr.length, iova))
 }
 
 /// Most elements that one call of `ibv_advise_mr` takes.
@@ -300,6 +310,10 @@ fn rereg(
             (&raw mut (*public).addr).write(addr);
             (&raw mut (*public).length).write(length);
         }
+    }
+    if translation {
+        let (addr, lkey) = (addr as u64, mr.inner.device.lkey());
+        check::made_region(public, Region { addr, iova: addr, len: length as u64, lkey });
     }
     Ok(())
 }

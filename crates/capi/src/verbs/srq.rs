@@ -7,6 +7,7 @@ use anyverbs::{SrqInitAttr, TmSrqInitAttr};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, Pd, Xrcd, context, cq},
@@ -118,6 +119,9 @@ fn create(
     public.handle = handle;
     let published = object::publish(public, handle, SrqInner { device, context });
     object::lookup(published)?.inner.device.set_cookie(published as u64);
+    if !matches!(kind, Kind::Basic) {
+        check::made_unwatched_srq(published);
+    }
     init.attr.max_wr = actual.max_wr;
     init.attr.max_sge = actual.max_sge;
     Ok(published)

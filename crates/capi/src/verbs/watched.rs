@@ -1,12 +1,16 @@
 //! The data path of a program that is checked (`anyverbs run --check`): it tells the checker what is posted and polled. Without
 //! it no call comes here: a context gets these functions in place of its own.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use anyverbs::QpState;
-use anyverbs_check::{Checker, Piece, Work, checker};
+use anyverbs_check::{Checker, Completion, Piece, Work, checker};
 
-use crate::{abi::*, object, verbs};
+use crate::{
+    abi::*,
+    object,
+    verbs::{self, cq_ex, wr},
+};
 
 /// Lets the checker see what is posted and polled by this table.
 pub(super) fn watch(ops: &mut ibv_context_ops) {
@@ -18,14 +22,21 @@ pub(super) fn watch(ops: &mut ibv_context_ops) {
     }
 }
 
-/// Completions of this queue are polled one by one, which is not watched.
-pub(super) fn polls_alone(cq: *const ibv_cq_ex) {
-    let Some(checker) = checker() else { return };
-    checker.ledger().unwatch(|address| {
-        let qp = object::lookup(address as *const ibv_qp_ex);
-        // SAFETY: the object is live.
-        qp.is_ok_and(|qp| unsafe { (*qp.public()).qp_base.send_cq }.cast_const().cast() == cq)
-    });
+/// Lets the checker see what is posted by `ibv_wr_complete`.
+pub(super) fn watch_sends(qp: &mut ibv_qp_ex) {
+    if checker().is_some() {
+        qp.wr_complete = Some(wr_complete);
+        qp.wr_set_inline_data = Some(wr_set_inline_data);
+        qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    }
+}
+
+/// Lets the checker see what is polled by `ibv_start_poll`.
+pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
+    if checker().is_some() {
+        cq.start_poll = Some(start_poll);
+        cq.next_poll = Some(next_poll);
+    }
 }
 
 /// Whether the queue pair at this address works on what was posted.
@@ -216,9 +227,104 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
         for n in 0..polled as usize {
             // SAFETY: the completions that were just written.
             let wc = unsafe { wc.add(n).read() };
-            let is_receive = wc.opcode & IBV_WC_RECV != 0;
-            ledger.polled(wc.qp_num, wc.wr_id, is_receive, wc.status != IBV_WC_SUCCESS);
+            ledger.polled(&Completion {
+                number: wc.qp_num,
+                wr_id: wc.wr_id,
+                is_receive: wc.opcode & IBV_WC_RECV != 0,
+                has_failed: wc.status != IBV_WC_SUCCESS,
+            });
         }
     }
     polled
+}
+
+/// As [`verbs::wr_complete`].
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    let (batch, complete) = unsafe {
+        (object::deref(qp).and_then(|qp| qp.inner.batch.as_ref()), || wr::wr_complete(qp))
+    };
+    let Some((checker, batch)) = checker().zip(batch) else { return complete() };
+    let works = batch.works();
+    let (offered, mut errno) = (works.len(), 0);
+    checker.ledger().post_sends(qp as usize, works, || {
+        errno = complete();
+        (if errno == 0 { offered } else { 0 }, errno == libc::ENOMEM)
+    });
+    errno
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buf = ibv_data_buf { addr, length };
+    // SAFETY: the caller's promise.
+    unsafe { wr_set_inline_data_list(qp, 1, &raw const buf) };
+}
+
+/// As [`wr::wr_set_inline_data_list`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    if let Some(checker) = checker().filter(|_| !qp.is_null() && !list.is_null()) {
+        let count = count.min(anyverbs::MAX_SGE);
+        // SAFETY: the caller's promise.
+        let len = (0..count).map(|n| unsafe { (*list.add(n)).length as u64 }).sum();
+        // SAFETY: as above.
+        let wr_id = unsafe { (&raw const (*qp).wr_id).read() };
+        checker.ledger().sets_inline(qp as usize, wr_id, len);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { wr::wr_set_inline_data_list(qp, count, list) };
+}
+
+/// As [`cq_ex::start_poll`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let errno = cq_ex::start_poll(cq, attr);
+        tell_present(cq, errno);
+        errno
+    }
+}
+
+/// As [`cq_ex::next_poll`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let errno = cq_ex::next_poll(cq);
+        tell_present(cq, errno);
+        errno
+    }
+}
+
+/// Tells of the completion that the program looks at, if there is one.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
+    let Some(checker) = checker().filter(|_| errno == 0) else { return };
+    // SAFETY: the caller's promise.
+    let Some(cq) = (unsafe { object::deref(cq) }) else { return };
+    let completion = cq.inner.iterator.with(|ex| Completion {
+        number: ex.wc.qpn.get(),
+        wr_id: ex.wc.wr_id,
+        is_receive: ex.wc.opcode as u32 & IBV_WC_RECV != 0,
+        has_failed: ex.wc.status as u32 != IBV_WC_SUCCESS,
+    });
+    if let Some(completion) = completion {
+        checker.ledger().polled(&completion);
+    }
 }

@@ -14,13 +14,14 @@ use anyverbs::{
     error::PostError,
     raw::{RawQp, RawSendWr, Segmentation},
 };
+use anyverbs_check::{Piece, Work};
 
 use crate::{
     abi::*,
     errno::{Errno, value},
     object::deref,
     session::Session,
-    verbs::{Device, Qp, bind, destination, raw_flags},
+    verbs::{Device, Qp, bind, destination, raw_flags, watched},
 };
 
 /// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
@@ -50,9 +51,33 @@ struct Queued {
     /// The number of the batch's elements that are its own.
     sges: usize,
     ud: Option<UdDest>,
+    /// The address of its address handle, or 0.
+    ah: usize,
     xrc_srqn: Option<u32>,
     /// The part of a raw packet.
     raw: RawPart,
+}
+
+impl Queued {
+    fn work(&self, sges: &[Sge]) -> Work {
+        let (name, is_source) = match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => ("SEND", true),
+            SendOp::Write(_) | SendOp::WriteImm(..) => ("WRITE", true),
+            SendOp::Read(_) => ("READ", false),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ("atomic", false),
+            _ => ("request", false),
+        };
+        let piece = |s: &Sge| Piece { addr: s.addr, len: s.len, lkey: s.lkey };
+        Work {
+            name,
+            wr_id: self.wr_id,
+            is_signaled: self.flags.contains(SendFlags::SIGNALED),
+            is_inline: self.flags.contains(SendFlags::INLINE),
+            is_source,
+            ah: self.ah,
+            pieces: sges.iter().map(piece).collect(),
+        }
+    }
 }
 
 /// The fields that only requests of raw queue pairs have.
@@ -156,8 +181,8 @@ impl Batch {
             }
             // Whether data is inline says the setter.
             let flags = flags.difference(SendFlags::INLINE);
-            let (ud, xrc_srqn) = (None, None);
-            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud, xrc_srqn, raw });
+            let (ud, ah, xrc_srqn) = (None, 0, None);
+            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud, ah, xrc_srqn, raw });
             Ok(())
         });
     }
@@ -244,6 +269,20 @@ impl Batch {
             }
             Ok(())
         });
+    }
+
+    /// What was built so far, for the checker.
+    pub(super) fn works(&self) -> Vec<Work> {
+        let all = |requests: &mut Requests| {
+            let mut sges = &requests.sges[..];
+            let works = requests.queued.iter().map(|queued| {
+                let (own, rest) = sges.split_at(queued.sges);
+                sges = rest;
+                queued.work(own)
+            });
+            works.collect()
+        };
+        self.requests.with(all).unwrap_or_default()
     }
 
     /// Posts everything, or nothing.
@@ -357,6 +396,7 @@ pub(crate) fn set_send_ops(qp: &mut ibv_qp_ex) {
     qp.wr_abort = Some(wr_abort);
     qp.wr_atomic_write = Some(wr_atomic_write);
     qp.wr_flush = Some(wr_flush);
+    watched::watch_sends(qp);
 }
 
 // Every function below gets a queue pair that is live, or NULL: the promise that the SAFETY comments mean.
@@ -374,7 +414,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref(qp) }.ok_or(Errno::EINVAL);
     value(qp.and_then(|qp| qp.inner.batch.as_ref().ok_or(Errno::EINVAL)?.complete(qp)))
@@ -484,7 +524,8 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
         if let Some(batch) = batch(qp) {
             batch.change(|requests| {
                 let to = destination(ah, qpn, qkey)?;
-                requests.queued.last_mut().ok_or(Errno::EINVAL)?.ud = Some(to);
+                let last = requests.queued.last_mut().ok_or(Errno::EINVAL)?;
+                (last.ud, last.ah) = (Some(to), ah as usize);
                 Ok(())
             });
         }
@@ -524,7 +565,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, l
     unsafe { wr_set_inline_data_list(qp, 1, &raw const buf) };
 }
 
-unsafe extern "C" fn wr_set_inline_data_list(
+pub(super) unsafe extern "C" fn wr_set_inline_data_list(
     qp: *mut ibv_qp_ex,
     count: usize,
     list: *const ibv_data_buf,

@@ -1,8 +1,77 @@
 /* Programs with one mistake each, which the checker finds, and programs that look like them and are right. The first argument
- * is the name of the check, the second "wrong" or "right". */
+ * is the name of the check, the second "wrong" or "right", the third "plain" or "extended": the calls that post and poll. */
 #include "check.h"
 
-static bool wrong;
+static bool wrong, extended;
+
+/* As make_end, with queues of the wanted kind. */
+static struct end make(struct ibv_pd *pd, enum ibv_qp_type type)
+{
+	struct end e = make_end(pd, type);
+	if (!extended)
+		return e;
+	OK(ibv_destroy_qp(e.qp));
+	OK(ibv_destroy_cq(e.cq));
+	struct ibv_cq_init_attr_ex cq = { .cqe = 32 };
+	e.cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(pd->context, &cq));
+	struct ibv_qp_init_attr_ex qp = { .send_cq = e.cq, .recv_cq = e.cq, .qp_type = type, .pd = pd,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = type == IBV_QPT_UD ? IBV_QP_EX_WITH_SEND : IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ |
+			IBV_QP_EX_WITH_RDMA_WRITE };
+	e.qp = ibv_create_qp_ex(pd->context, &qp);
+	TRUE(e.cq && e.qp);
+	return e;
+}
+
+/* Posts a request by the wanted calls. */
+static int post(struct end *e, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad;
+	if (!extended)
+		return ibv_post_send(e->qp, wr, &bad);
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->qp);
+	ibv_wr_start(qp);
+	qp->wr_id = wr->wr_id, qp->wr_flags = wr->send_flags & ~IBV_SEND_INLINE;
+	if (wr->opcode == IBV_WR_SEND)
+		ibv_wr_send(qp);
+	else if (wr->opcode == IBV_WR_RDMA_READ)
+		ibv_wr_rdma_read(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr);
+	else
+		ibv_wr_rdma_write(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr);
+	if (e->qp->qp_type == IBV_QPT_UD)
+		ibv_wr_set_ud_addr(qp, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+	if (wr->send_flags & IBV_SEND_INLINE)
+		ibv_wr_set_inline_data(qp, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
+	else
+		ibv_wr_set_sge(qp, wr->sg_list->lkey, wr->sg_list->addr, wr->sg_list->length);
+	return ibv_wr_complete(qp);
+}
+
+/* Posts a SEND. */
+static int send_some(struct end *e, uint64_t id, uint32_t len, unsigned int flags)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = len, .lkey = e->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = flags };
+	return post(e, &wr);
+}
+
+/* Polls until there is one, and gives its status. */
+static int status_of_next(struct end *e)
+{
+	if (!extended)
+		return poll_one(e->cq).status;
+	struct ibv_cq_ex *cq = (struct ibv_cq_ex *)e->cq;
+	struct ibv_poll_cq_attr attr = { 0 };
+	double until = now() + 10;
+	int ret;
+	while ((ret = ibv_start_poll(cq, &attr)) == ENOENT)
+		TRUE(now() < until);
+	EQ(ret, 0);
+	int status = cq->status;
+	ibv_end_poll(cq);
+	return status;
+}
 
 /* Sends a datagram from one queue pair to the other, by this address handle. */
 static void send_datagram(struct end *e, uint32_t dest, struct ibv_ah *ah)
@@ -10,19 +79,19 @@ static void send_datagram(struct end *e, uint32_t dest, struct ibv_ah *ah)
 	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = 8, .lkey = e->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 		.send_flags = IBV_SEND_SIGNALED,
-		.wr.ud = { .ah = ah, .remote_qpn = dest, .remote_qkey = 0x11111111 } }, *bad;
-	OK(ibv_post_send(e->qp, &wr, &bad));
+		.wr.ud = { .ah = ah, .remote_qpn = dest, .remote_qkey = 0x11111111 } };
+	OK(post(e, &wr));
 }
 
 static void qp_destroyed_with_work(struct end *a, struct end *b)
 {
 	OK(post_recv(b, 1, 64));
 	OK(post_recv(b, 2, 64));
-	OK(post_send(a, 3, 8, 0));
+	OK(send_some(a, 3, 8, 0));
 	/* Right: its completion says that the unsignaled one before it is complete, too. */
-	OK(post_send(a, 4, 8, wrong ? 0 : IBV_SEND_SIGNALED));
+	OK(send_some(a, 4, 8, wrong ? 0 : IBV_SEND_SIGNALED));
 	if (!wrong)
-		OK(poll_one(a->cq).status);
+		OK(status_of_next(a));
 }
 
 static void mr_deregistered_with_work(struct end *a, struct end *b)
@@ -31,9 +100,9 @@ static void mr_deregistered_with_work(struct end *a, struct end *b)
 	other.buf = calloc(1, 64);
 	other.mr = ibv_reg_mr(a->mr->pd, other.buf, 64, IBV_ACCESS_LOCAL_WRITE);
 	OK(post_recv(b, 1, 64));
-	OK(post_send(&other, 2, 8, IBV_SEND_SIGNALED | (wrong ? 0 : IBV_SEND_INLINE)));
+	OK(send_some(&other, 2, 8, IBV_SEND_SIGNALED | (wrong ? 0 : IBV_SEND_INLINE)));
 	OK(ibv_dereg_mr(other.mr));
-	OK(poll_one(a->cq).status);
+	OK(status_of_next(a));
 	free(other.buf);
 }
 
@@ -47,7 +116,7 @@ static void ah_destroyed_with_work(struct end *a, struct end *b)
 	send_datagram(a, b->qp->qp_num, ah);
 	if (wrong)
 		OK(ibv_destroy_ah(ah));
-	OK(poll_one(a->cq).status);
+	OK(status_of_next(a));
 	if (!wrong)
 		OK(ibv_destroy_ah(ah));
 }
@@ -55,9 +124,9 @@ static void ah_destroyed_with_work(struct end *a, struct end *b)
 static void buffer_changed(struct end *a, struct end *b)
 {
 	OK(post_recv(b, 1, 64));
-	OK(post_send(a, 2, 8, IBV_SEND_SIGNALED | (wrong ? 0 : IBV_SEND_INLINE)));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED | (wrong ? 0 : IBV_SEND_INLINE)));
 	a->buf[3] = 7;
-	OK(poll_one(a->cq).status);
+	OK(status_of_next(a));
 }
 
 static void ud_receive_without_grh(struct end *a, struct end *b)
@@ -72,9 +141,9 @@ static void inline_too_long(struct end *a, struct end *b)
 	struct ibv_qp_init_attr init;
 	OK(ibv_query_qp(a->qp, &attr, IBV_QP_CAP, &init));
 	OK(post_recv(b, 1, 4096));
-	int ret = post_send(a, 2, init.cap.max_inline_data + wrong, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+	int ret = send_some(a, 2, init.cap.max_inline_data + wrong, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
 	if (!ret)
-		OK(poll_one(a->cq).status);
+		OK(status_of_next(a));
 }
 
 /* Posts until the queue is full, and then as much again. */
@@ -85,11 +154,11 @@ static void send_queue_unsignaled(struct end *a, struct end *b)
 	int ret = 0;
 	/* Right: every fourth is signaled, so that its completion gives back the room of four. */
 	for (int n = 0; !ret; n++)
-		ret = post_send(a, n, 8, !wrong && n % 4 == 3 ? IBV_SEND_SIGNALED : 0);
+		ret = send_some(a, n, 8, !wrong && n % 4 == 3 ? IBV_SEND_SIGNALED : 0);
 	EQ(ret, ENOMEM);
 	if (!wrong) {
-		OK(poll_one(a->cq).status);
-		OK(post_send(a, 99, 0, IBV_SEND_SIGNALED));
+		OK(status_of_next(a));
+		OK(send_some(a, 99, 0, IBV_SEND_SIGNALED));
 	}
 	to_err(a->qp);
 }
@@ -105,8 +174,9 @@ static void leak(struct end *a, struct end *b)
 
 int main(int argc, char **argv)
 {
-	TRUE(argc == 3);
+	TRUE(argc == 4);
 	wrong = !strcmp(argv[2], "wrong");
+	extended = !strcmp(argv[3], "extended");
 	static const struct {
 		const char *name;
 		enum ibv_qp_type type;
@@ -126,7 +196,7 @@ int main(int argc, char **argv)
 	for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
 		if (strcmp(all[n].name, argv[1]))
 			continue;
-		struct end a = make_end(pd, all[n].type), b = make_end(pd, all[n].type);
+		struct end a = make(pd, all[n].type), b = make(pd, all[n].type);
 		connect_ends(&a, &b);
 		all[n].run(&a, &b);
 		free_end(&a), free_end(&b);

@@ -1,0 +1,130 @@
+//! What the ledger is told.
+
+/// The kinds of objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `ibv_pd`.
+    Pd,
+    /// `ibv_mr`.
+    Mr,
+    /// `ibv_mw`.
+    Mw,
+    /// `ibv_cq`.
+    Cq,
+    /// `ibv_srq`.
+    Srq,
+    /// `ibv_qp`.
+    Qp,
+    /// `ibv_ah`.
+    Ah,
+    /// `rdma_cm_id`.
+    CmId,
+    /// Any other.
+    Other,
+}
+
+impl Kind {
+    /// By the name of its public struct.
+    #[must_use]
+    pub fn of_struct(name: &str) -> Self {
+        match name.rsplit("::").next().unwrap_or_default() {
+            "ibv_pd" => Self::Pd,
+            "ibv_mr" => Self::Mr,
+            "ibv_mw" => Self::Mw,
+            "ibv_cq_ex" => Self::Cq,
+            "ibv_srq" => Self::Srq,
+            "ibv_qp_ex" => Self::Qp,
+            "ibv_ah" => Self::Ah,
+            "rdma_cm_id" => Self::CmId,
+            _ => Self::Other,
+        }
+    }
+
+    /// Its name in a report, if one that is left at the end is a leak.
+    pub(crate) fn leak(self) -> Option<&'static str> {
+        match self {
+            Self::Pd => Some("protection domain"),
+            Self::Mr => Some("memory region"),
+            Self::Mw => Some("memory window"),
+            Self::Cq => Some("completion queue"),
+            Self::Srq => Some("shared receive queue"),
+            Self::Qp => Some("queue pair"),
+            Self::Ah => Some("address handle"),
+            // The library has some of its own.
+            Self::CmId | Self::Other => None,
+        }
+    }
+}
+
+/// Facts about a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePair {
+    /// Its number.
+    pub number: u32,
+    /// Whether it is of type UD.
+    pub is_datagram: bool,
+    /// Whether all its sends make completions.
+    pub signals_all: bool,
+    /// The longest inline data.
+    pub max_inline: u32,
+    /// The requests that its send queue has room for.
+    pub max_sends: u32,
+    /// The address of its SRQ, or 0.
+    pub srq: usize,
+}
+
+/// Facts about a memory region.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// The first byte in memory.
+    pub addr: u64,
+    /// The address by which work requests name it.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Its local key.
+    pub lkey: u32,
+}
+
+/// An element of a work request.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// As in the request.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// The local key.
+    pub lkey: u32,
+}
+
+/// A work request.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// The name of its operation.
+    pub name: &'static str,
+    /// As in the request.
+    pub wr_id: u64,
+    /// Whether it asks for a completion.
+    pub is_signaled: bool,
+    /// Whether its data was copied when it was posted.
+    pub is_inline: bool,
+    /// Whether the device reads its elements, and does not write them.
+    pub is_source: bool,
+    /// The address of its address handle, or 0.
+    pub ah: usize,
+    /// Its elements.
+    pub pieces: Vec<Piece>,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// The number of the queue pair.
+    pub number: u32,
+    /// As in the request.
+    pub wr_id: u64,
+    /// Whether it is a receive's.
+    pub is_receive: bool,
+    /// Whether the work failed.
+    pub has_failed: bool,
+}
