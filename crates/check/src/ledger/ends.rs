@@ -1,0 +1,106 @@
+//! Objects that the program ends, and those that it leaves.
+
+use crate::catalogue::Check;
+use crate::facts::{Kind, Region, Work};
+use crate::stack::Stack;
+
+use super::{Ledger, Posted, here};
+
+/// Leaked objects that are reported one by one.
+const MOST_LEAKS: usize = 20;
+
+impl Ledger {
+    /// The program ends an object. `works` tells of the address of a queue pair whether it still works on what was posted.
+    pub fn ends(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+        let kind = self.objects.get(&address).map(|object| object.kind);
+        match kind {
+            Some(Kind::Qp) if works(address) => self.check_qp(address),
+            Some(Kind::Mr) => self.check_region(address, works),
+            Some(Kind::Ah) => self.check_ah(address, works),
+            _ => {}
+        }
+    }
+
+    /// It has ended.
+    pub fn ended(&mut self, address: usize) {
+        self.objects.remove(&address);
+        self.regions.remove(&address);
+        if let Some(queues) = self.queues.remove(&address)
+            && let Some(qp) = queues.qp
+            && self.numbers.get(&qp.number) == Some(&address)
+        {
+            self.numbers.remove(&qp.number);
+        }
+    }
+
+    /// The program ends.
+    pub(crate) fn end(&mut self) {
+        let mut left: Vec<_> = self.objects.drain().collect();
+        left.sort_by_key(|(address, _)| *address);
+        let leaks = left.into_iter().filter_map(|(address, object)| {
+            // The connection manager has protection domains of its own.
+            let is_ours = !(self.uses_cm && object.kind == Kind::Pd);
+            Some((address, object.kind.leak().filter(|_| is_ours)?, object.stack))
+        });
+        for (address, name, stack) in leaks.take(MOST_LEAKS).collect::<Vec<_>>() {
+            let what = format!("the {name} at {address:#x} was not ended when the program did");
+            self.report(Check::Leak, what, vec![("It was made here".into(), stack)]);
+        }
+    }
+
+    fn check_qp(&mut self, address: usize) {
+        let Some(queues) = self.queues.get(&address) else { return };
+        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
+        let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
+        let what = format!(
+            "queue pair {:#x} is destroyed, and {n} of its sends have no completion; the oldest is a {name} (wr_id {wr_id:#x})",
+            qp.number
+        );
+        let posted = ("The oldest was posted here".into(), oldest.stack.clone());
+        let made = self.origin(address, "The queue pair was made here");
+        self.report(Check::QpDestroyed, what, vec![here(&Stack::here()), posted, made]);
+    }
+
+    fn check_region(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+        let Some(&Region { addr, len, lkey, .. }) = self.regions.get(&address) else { return };
+        let uses = |posted: &&Posted| {
+            let pieces = &posted.work.pieces;
+            !posted.work.is_inline && pieces.iter().any(|p| p.lkey == lkey && p.len > 0)
+        };
+        let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
+        let what = format!(
+            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#x} uses it",
+            posted.work.name, posted.work.wr_id
+        );
+        let work = ("The work was posted here".into(), posted.stack.clone());
+        let made = self.origin(address, "The region was registered here");
+        self.report(Check::MrDeregistered, what, vec![here(&Stack::here()), work, made]);
+    }
+
+    fn check_ah(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+        let uses = |posted: &&Posted| posted.work.ah == address;
+        let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
+        let what = format!(
+            "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#x} has no completion",
+            posted.work.name, posted.work.wr_id
+        );
+        let work = ("The work was posted here".into(), posted.stack.clone());
+        let made = self.origin(address, "The address handle was made here");
+        self.report(Check::AhDestroyed, what, vec![here(&Stack::here()), work, made]);
+    }
+
+    /// A work request that a queue pair works on, with the queue pair's address and number.
+    fn outstanding(
+        &self,
+        works: impl Fn(usize) -> bool,
+        fits: impl Fn(&&Posted) -> bool,
+    ) -> Option<(usize, u32, &Posted)> {
+        self.queues.iter().find_map(|(&address, queues)| {
+            let qp = queues.qp?;
+            let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| &srq.receives);
+            let all = queues.sends.iter().chain(&queues.receives).chain(srq);
+            let found = all.into_iter().find(&fits)?;
+            works(address).then_some((address, qp.number, found))
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! What the program posts, and the completions that it polls.
+
+use crate::catalogue::Check;
+use crate::facts::{Completion, Work};
+use crate::memory::checksum;
+use crate::stack::Stack;
+
+use super::{Ledger, Posted, here};
+
+/// Bytes in front of a datagram for its GRH.
+const GRH: u64 = 40;
+
+impl Ledger {
+    /// The program posts sends; `post` posts them and tells how many were taken, and whether the queue has no room for the next.
+    pub fn post_sends(
+        &mut self,
+        qp: usize,
+        works: Vec<Work>,
+        post: impl FnOnce() -> (usize, bool),
+    ) {
+        let stack = Stack::here();
+        let Some(facts) = self.queues.get(&qp).and_then(|queues| queues.qp) else {
+            post();
+            return;
+        };
+        for work in works.iter().filter(|work| work.is_inline) {
+            let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
+            self.check_inline(qp, work.name, work.wr_id, len, &stack);
+        }
+        let offered = works.len();
+        let posted: Vec<_> = works
+            .into_iter()
+            .map(|work| {
+                let checksum = if work.is_source && !work.is_inline {
+                    self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges))
+                } else {
+                    None
+                };
+                let is_signaled = work.is_signaled || facts.signals_all;
+                Posted { work: Work { is_signaled, ..work }, stack: stack.clone(), checksum }
+            })
+            .collect();
+        // A completion may be polled before this returns; it finds the ledger locked.
+        let (taken, is_full) = post();
+        let queues = self.queues.entry(qp).or_default();
+        queues.sends.extend(posted.into_iter().take(taken.min(offered)));
+        let fits = offered <= facts.max_sends as usize;
+        if is_full && fits && !queues.is_stuck {
+            self.check_full(qp, &stack);
+        }
+    }
+
+    /// The program gives inline data to a request of `ibv_wr_start`.
+    pub fn sets_inline(&mut self, qp: usize, wr_id: u64, len: u64) {
+        self.check_inline(qp, "request", wr_id, len, &Stack::here());
+    }
+
+    fn check_inline(&mut self, address: usize, name: &str, wr_id: u64, len: u64, stack: &Stack) {
+        let qp = self.queues.get(&address).and_then(|queues| queues.qp);
+        let Some(qp) = qp.filter(|qp| len > qp.max_inline.into()) else { return };
+        let what = format!(
+            "an inline {name} (wr_id {wr_id:#x}) on queue pair {:#x} has {len} bytes, and max_inline_data is {}",
+            qp.number, qp.max_inline
+        );
+        let stacks = vec![here(stack), self.origin(address, "The queue pair was made here")];
+        self.report(Check::InlineTooLong, what, stacks);
+    }
+
+    /// The send queue is full. Nothing frees it if no request in it makes a completion.
+    fn check_full(&mut self, address: usize, stack: &Stack) {
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let is_signaled = queues.sends.iter().any(|posted| posted.work.is_signaled);
+        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
+        if is_signaled {
+            return;
+        }
+        queues.is_stuck = true;
+        let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
+        let what = format!(
+            "the send queue of queue pair {:#x} is full for good: none of its {n} requests since the {name} with wr_id {wr_id:#x} is signaled",
+            qp.number
+        );
+        let posted = ("The oldest was posted here".into(), oldest.stack.clone());
+        let made = self.origin(address, "The queue pair was made here");
+        self.report(Check::SendQueueUnsignaled, what, vec![here(stack), posted, made]);
+    }
+
+    /// The program posts receives to a queue pair or an SRQ; `post` posts them and tells how many were taken.
+    pub fn post_receives(&mut self, queue: usize, works: Vec<Work>, post: impl FnOnce() -> usize) {
+        let stack = Stack::here();
+        let facts = self.queues.get(&queue).and_then(|queues| queues.qp);
+        if let Some(facts) = facts.filter(|facts| facts.is_datagram) {
+            for work in &works {
+                let room: u64 = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
+                if room < GRH {
+                    let what = format!(
+                        "a receive (wr_id {:#x}) on UD queue pair {:#x} has room for {room} bytes, and the first {GRH} are the GRH's",
+                        work.wr_id, facts.number
+                    );
+                    let stacks =
+                        vec![here(&stack), self.origin(queue, "The queue pair was made here")];
+                    self.report(Check::UdReceiveRoom, what, stacks);
+                }
+            }
+        }
+        let posted = works
+            .into_iter()
+            .map(|work| Posted { work, stack: stack.clone(), checksum: None })
+            .collect::<Vec<_>>();
+        let taken = post();
+        let queues = self.queues.entry(queue).or_default();
+        if !queues.is_unwatched {
+            queues.receives.extend(posted.into_iter().take(taken));
+        }
+    }
+
+    /// The program polled a completion.
+    pub fn polled(&mut self, completion: &Completion) {
+        let Completion { number, wr_id, is_receive, has_failed } = *completion;
+        let Some(&address) = self.numbers.get(&number) else { return };
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let srq = queues.qp.map_or(0, |qp| qp.srq);
+        if is_receive {
+            let queue = if srq == 0 { Some(queues) } else { self.queues.get_mut(&srq) };
+            let Some(queue) = queue else { return };
+            if let Some(n) = queue.receives.iter().position(|p| p.work.wr_id == wr_id) {
+                queue.receives.remove(n);
+            }
+            return;
+        }
+        let is_it = |p: &Posted| p.work.wr_id == wr_id && (p.work.is_signaled || has_failed);
+        let Some(n) = queues.sends.iter().position(is_it) else { return };
+        let done: Vec<_> = queues.sends.drain(..=n).collect();
+        if !has_failed {
+            for posted in done {
+                self.check_source(address, &posted);
+            }
+        }
+    }
+
+    /// The bytes of a source are those that were posted.
+    fn check_source(&mut self, qp: usize, posted: &Posted) {
+        let Posted { work, stack, checksum: Some(before) } = posted else { return };
+        // A region that is gone meanwhile was reported.
+        let Some(ranges) = self.ranges(&work.pieces) else { return };
+        let now = checksum(&ranges);
+        if now == Some(*before) {
+            return;
+        }
+        let did = if now.is_some() { "changed" } else { "unmapped" };
+        let number = self.queues.get(&qp).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
+        let what = format!(
+            "the buffer of a {} (wr_id {:#x}) of queue pair {number:#x} was {did} between its posting and its completion",
+            work.name, work.wr_id
+        );
+        let posted = ("The work was posted here".into(), stack.clone());
+        let polled = ("Its completion was polled here".into(), Stack::here());
+        self.report(Check::BufferChanged, what, vec![posted, polled]);
+    }
+}
