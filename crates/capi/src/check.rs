@@ -2,9 +2,9 @@
 
 use std::any::type_name;
 
-use anyverbs_check::{Kind, QueuePair, Region, checker};
+use anyverbs_check::{Activity, Kind, QueuePair, Region, checker};
 
-use crate::abi::*;
+use crate::{abi::*, errno::Errno};
 
 /// An object was given to the program.
 pub(crate) fn made<P>(pointer: *const P) {
@@ -14,7 +14,12 @@ pub(crate) fn made<P>(pointer: *const P) {
 }
 
 /// Facts about a queue pair that was given to the program.
-pub(crate) fn made_qp(pointer: *const ibv_qp, init: &ibv_qp_init_attr, number: u32) {
+pub(crate) fn made_qp(
+    pointer: *const ibv_qp,
+    pd: *const ibv_pd,
+    init: &ibv_qp_init_attr,
+    number: u32,
+) {
     if let Some(checker) = checker() {
         let facts = QueuePair {
             number,
@@ -25,6 +30,8 @@ pub(crate) fn made_qp(pointer: *const ibv_qp, init: &ibv_qp_init_attr, number: u
             srq: init.srq as usize,
         };
         checker.ledger().made_qp(pointer as usize, facts);
+        let queues = [init.send_cq as usize, init.recv_cq as usize, init.srq as usize];
+        made_of(pointer, &[&queues[..], &[pd as usize]].concat());
     }
 }
 
@@ -42,10 +49,36 @@ pub(crate) fn made_region(pointer: *const ibv_mr, region: Region) {
     }
 }
 
-/// The program ends an object. `works` tells of a queue pair's address whether it works on what was posted.
-pub(crate) fn ends<P>(pointer: *const P, works: impl Fn(usize) -> bool) {
+/// The objects that an object uses, which cannot end before it. NULL is none.
+pub(crate) fn made_of<P>(pointer: *const P, uses: &[usize]) {
     if let Some(checker) = checker() {
-        checker.ledger().ends(pointer as usize, works);
+        let uses: Vec<_> = uses.iter().copied().filter(|address| *address != 0).collect();
+        checker.ledger().made_of(pointer as usize, &uses);
+    }
+}
+
+/// The program ends an object by this call. `activity` tells of a queue pair's address what it does.
+pub(crate) fn ending<P>(
+    pointer: *const P,
+    activity: impl Fn(usize) -> Activity,
+    end: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let Some(checker) = checker() else { return end() };
+    checker.ends(pointer as usize, activity);
+    end().inspect_err(|e| checker.ledger().not_ended(pointer as usize, *e == Errno(libc::EBUSY)))
+}
+
+/// The program read an event about an object. Each type of event has a code.
+pub(crate) fn read_event(address: usize, code: u32, name: &'static str) {
+    if let Some(checker) = checker() {
+        checker.ledger().read_event(address, code, name);
+    }
+}
+
+/// The program acknowledged events about an object.
+pub(crate) fn acknowledged(address: usize, code: u32, count: u32) {
+    if let Some(checker) = checker() {
+        checker.ledger().acknowledged(address, code, count);
     }
 }
 

@@ -44,6 +44,8 @@ checks! {
     UdReceiveRoom "ud-receive-without-grh";
     InlineTooLong "inline-too-long";
     SendQueueUnsignaled "send-queue-unsignaled";
+    EndedInUse "ended-in-use";
+    Unacknowledged "unacknowledged-event";
     Leak "leak";
 }
 

@@ -17,6 +17,8 @@ pub enum Kind {
     Qp,
     /// `ibv_ah`.
     Ah,
+    /// `ibv_comp_channel`.
+    Channel,
     /// `rdma_cm_id`.
     CmId,
     /// Any other.
@@ -35,24 +37,31 @@ impl Kind {
             "ibv_srq" => Self::Srq,
             "ibv_qp_ex" => Self::Qp,
             "ibv_ah" => Self::Ah,
+            "ibv_comp_channel" => Self::Channel,
             "rdma_cm_id" => Self::CmId,
             _ => Self::Other,
         }
     }
 
-    /// Its name in a report, if one that is left at the end is a leak.
-    pub(crate) fn leak(self) -> Option<&'static str> {
+    /// Its name in a report.
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Pd => Some("protection domain"),
-            Self::Mr => Some("memory region"),
-            Self::Mw => Some("memory window"),
-            Self::Cq => Some("completion queue"),
-            Self::Srq => Some("shared receive queue"),
-            Self::Qp => Some("queue pair"),
-            Self::Ah => Some("address handle"),
-            // The library has some of its own.
-            Self::CmId | Self::Other => None,
+            Self::Pd => "protection domain",
+            Self::Mr => "memory region",
+            Self::Mw => "memory window",
+            Self::Cq => "completion queue",
+            Self::Srq => "shared receive queue",
+            Self::Qp => "queue pair",
+            Self::Ah => "address handle",
+            Self::Channel => "completion channel",
+            Self::CmId => "communication identifier",
+            Self::Other => "object",
         }
+    }
+
+    /// Whether one that is left at the end is a leak. The library has some of the others for itself.
+    pub(crate) fn can_leak(self) -> bool {
+        !matches!(self, Self::Channel | Self::CmId | Self::Other)
     }
 }
 
@@ -114,6 +123,17 @@ pub struct Work {
     pub ah: usize,
     /// Its elements.
     pub pieces: Vec<Piece>,
+}
+
+/// What a queue pair does with the work that was posted to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activity {
+    /// It has forgotten it, or there is no such queue pair.
+    Idle,
+    /// It works on it.
+    Works,
+    /// It is in the error state: it only completes what is left.
+    Failed,
 }
 
 /// A work completion.

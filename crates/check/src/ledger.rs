@@ -23,6 +23,22 @@ struct Posted {
 struct Object {
     kind: Kind,
     stack: Stack,
+    /// The addresses of the objects that it uses.
+    uses: Vec<usize>,
+    /// Events about it that the program read and did not acknowledge.
+    unacknowledged: Vec<Unacknowledged>,
+    /// The program is in the call that ends it.
+    is_ending: bool,
+}
+
+/// Events of one type, of one object.
+#[derive(Debug)]
+struct Unacknowledged {
+    code: u32,
+    name: &'static str,
+    count: u32,
+    /// Where the last one was read.
+    stack: Stack,
 }
 
 /// The queues of a queue pair, or of an SRQ.
@@ -68,7 +84,17 @@ impl Ledger {
     /// The program made an object.
     pub fn made(&mut self, address: usize, kind: Kind) {
         self.uses_cm |= kind == Kind::CmId;
-        self.objects.insert(address, Object { kind, stack: Stack::here() });
+        let (uses, unacknowledged) = (Vec::new(), Vec::new());
+        let stack = Stack::here();
+        let object = Object { kind, stack, uses, unacknowledged, is_ending: false };
+        self.objects.insert(address, object);
+    }
+
+    /// The objects that an object uses, which cannot end before it.
+    pub fn made_of(&mut self, address: usize, uses: &[usize]) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.uses = uses.to_vec();
+        }
     }
 
     /// Facts about a queue pair that was made.

@@ -15,13 +15,16 @@ mod stack;
 
 use std::process;
 use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
-pub use facts::{Completion, Kind, Piece, QueuePair, Region, Work};
+pub use facts::{Activity, Completion, Kind, Piece, QueuePair, Region, Work};
 pub use ledger::Ledger;
 use report::Reporter;
+use stack::Stack;
 
 /// The ledger of this process, and where reports go.
 #[derive(Debug)]
@@ -55,13 +58,41 @@ impl Checker {
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock()
     }
+
+    /// As [`Ledger::ends`]. A call that waits for an acknowledgement is reported after a second, since another thread may be about
+    /// to give it.
+    pub fn ends(&'static self, address: usize, activity: impl Fn(usize) -> Activity) {
+        if !self.ledger().ends(address, activity) {
+            return;
+        }
+        let stack = Stack::here();
+        let report = move || {
+            thread::sleep(LATE);
+            self.ledger().is_late(address, &stack);
+        };
+        // The program's handlers of signals run in its own threads.
+        // SAFETY: plain data, and the masks are those of the calling thread.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut old: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+            let spawned = thread::Builder::new().name("av-check".into()).spawn(report);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+            // The device's log tells of it in any case.
+            drop(spawned);
+        }
+    }
 }
+
+/// The time after which a call that waits is late.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Reports what was not ended, and turns the exit status into that of a program with findings.
 extern "C" fn at_exit() {
     let Some(checker) = checker() else { return };
     // A thread that is stopped in the middle of a call may hold it.
-    let Some(mut ledger) = checker.ledger.try_lock_for(std::time::Duration::from_secs(1)) else {
+    let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {
         return;
     };
     ledger.end();

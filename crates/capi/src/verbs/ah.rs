@@ -19,7 +19,7 @@ use crate::{
     check,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
-    verbs::{Context, Pd, context, watched::works},
+    verbs::{Context, Pd, context, watched::activity},
 };
 
 pub(crate) type Ah = Object<ibv_ah>;
@@ -114,19 +114,17 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
     let handle = object::new_handle();
     let context = Arc::clone(&pd.inner.context);
     let public = ibv_ah { context: context.pointer(), pd: pd.public(), handle };
-    Ok(object::publish(
-        public,
-        handle,
-        AhInner { device, dead: AtomicBool::new(false), _context: context },
-    ))
+    let inner = AhInner { device, dead: AtomicBool::new(false), _context: context };
+    let published = object::publish(public, handle, inner);
+    check::made_of(published, &[pd.public() as usize]);
+    Ok(published)
 }
 
 /// `ibv_destroy_ah`: 0, or the errno value. Sends that were posted go on (S3.2).
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(ah).and_then(|ah: Arc<Ah>| {
-        check::ends(ah.public(), works);
-        ah.inner.device.destroy()?;
+        check::ending(ah.public(), activity, || Ok(ah.inner.device.destroy()?))?;
         ah.inner.dead.store(true, Ordering::Release);
         object::retire(&ah).ok_or(Errno::EINVAL)?;
         let mut destroyed = DESTROYED.lock();

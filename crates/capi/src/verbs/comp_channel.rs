@@ -10,9 +10,10 @@ use crate::{
     abi::*,
     cancel,
     cancel::Uncancelled,
+    check,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
-    verbs::{Context, Cq, context},
+    verbs::{Context, Cq, context, watched::activity},
 };
 
 pub(crate) type CompChannel = Object<ibv_comp_channel>;
@@ -22,6 +23,10 @@ pub(crate) struct CompChannelInner {
     pub(crate) device: anyverbs::CompChannel,
     pub(crate) context: Arc<Context>,
 }
+
+/// The code and the name of its events for the checker.
+const CODE: u32 = u32::MAX;
+const COMPLETION: &str = "completions";
 
 /// `ibv_create_comp_channel`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
@@ -43,7 +48,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(channel).and_then(|channel: Arc<CompChannel>| {
-        channel.inner.device.destroy()?;
+        check::ending(channel.public(), activity, || Ok(channel.inner.device.destroy()?))?;
         object::retire(&channel).ok_or(Errno::EINVAL)
     }))
 }
@@ -73,6 +78,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
                     cq_context.write((&raw const (*found.public()).cq_context).read());
                 }
             }
+            check::read_event(found.public() as usize, CODE, COMPLETION);
             return Ok(0);
         }
     };
@@ -83,6 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     let found: Result<Arc<Cq>, _> = object::lookup(cq.cast());
     if let Ok(cq) = found {
+        check::acknowledged(cq.public() as usize, CODE, events);
         cq.inner.device.ack_events(events);
     }
 }

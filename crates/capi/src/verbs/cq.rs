@@ -7,9 +7,10 @@ use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
-    verbs::{CompChannel, Context, Pd, PollSession, context, set_iterator},
+    verbs::{CompChannel, Context, Pd, PollSession, context, set_iterator, watched::activity},
 };
 
 pub(crate) type Cq = Object<ibv_cq_ex>;
@@ -132,6 +133,8 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.
     object::lookup(published)?.inner.device.set_cookie(published as u64);
+    let domain = if has(IBV_CQ_INIT_ATTR_MASK_PD) { attr.parent_domain as usize } else { 0 };
+    check::made_of(published, &[attr.channel as usize, domain]);
     Ok(published)
 }
 
@@ -172,7 +175,7 @@ pub(crate) unsafe extern "C" fn modify_cq(
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(cq(cq_).and_then(|cq| {
-        cq.inner.device.destroy()?;
+        check::ending(cq_, activity, || Ok(cq.inner.device.destroy()?))?;
         object::retire(&cq).ok_or(Errno::EINVAL)
     }))
 }

@@ -6,7 +6,7 @@ use anyverbs::{AsyncEventKind, EventElement};
 
 use crate::{
     abi::*,
-    cancel,
+    cancel, check,
     errno::minus_one,
     object,
     verbs::{Cq, Qp, Srq, Wq, context},
@@ -42,6 +42,8 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             // SAFETY: as above. The device has nothing else that events are about.
             _ => unsafe { std::mem::zeroed() },
         };
+        // SAFETY: the cookie of an object is its address; the others are found in no table.
+        check::read_event(unsafe { element.qp } as usize, read.kind() as u32, read.kind().name());
         // SAFETY: the caller's promise.
         unsafe { event.write(ibv_async_event { element, event_type: read.kind() as u32 }) };
         Ok(0)
@@ -57,6 +59,7 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
     let Some(event) = (unsafe { event.as_ref() }) else { return };
     // SAFETY: any bytes are a pointer, which is looked up and not followed.
     let pointer = unsafe { event.element.qp };
+    check::acknowledged(pointer as usize, event.event_type, 1);
     match event.event_type {
         IBV_EVENT_CQ_ERR => {
             let _ = object::lookup(pointer.cast())

@@ -16,7 +16,7 @@ use crate::{
     check,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Buf, Context, Dmah, Pd, watched::works},
+    verbs::{Buf, Context, Dmah, Pd, watched::activity},
 };
 
 pub(crate) type Mr = Object<ibv_mr>;
@@ -87,7 +87,9 @@ pub(crate) fn publish_mr(
         lkey: device.lkey(),
         rkey: device.rkey(),
     };
-    object::publish(public, handle, MrInner { device: Arc::new(device), context })
+    let published = object::publish(public, handle, MrInner { device: Arc::new(device), context });
+    check::made_of(published, &[pd.public() as usize]);
+    published
 }
 
 /// Slot of `ibv_alloc_null_mr`: NULL with `errno` on failure. The region has no rkey: it is 0.
@@ -305,6 +307,7 @@ fn rereg(
     unsafe {
         if let Some(pd) = pd {
             (&raw mut (*public).pd).write(pd.public());
+            check::made_of(public, &[pd.public() as usize]);
         }
         if translation {
             (&raw mut (*public).addr).write(addr);
@@ -322,8 +325,7 @@ fn rereg(
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(mr).and_then(|mr: Arc<Mr>| {
-        check::ends(mr.public(), works);
-        mr.inner.device.destroy()?;
+        check::ending(mr.public(), activity, || Ok(mr.inner.device.destroy()?))?;
         object::retire(&mr).ok_or(Errno::EINVAL)
     }))
 }

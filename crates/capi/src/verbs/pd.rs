@@ -5,9 +5,10 @@ use std::{ffi::c_int, sync::Arc};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Context, context},
+    verbs::{Context, context, watched::activity},
 };
 
 pub(crate) type Pd = Object<ibv_pd>;
@@ -46,7 +47,7 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         if said != pd.inner.context.pointer() {
             return Err(Errno::ENOENT);
         }
-        pd.inner.device.destroy()?;
+        check::ending(pd.public(), activity, || Ok(pd.inner.device.destroy()?))?;
         object::retire(&pd).ok_or(Errno::EINVAL)
     }))
 }

@@ -21,7 +21,7 @@ use crate::{
     object::{self, Object},
     verbs::{
         Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
-        create_raw, modify_raw, offered, qp_access, set_send_ops, watched::works,
+        create_raw, modify_raw, offered, qp_access, set_send_ops, watched::activity,
     },
 };
 
@@ -419,7 +419,12 @@ pub(crate) fn publish_qp(
         object::publish(public, handle, QpInner { device, qp_type, batch, created, context });
     let device = &object::lookup(published)?.inner.device;
     device.set_cookie(published as u64);
-    check::made_qp(published.cast(), init, device.qpn().get());
+    check::made_qp(
+        published.cast(),
+        pd.map_or(ptr::null(), |pd| pd.public().cast_const()),
+        init,
+        device.qpn().get(),
+    );
     Ok(published.cast())
 }
 
@@ -437,8 +442,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
-        check::ends(qp_, works);
-        qp.inner.device.destroy()?;
+        check::ending(qp_, activity, || qp.inner.device.destroy())?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))
 }

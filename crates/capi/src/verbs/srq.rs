@@ -10,7 +10,7 @@ use crate::{
     check,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Context, Cq, Pd, Xrcd, context, cq},
+    verbs::{Context, Cq, Pd, Xrcd, context, cq, watched::activity},
 };
 
 pub(crate) type Srq = Object<ibv_srq>;
@@ -119,7 +119,12 @@ fn create(
     public.handle = handle;
     let published = object::publish(public, handle, SrqInner { device, context });
     object::lookup(published)?.inner.device.set_cookie(published as u64);
-    if !matches!(kind, Kind::Basic) {
+    let queue = match kind {
+        Kind::Basic => 0,
+        Kind::Xrc(_, cq) | Kind::Tm(_, cq) => cq.public() as usize,
+    };
+    check::made_of(published, &[pd.public() as usize, queue]);
+    if queue != 0 {
         check::made_unwatched_srq(published);
     }
     init.attr.max_wr = actual.max_wr;
@@ -191,7 +196,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
-        srq.inner.device.destroy()?;
+        check::ending(srq.public(), activity, || Ok(srq.inner.device.destroy()?))?;
         object::retire(&srq).ok_or(Errno::EINVAL)
     }))
 }

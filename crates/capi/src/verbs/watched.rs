@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use anyverbs::QpState;
-use anyverbs_check::{Checker, Completion, Piece, Work, checker};
+use anyverbs_check::{Activity, Checker, Completion, Piece, Work, checker};
 
 use crate::{
     abi::*,
@@ -39,11 +39,14 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
     }
 }
 
-/// Whether the queue pair at this address works on what was posted.
-pub(super) fn works(address: usize) -> bool {
+/// What the queue pair at this address does.
+pub(super) fn activity(address: usize) -> Activity {
     let state = object::lookup(address as *const ibv_qp_ex).and_then(|qp| qp.inner.device.state());
-    let idle = [QpState::Reset, QpState::Err];
-    state.is_ok_and(|state| !idle.contains(&state))
+    match state {
+        Err(_) | Ok(QpState::Reset | QpState::Init) => Activity::Idle,
+        Ok(QpState::Err) => Activity::Failed,
+        Ok(_) => Activity::Works,
+    }
 }
 
 /// The elements of a request, as far as they can be read.

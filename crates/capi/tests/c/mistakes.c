@@ -1,6 +1,8 @@
 /* Programs with one mistake each, which the checker finds, and programs that look like them and are right. The first argument
  * is the name of the check, the second "wrong" or "right", the third "plain" or "extended": the calls that post and poll. */
 #include "check.h"
+#include <pthread.h>
+#include <unistd.h>
 
 static bool wrong, extended;
 
@@ -163,6 +165,50 @@ static void send_queue_unsignaled(struct end *a, struct end *b)
 	to_err(a->qp);
 }
 
+static void ended_in_use(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_cq *cq = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	struct ibv_qp *qp = make_qp(a->mr->pd, cq, IBV_QPT_RC, NULL, 0);
+	if (wrong)
+		EQ(ibv_destroy_cq(cq), EBUSY);
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_cq(cq));
+}
+
+static struct ibv_cq *event_of;
+
+static void *acknowledge(void *unused)
+{
+	/* Right: a thread may do so while the other one waits. */
+	usleep(wrong ? 2000000 : 300000);
+	ibv_ack_cq_events(event_of, 1);
+	return unused;
+}
+
+static void unacknowledged_event(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(a->cq->context);
+	event_of = ibv_create_cq(a->cq->context, 8, NULL, channel, 0);
+	struct ibv_qp *qp = make_qp(a->mr->pd, event_of, IBV_QPT_RC, NULL, 0);
+	to_init(qp);
+	struct end e = *a;
+	e.qp = qp;
+	OK(post_recv(&e, 1, 8));
+	OK(ibv_req_notify_cq(event_of, 0));
+	to_err(qp);
+	struct ibv_cq *found;
+	void *context;
+	OK(ibv_get_cq_event(channel, &found, &context));
+	OK(ibv_destroy_qp(qp));
+	pthread_t thread;
+	OK(pthread_create(&thread, NULL, acknowledge, NULL));
+	OK(ibv_destroy_cq(event_of));
+	OK(pthread_join(thread, NULL));
+	OK(ibv_destroy_comp_channel(channel));
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -189,6 +235,8 @@ int main(int argc, char **argv)
 		{ "ud-receive-without-grh", IBV_QPT_UD, ud_receive_without_grh },
 		{ "inline-too-long", IBV_QPT_RC, inline_too_long },
 		{ "send-queue-unsignaled", IBV_QPT_RC, send_queue_unsignaled },
+		{ "ended-in-use", IBV_QPT_RC, ended_in_use },
+		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();

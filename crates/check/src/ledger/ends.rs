@@ -1,24 +1,89 @@
 //! Objects that the program ends, and those that it leaves.
 
 use crate::catalogue::Check;
-use crate::facts::{Kind, Region, Work};
+use crate::facts::{Activity, Kind, Region, Work};
 use crate::stack::Stack;
 
-use super::{Ledger, Posted, here};
+use super::{Ledger, Posted, Unacknowledged, here};
 
 /// Leaked objects that are reported one by one.
 const MOST_LEAKS: usize = 20;
 
 impl Ledger {
-    /// The program ends an object. `works` tells of the address of a queue pair whether it still works on what was posted.
-    pub fn ends(&mut self, address: usize, works: impl Fn(usize) -> bool) {
-        let kind = self.objects.get(&address).map(|object| object.kind);
-        match kind {
-            Some(Kind::Qp) if works(address) => self.check_qp(address),
-            Some(Kind::Mr) => self.check_region(address, works),
-            Some(Kind::Ah) => self.check_ah(address, works),
+    /// The program ends an object. `activity` tells of the address of a queue pair what it does. Returns whether the call waits for
+    /// events to be acknowledged.
+    pub fn ends(&mut self, address: usize, activity: impl Fn(usize) -> Activity) -> bool {
+        let works = |qp| activity(qp) == Activity::Works;
+        let Some(object) = self.objects.get_mut(&address) else { return false };
+        object.is_ending = true;
+        let waits = !object.unacknowledged.is_empty();
+        match object.kind {
+            Kind::Qp if works(address) => self.check_qp(address),
+            Kind::Mr => self.check_region(address, works),
+            Kind::Ah => self.check_ah(address, works),
             _ => {}
         }
+        waits
+    }
+
+    /// The call that ends an object was refused, `is_in_use` because others use it.
+    pub fn not_ended(&mut self, address: usize, is_in_use: bool) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        object.is_ending = false;
+        if !is_in_use {
+            return;
+        }
+        let name = object.kind.name();
+        let mut users: Vec<_> =
+            self.objects.iter().filter(|(_, user)| user.uses.contains(&address)).collect();
+        users.sort_by_key(|(address, _)| **address);
+        let Some((_, user)) = users.first() else { return };
+        let (n, first) = (users.len(), user.kind.name());
+        let of = if n == 1 { String::new() } else { format!(", the first of {n} such objects") };
+        let what = format!(
+            "the {name} at {address:#x} is not ended, since a {first} uses it{of}; the call returns EBUSY"
+        );
+        let user = (format!("The {first} was made here"), user.stack.clone());
+        let made = self.origin(address, &format!("The {name} was made here"));
+        self.report(Check::EndedInUse, what, vec![here(&Stack::here()), user, made]);
+    }
+
+    /// The program read an event about an object. Each type of event has a code.
+    pub fn read_event(&mut self, address: usize, code: u32, name: &'static str) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        let stack = Stack::here();
+        let events = &mut object.unacknowledged;
+        if let Some(same) = events.iter_mut().find(|event| event.code == code) {
+            same.count += 1;
+            same.stack = stack;
+        } else {
+            events.push(Unacknowledged { code, name, count: 1, stack });
+        }
+    }
+
+    /// The program acknowledged events of one type.
+    pub fn acknowledged(&mut self, address: usize, code: u32, count: u32) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        for event in object.unacknowledged.iter_mut().filter(|event| event.code == code) {
+            event.count = event.count.saturating_sub(count);
+        }
+        object.unacknowledged.retain(|event| event.count > 0);
+    }
+
+    /// The call that ends an object has taken a second. `stack` is the call's.
+    pub(crate) fn is_late(&mut self, address: usize, stack: &Stack) {
+        let Some(object) = self.objects.get(&address).filter(|object| object.is_ending) else {
+            return;
+        };
+        let Some(event) = object.unacknowledged.first() else { return };
+        let (name, Unacknowledged { name: event, count, stack: read, .. }) =
+            (object.kind.name(), event);
+        let what = format!(
+            "the call that ends the {name} at {address:#x} waits, since events were read and not acknowledged: {event} ({count})"
+        );
+        let read = ("The last one was read here".into(), read.clone());
+        let made = self.origin(address, &format!("The {name} was made here"));
+        self.report(Check::Unacknowledged, what, vec![here(stack), read, made]);
     }
 
     /// It has ended.
@@ -40,7 +105,8 @@ impl Ledger {
         let leaks = left.into_iter().filter_map(|(address, object)| {
             // The connection manager has protection domains of its own.
             let is_ours = !(self.uses_cm && object.kind == Kind::Pd);
-            Some((address, object.kind.leak().filter(|_| is_ours)?, object.stack))
+            let is_leak = is_ours && object.kind.can_leak();
+            is_leak.then(|| (address, object.kind.name(), object.stack))
         });
         for (address, name, stack) in leaks.take(MOST_LEAKS).collect::<Vec<_>>() {
             let what = format!("the {name} at {address:#x} was not ended when the program did");
