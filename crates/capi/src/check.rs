@@ -28,6 +28,8 @@ pub(crate) fn made_qp(
             max_inline: init.cap.max_inline_data,
             max_sends: init.cap.max_send_wr,
             srq: init.srq as usize,
+            send_cq: init.send_cq as usize,
+            recv_cq: init.recv_cq as usize,
         };
         checker.ledger().made_qp(pointer as usize, facts);
         let queues = [init.send_cq as usize, init.recv_cq as usize, init.srq as usize];
@@ -39,6 +41,20 @@ pub(crate) fn made_qp(
 pub(crate) fn made_unwatched_srq(pointer: *const ibv_srq) {
     if let Some(checker) = checker() {
         checker.ledger().made_unwatched_srq(pointer as usize);
+    }
+}
+
+/// A completion queue holds this many completions from now on; `None` if it may lose the oldest.
+pub(crate) fn sized_cq(pointer: *const ibv_cq_ex, capacity: Option<u32>) {
+    if let Some(checker) = checker() {
+        checker.ledger().sized_cq(pointer as usize, capacity);
+    }
+}
+
+/// A completion queue has lost completions.
+pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
+    if let Some(checker) = checker() {
+        checker.ledger().overrun(pointer as usize);
     }
 }
 

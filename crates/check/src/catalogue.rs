@@ -46,6 +46,8 @@ checks! {
     SendQueueUnsignaled "send-queue-unsignaled";
     EndedInUse "ended-in-use";
     Unacknowledged "unacknowledged-event";
+    CqTooSmall "cq-too-small";
+    CqOverrun "cq-overrun";
     Leak "leak";
 }
 

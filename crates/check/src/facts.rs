@@ -80,6 +80,10 @@ pub struct QueuePair {
     pub max_sends: u32,
     /// The address of its SRQ, or 0.
     pub srq: usize,
+    /// The address of the completion queue of its sends.
+    pub send_cq: usize,
+    /// The address of the completion queue of its receives.
+    pub recv_cq: usize,
 }
 
 /// Facts about a memory region.

@@ -41,6 +41,17 @@ struct Unacknowledged {
     stack: Stack,
 }
 
+/// A completion queue.
+#[derive(Debug, Default)]
+struct CompletionQueue {
+    /// The completions that it holds; `None` if it may lose the oldest.
+    capacity: Option<u32>,
+    /// Completions that queue pairs can add before the program polls.
+    expected: usize,
+    /// It was reported that it is too small.
+    is_reported: bool,
+}
+
 /// The queues of a queue pair, or of an SRQ.
 #[derive(Debug, Default)]
 struct Queues {
@@ -62,6 +73,7 @@ pub struct Ledger {
     regions: HashMap<usize, Region>,
     queues: HashMap<usize, Queues>,
     numbers: HashMap<u32, usize>,
+    cqs: HashMap<usize, CompletionQueue>,
     uses_cm: bool,
 }
 
@@ -73,6 +85,7 @@ impl Ledger {
             regions: HashMap::new(),
             queues: HashMap::new(),
             numbers: HashMap::new(),
+            cqs: HashMap::new(),
             uses_cm: false,
         }
     }
@@ -103,6 +116,11 @@ impl Ledger {
         self.queues.entry(address).or_default().qp = Some(qp);
     }
 
+    /// A completion queue holds this many completions from now on; `None` if it may lose the oldest.
+    pub fn sized_cq(&mut self, address: usize, capacity: Option<u32>) {
+        self.cqs.entry(address).or_default().capacity = capacity;
+    }
+
     /// An SRQ was made whose completions do not say that they are its own: one of XRC, or one that matches tags.
     pub fn made_unwatched_srq(&mut self, address: usize) {
         self.queues.entry(address).or_default().is_unwatched = true;
@@ -115,9 +133,18 @@ impl Ledger {
 
     /// The queue pair forgets what was posted to it.
     pub fn reset(&mut self, address: usize) {
-        if let Some(queues) = self.queues.get_mut(&address) {
-            queues.sends.clear();
-            queues.receives.clear();
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let sends = queues.sends.drain(..).filter(|posted| posted.work.is_signaled).count();
+        let receives = queues.receives.drain(..).count();
+        if let Some(qp) = queues.qp {
+            self.expects_less(qp.send_cq, sends);
+            self.expects_less(qp.recv_cq, receives);
+        }
+    }
+
+    fn expects_less(&mut self, cq: usize, n: usize) {
+        if let Some(cq) = self.cqs.get_mut(&cq) {
+            cq.expected = cq.expected.saturating_sub(n);
         }
     }
 

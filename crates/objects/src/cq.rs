@@ -534,6 +534,12 @@ impl Cq {
         self.0.state.lock().queue.capacity() as u32
     }
 
+    /// Whether completions of it were lost, since there was no room.
+    #[must_use]
+    pub fn is_overrun(&self) -> bool {
+        self.0.core.is_current() && self.0.state.lock().queue.is_overrun()
+    }
+
     /// Moves the oldest completions to `out` and returns their number (`ibv_poll_cq`). When there are none, receives
     /// from the network first. Never waits; allocates nothing.
     ///

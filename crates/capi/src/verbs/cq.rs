@@ -20,6 +20,7 @@ pub(crate) struct CqInner {
     pub(crate) device: anyverbs::Cq,
     pub(crate) context: Arc<Context>,
     pub(crate) iterator: PollSession,
+    ignores_overrun: bool,
 }
 
 /// The CQ behind a program's pointer.
@@ -112,11 +113,12 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
         None
     };
     let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { attr.flags } else { 0 };
+    let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
     let device = context.inner.device.create_cq_ex(&CqInitAttr {
         channel: channel.as_ref().map(|c| &c.inner.device),
         comp_vector: attr.comp_vector,
         fields: fields(attr.wc_flags),
-        ignore_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
+        ignore_overrun: ignores_overrun,
         pd: pd.as_ref().map(|pd| &pd.inner.device),
         ..CqInitAttr::new(attr.cqe)
     })?;
@@ -127,14 +129,16 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     public.channel = attr.channel;
     public.cq_context = attr.cq_context;
     public.handle = handle;
-    public.cqe = device.capacity() as c_int;
+    let capacity = device.capacity();
+    public.cqe = capacity as c_int;
     set_iterator(&mut public);
-    let inner = CqInner { device, context, iterator: PollSession::default() };
+    let inner = CqInner { device, context, iterator: PollSession::default(), ignores_overrun };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.
     object::lookup(published)?.inner.device.set_cookie(published as u64);
     let domain = if has(IBV_CQ_INIT_ATTR_MASK_PD) { attr.parent_domain as usize } else { 0 };
     check::made_of(published, &[attr.channel as usize, domain]);
+    check::sized_cq(published, (!ignores_overrun).then_some(capacity));
     Ok(published)
 }
 
@@ -145,6 +149,9 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c
         cq.inner.device.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
         // SAFETY: the object is live.
         unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
+        if !cq.inner.ignores_overrun {
+            check::sized_cq(cq.public(), Some(cq.inner.device.capacity()));
+        }
         Ok(())
     }))
 }
@@ -175,6 +182,9 @@ pub(crate) unsafe extern "C" fn modify_cq(
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(cq(cq_).and_then(|cq| {
+        if cq.inner.device.is_overrun() {
+            check::overrun(cq.public());
+        }
         check::ending(cq_, activity, || Ok(cq.inner.device.destroy()?))?;
         object::retire(&cq).ok_or(Errno::EINVAL)
     }))

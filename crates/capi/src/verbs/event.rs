@@ -30,7 +30,12 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             EventElement::Qp { cookie, .. } => {
                 ibv_async_event_element { qp: cookie as *mut ibv_qp }
             }
-            EventElement::Cq { cookie } => ibv_async_event_element { cq: cookie as *mut ibv_cq },
+            EventElement::Cq { cookie } => {
+                if read.kind() == AsyncEventKind::CqErr {
+                    check::overrun(cookie as *const ibv_cq_ex);
+                }
+                ibv_async_event_element { cq: cookie as *mut ibv_cq }
+            }
             EventElement::Srq { cookie } => ibv_async_event_element { srq: cookie as *mut ibv_srq },
             EventElement::Wq { cookie } => ibv_async_event_element { wq: cookie as *mut ibv_wq },
             EventElement::Port(port) => {

@@ -8,7 +8,7 @@ use anyverbs_check::{Activity, Checker, Completion, Piece, Work, checker};
 
 use crate::{
     abi::*,
-    object,
+    check, object,
     verbs::{self, cq_ex, wr},
 };
 
@@ -223,6 +223,10 @@ unsafe extern "C" fn post_srq_recv(
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
     let polled = unsafe { verbs::poll_cq(cq, entries, wc) };
+    if polled == 0 {
+        // SAFETY: as above.
+        unsafe { tell_overrun(cq.cast()) };
+    }
     if polled > 0
         && let Some(checker) = checker()
     {
@@ -313,11 +317,26 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
+/// Tells of a queue that has lost completions.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn tell_overrun(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    if unsafe { object::deref(cq) }.is_some_and(|cq| cq.inner.device.is_overrun()) {
+        check::overrun(cq);
+    }
+}
+
 /// Tells of the completion that the program looks at, if there is one.
 ///
 /// # Safety
 /// `cq` is NULL or live.
 unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
+    if errno == libc::ENOENT {
+        // SAFETY: the caller's promise.
+        unsafe { tell_overrun(cq) };
+    }
     let Some(checker) = checker().filter(|_| errno == 0) else { return };
     // SAFETY: the caller's promise.
     let Some(cq) = (unsafe { object::deref(cq) }) else { return };

@@ -209,6 +209,62 @@ static void unacknowledged_event(struct end *a, struct end *b)
 	OK(ibv_destroy_comp_channel(channel));
 }
 
+/* As `e`, with a queue pair that completes in a queue for four and takes its receives from an SRQ, if there is one. */
+static struct end with_small_cq(struct end *e, struct end *peer, struct ibv_srq *srq)
+{
+	struct end small = *e;
+	small.cq = ibv_create_cq(e->cq->context, 4, NULL, NULL, 0);
+	EQ(small.cq->cqe, 4);
+	small.qp = make_qp(e->mr->pd, small.cq, IBV_QPT_RC, srq, 0);
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	OK(ibv_modify_qp(peer->qp, &reset, IBV_QP_STATE));
+	connect_ends(&small, peer);
+	return small;
+}
+
+static void cq_too_small(struct end *a, struct end *b)
+{
+	struct end small = with_small_cq(a, b, NULL);
+	for (int n = 0; n < 8; n++)
+		OK(post_recv(b, n, 64));
+	/* Right: the queue pair has room for more, but never has more outstanding. */
+	for (int n = 0; n < 8; n++) {
+		OK(post_send(&small, n, 8, IBV_SEND_SIGNALED));
+		if (!wrong)
+			OK(poll_one(small.cq).status);
+	}
+	to_err(small.qp);
+	OK(ibv_destroy_qp(small.qp));
+	OK(ibv_destroy_cq(small.cq));
+}
+
+static void cq_overrun(struct end *a, struct end *b)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(a->mr->pd, &init);
+	struct end small = with_small_cq(b, a, srq);
+	for (int n = 0; n < 5; n++) {
+		struct ibv_sge sge = { .addr = (uintptr_t)b->buf, .length = 64, .lkey = b->mr->lkey };
+		struct ibv_recv_wr wr = { .wr_id = n, .sg_list = &sge, .num_sge = 1 }, *bad;
+		OK(ibv_post_srq_recv(srq, &wr, &bad));
+	}
+	for (int n = 0; n < 5; n++) {
+		OK(send_some(a, n, 8, IBV_SEND_SIGNALED));
+		if (!wrong)
+			OK(poll_one(small.cq).status);
+	}
+	if (wrong) {
+		struct ibv_async_event event;
+		OK(ibv_get_async_event(a->cq->context, &event));
+		EQ(event.event_type, IBV_EVENT_CQ_ERR);
+		ibv_ack_async_event(&event);
+	}
+	to_err(a->qp), to_err(small.qp);
+	OK(ibv_destroy_qp(small.qp));
+	OK(ibv_destroy_srq(srq));
+	OK(ibv_destroy_cq(small.cq));
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -237,6 +293,8 @@ int main(int argc, char **argv)
 		{ "send-queue-unsignaled", IBV_QPT_RC, send_queue_unsignaled },
 		{ "ended-in-use", IBV_QPT_RC, ended_in_use },
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
+		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
+		{ "cq-overrun", IBV_QPT_RC, cq_overrun },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();

@@ -88,14 +88,29 @@ impl Ledger {
 
     /// It has ended.
     pub fn ended(&mut self, address: usize) {
+        self.reset(address);
         self.objects.remove(&address);
         self.regions.remove(&address);
+        self.cqs.remove(&address);
         if let Some(queues) = self.queues.remove(&address)
             && let Some(qp) = queues.qp
             && self.numbers.get(&qp.number) == Some(&address)
         {
             self.numbers.remove(&qp.number);
         }
+    }
+
+    /// A completion queue has lost completions.
+    pub fn overrun(&mut self, address: usize) {
+        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_reported) else { return };
+        cq.is_reported = true;
+        let what = format!(
+            "the completion queue at {address:#x} holds {} completions, and more came: some are lost, and its queue pairs are in the error state",
+            cq.capacity.unwrap_or(0)
+        );
+        let made = self.origin(address, "The completion queue was made here");
+        let seen = ("It was seen here".into(), Stack::here());
+        self.report(Check::CqOverrun, what, vec![seen, made]);
     }
 
     /// The program ends.

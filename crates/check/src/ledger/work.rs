@@ -43,11 +43,32 @@ impl Ledger {
         // A completion may be polled before this returns; it finds the ledger locked.
         let (taken, is_full) = post();
         let queues = self.queues.entry(qp).or_default();
+        let before = queues.sends.len();
         queues.sends.extend(posted.into_iter().take(taken.min(offered)));
+        let signaled =
+            queues.sends.range(before..).filter(|posted| posted.work.is_signaled).count();
         let fits = offered <= facts.max_sends as usize;
         if is_full && fits && !queues.is_stuck {
             self.check_full(qp, &stack);
         }
+        self.expects(facts.send_cq, signaled, &stack);
+    }
+
+    /// More completions can come to a completion queue.
+    fn expects(&mut self, address: usize, n: usize, stack: &Stack) {
+        let Some(cq) = self.cqs.get_mut(&address) else { return };
+        cq.expected += n;
+        let Some(capacity) = cq.capacity.filter(|_| !cq.is_reported) else { return };
+        if cq.expected <= capacity as usize {
+            return;
+        }
+        cq.is_reported = true;
+        let what = format!(
+            "the completion queue at {address:#x} holds {capacity} completions, and {} can come before the program polls",
+            cq.expected
+        );
+        let made = self.origin(address, "The completion queue was made here");
+        self.report(Check::CqTooSmall, what, vec![here(stack), made]);
     }
 
     /// The program gives inline data to a request of `ibv_wr_start`.
@@ -108,9 +129,13 @@ impl Ledger {
             .map(|work| Posted { work, stack: stack.clone(), checksum: None })
             .collect::<Vec<_>>();
         let taken = post();
+        let taken = taken.min(posted.len());
         let queues = self.queues.entry(queue).or_default();
         if !queues.is_unwatched {
             queues.receives.extend(posted.into_iter().take(taken));
+        }
+        if let Some(facts) = facts {
+            self.expects(facts.recv_cq, taken, &stack);
         }
     }
 
@@ -119,18 +144,23 @@ impl Ledger {
         let Completion { number, wr_id, is_receive, has_failed } = *completion;
         let Some(&address) = self.numbers.get(&number) else { return };
         let Some(queues) = self.queues.get_mut(&address) else { return };
-        let srq = queues.qp.map_or(0, |qp| qp.srq);
+        let Some(qp) = queues.qp else { return };
         if is_receive {
-            let queue = if srq == 0 { Some(queues) } else { self.queues.get_mut(&srq) };
+            let queue = if qp.srq == 0 { Some(queues) } else { self.queues.get_mut(&qp.srq) };
             let Some(queue) = queue else { return };
             if let Some(n) = queue.receives.iter().position(|p| p.work.wr_id == wr_id) {
                 queue.receives.remove(n);
+                if qp.srq == 0 {
+                    self.expects_less(qp.recv_cq, 1);
+                }
             }
             return;
         }
         let is_it = |p: &Posted| p.work.wr_id == wr_id && (p.work.is_signaled || has_failed);
         let Some(n) = queues.sends.iter().position(is_it) else { return };
         let done: Vec<_> = queues.sends.drain(..=n).collect();
+        let signaled = done.iter().filter(|posted| posted.work.is_signaled).count();
+        self.expects_less(qp.send_cq, signaled);
         if !has_failed {
             for posted in done {
                 self.check_source(address, &posted);
