@@ -28,6 +28,7 @@ pub(crate) fn made_qp(
             max_inline: init.cap.max_inline_data,
             max_sends: init.cap.max_send_wr,
             srq: init.srq as usize,
+            pd: pd as usize,
             send_cq: init.send_cq as usize,
             recv_cq: init.recv_cq as usize,
         };
@@ -58,7 +59,14 @@ pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
     }
 }
 
-/// Facts about a memory region that was given to the program, or that it changed.
+/// The queue pair is connected to another one.
+pub(crate) fn connected(pointer: *const ibv_qp, to: u32) {
+    if let Some(checker) = checker() {
+        checker.ledger().connected(pointer as usize, to);
+    }
+}
+
+/// Facts about a memory region that was given to the program.
 pub(crate) fn made_region(pointer: *const ibv_mr, region: Region) {
     if let Some(checker) = checker() {
         checker.ledger().made_region(pointer as usize, region);
@@ -70,6 +78,24 @@ pub(crate) fn made_of<P>(pointer: *const P, uses: &[usize]) {
     if let Some(checker) = checker() {
         let uses: Vec<_> = uses.iter().copied().filter(|address| *address != 0).collect();
         checker.ledger().made_of(pointer as usize, &uses);
+    }
+}
+
+/// The program changed a memory region: its place and length, its protection domain, its access flags.
+pub(crate) fn changed_region(
+    pointer: *const ibv_mr,
+    place: Option<(u64, u64)>,
+    pd: Option<usize>,
+    access: Option<u32>,
+) {
+    if let Some(checker) = checker() {
+        checker.ledger().changed_region(pointer as usize, |region| {
+            if let Some((addr, len)) = place {
+                (region.addr, region.iova, region.len) = (addr, addr, len);
+            }
+            region.pd = pd.unwrap_or(region.pd);
+            region.access = access.unwrap_or(region.access);
+        });
     }
 }
 

@@ -48,6 +48,11 @@ checks! {
     Unacknowledged "unacknowledged-event";
     CqTooSmall "cq-too-small";
     CqOverrun "cq-overrun";
+    WrongKey "lkey-used-as-rkey";
+    Rights "rights-too-weak";
+    PdMismatch "pd-mismatch";
+    ReceiveTooSmall "receive-too-small";
+    NoReceive "receive-not-posted";
     Leak "leak";
 }
 

@@ -80,6 +80,8 @@ pub struct QueuePair {
     pub max_sends: u32,
     /// The address of its SRQ, or 0.
     pub srq: usize,
+    /// The address of its protection domain, or 0.
+    pub pd: usize,
     /// The address of the completion queue of its sends.
     pub send_cq: usize,
     /// The address of the completion queue of its receives.
@@ -97,6 +99,10 @@ pub struct Region {
     pub len: u64,
     /// Its local key.
     pub lkey: u32,
+    /// The address of its protection domain.
+    pub pd: usize,
+    /// Its access flags, as `ibv_reg_mr` takes them.
+    pub access: u32,
 }
 
 /// An element of a work request.
@@ -149,6 +155,8 @@ pub struct Completion {
     pub wr_id: u64,
     /// Whether it is a receive's.
     pub is_receive: bool,
-    /// Whether the work failed.
-    pub has_failed: bool,
+    /// As in the completion; 0 is success.
+    pub status: u32,
+    /// The number of its cause, if it failed.
+    pub cause: u32,
 }

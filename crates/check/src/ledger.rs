@@ -1,6 +1,7 @@
 //! Everything that the program has made or posted, and that has not ended.
 
 mod ends;
+mod failed;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
@@ -56,6 +57,8 @@ struct CompletionQueue {
 #[derive(Debug, Default)]
 struct Queues {
     qp: Option<QueuePair>,
+    /// The number of the queue pair that it is connected to, or 0.
+    peer: u32,
     sends: VecDeque<Posted>,
     receives: VecDeque<Posted>,
     /// Its completions do not say that they are its own, so nothing is known of what is outstanding.
@@ -126,9 +129,21 @@ impl Ledger {
         self.queues.entry(address).or_default().is_unwatched = true;
     }
 
-    /// Facts about a memory region that was made, or changed.
+    /// Facts about a memory region that was made.
     pub fn made_region(&mut self, address: usize, region: Region) {
         self.regions.insert(address, region);
+    }
+
+    /// The program changed a memory region.
+    pub fn changed_region(&mut self, address: usize, change: impl FnOnce(&mut Region)) {
+        if let Some(region) = self.regions.get_mut(&address) {
+            change(region);
+        }
+    }
+
+    /// The queue pair is connected to another one, of this number.
+    pub fn connected(&mut self, address: usize, to: u32) {
+        self.queues.entry(address).or_default().peer = to;
     }
 
     /// The queue pair forgets what was posted to it.
@@ -151,12 +166,18 @@ impl Ledger {
     /// Where elements lie in memory; `None` if one of them is not within its region.
     fn ranges(&self, pieces: &[Piece]) -> Option<Vec<(u64, u32)>> {
         let place = |piece: &Piece| {
-            let region = self.regions.values().find(|region| region.lkey == piece.lkey)?;
+            let (_, region) = self.region(piece.lkey)?;
             let offset = piece.addr.checked_sub(region.iova)?;
             let fits = offset.checked_add(piece.len.into())? <= region.len;
             fits.then(|| (region.addr.wrapping_add(offset), piece.len))
         };
         pieces.iter().filter(|piece| piece.len > 0).map(place).collect()
+    }
+
+    /// The region of a local key, and its address.
+    fn region(&self, lkey: u32) -> Option<(usize, &Region)> {
+        let (address, region) = self.regions.iter().find(|(_, region)| region.lkey == lkey)?;
+        Some((*address, region))
     }
 
     fn origin(&self, address: usize, title: &str) -> (String, Stack) {

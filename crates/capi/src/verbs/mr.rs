@@ -50,7 +50,7 @@ fn reg(
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
         let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
-        Ok(publish_memory(&pd, device, addr, length, iova))
+        Ok(publish_memory(&pd, device, addr, length, iova, access))
     }))
 }
 
@@ -61,10 +61,18 @@ fn publish_memory(
     addr: *mut c_void,
     length: usize,
     iova: u64,
+    access: Access,
 ) -> *mut ibv_mr {
-    let lkey = device.lkey();
+    let region = Region {
+        addr: addr as u64,
+        iova,
+        len: length as u64,
+        lkey: device.lkey(),
+        pd: pd.public() as usize,
+        access: access.bits(),
+    };
     let published = publish_mr(pd, device, addr, length);
-    check::made_region(published, Region { addr: addr as u64, iova, len: length as u64, lkey });
+    check::made_region(published, region);
     published
 }
 
@@ -184,7 +192,7 @@ fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno
         // SAFETY: as above.
         unsafe { pd.inner.device.reg_mr_with(addr, len, iova, access, dmah) }?
     };
-    Ok(publish_memory(&pd, device, attr.addr, attr.length, iova))
+    Ok(publish_memory(&pd, device, attr.addr, attr.length, iova, access))
 }
 
 /// Most elements that one call of `ibv_advise_mr` takes.
@@ -305,7 +313,7 @@ fn rereg(
     let public = mr.public();
     // SAFETY: the object is live; the fields are C's to read, and written here only.
     unsafe {
-        if let Some(pd) = pd {
+        if let Some(pd) = &pd {
             (&raw mut (*public).pd).write(pd.public());
             check::made_of(public, &[pd.public() as usize]);
         }
@@ -314,10 +322,8 @@ fn rereg(
             (&raw mut (*public).length).write(length);
         }
     }
-    if translation {
-        let (addr, lkey) = (addr as u64, mr.inner.device.lkey());
-        check::made_region(public, Region { addr, iova: addr, len: length as u64, lkey });
-    }
+    let domain = pd.as_ref().map(|pd| pd.public() as usize);
+    check::changed_region(public, change.translation, domain, change.access.map(|a| a.bits()));
     Ok(())
 }
 

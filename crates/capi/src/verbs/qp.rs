@@ -536,6 +536,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
                 check::reset(qp_);
             }
         }
+        if mask.contains(QpAttrMask::DEST_QPN) {
+            check::connected(qp_, attr.dest_qp_num);
+        }
         Ok(())
     }))
 }

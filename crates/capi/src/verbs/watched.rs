@@ -238,7 +238,8 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
                 number: wc.qp_num,
                 wr_id: wc.wr_id,
                 is_receive: wc.opcode & IBV_WC_RECV != 0,
-                has_failed: wc.status != IBV_WC_SUCCESS,
+                status: wc.status,
+                cause: wc.vendor_err,
             });
         }
     }
@@ -344,7 +345,8 @@ unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
         number: ex.wc.qpn.get(),
         wr_id: ex.wc.wr_id,
         is_receive: ex.wc.opcode as u32 & IBV_WC_RECV != 0,
-        has_failed: ex.wc.status as u32 != IBV_WC_SUCCESS,
+        status: ex.wc.status as u32,
+        cause: ex.wc.vendor_err,
     });
     if let Some(completion) = completion {
         checker.ledger().polled(&completion);

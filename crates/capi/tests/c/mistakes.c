@@ -265,6 +265,68 @@ static void cq_overrun(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(small.cq));
 }
 
+static void lkey_used_as_rkey(struct end *a, struct end *b)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { .remote_addr = (uintptr_t)b->buf, .rkey = wrong ? b->mr->lkey : b->mr->rkey } };
+	OK(post(a, &wr));
+	EQ(status_of_next(a), wrong ? IBV_WC_REM_ACCESS_ERR : IBV_WC_SUCCESS);
+}
+
+/* Sends from memory of `from` to memory of `to`. */
+static void send_between(struct end *from, struct end *to, unsigned int flags)
+{
+	OK(post_recv(to, 1, 64));
+	OK(send_some(from, 2, 8, IBV_SEND_SIGNALED | flags));
+}
+
+static void rights_too_weak(struct end *a, struct end *b)
+{
+	struct end other = wrong ? *b : *a;
+	/* Right: a SEND only reads. */
+	other.mr = ibv_reg_mr(a->mr->pd, other.buf, 64, 0);
+	send_between(wrong ? a : &other, wrong ? &other : b, 0);
+	EQ(status_of_next(b), wrong ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS);
+	EQ(status_of_next(a), wrong ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS);
+	OK(ibv_dereg_mr(other.mr));
+}
+
+static void pd_mismatch(struct end *a, struct end *b)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(a->cq->context);
+	struct end other = *a;
+	other.mr = ibv_reg_mr(pd, other.buf, 64, IBV_ACCESS_LOCAL_WRITE);
+	send_between(&other, b, wrong ? 0 : IBV_SEND_INLINE);
+	EQ(status_of_next(a), wrong ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS);
+	OK(ibv_dereg_mr(other.mr));
+	OK(ibv_dealloc_pd(pd));
+}
+
+static void receive_too_small(struct end *a, struct end *b)
+{
+	OK(post_recv(b, 1, wrong ? 7 : 8));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	EQ(status_of_next(b), wrong ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS);
+	to_err(a->qp);
+}
+
+static void receive_not_posted(struct end *a, struct end *b)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	OK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE));
+	to_init(a->qp), to_rtr(a->qp, b->qp->qp_num);
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = wrong ? 1 : 7 };
+	OK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_MAX_QP_RD_ATOMIC));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	/* Right: the message waits for it. */
+	usleep(100000);
+	if (!wrong)
+		OK(post_recv(b, 1, 8));
+	EQ(status_of_next(a), wrong ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_SUCCESS);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -295,6 +357,11 @@ int main(int argc, char **argv)
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },
+		{ "lkey-used-as-rkey", IBV_QPT_RC, lkey_used_as_rkey },
+		{ "rights-too-weak", IBV_QPT_RC, rights_too_weak },
+		{ "pd-mismatch", IBV_QPT_RC, pd_mismatch },
+		{ "receive-too-small", IBV_QPT_RC, receive_too_small },
+		{ "receive-not-posted", IBV_QPT_RC, receive_not_posted },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();

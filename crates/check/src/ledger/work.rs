@@ -1,4 +1,4 @@
-//! What the program posts, and the completions that it polls.
+//! Work that the program posts, and the completions that it polls.
 
 use crate::catalogue::Check;
 use crate::facts::{Completion, Work};
@@ -141,7 +141,8 @@ impl Ledger {
 
     /// The program polled a completion.
     pub fn polled(&mut self, completion: &Completion) {
-        let Completion { number, wr_id, is_receive, has_failed } = *completion;
+        let Completion { number, wr_id, is_receive, status, .. } = *completion;
+        let has_failed = status != 0;
         let Some(&address) = self.numbers.get(&number) else { return };
         let Some(queues) = self.queues.get_mut(&address) else { return };
         let Some(qp) = queues.qp else { return };
@@ -149,9 +150,12 @@ impl Ledger {
             let queue = if qp.srq == 0 { Some(queues) } else { self.queues.get_mut(&qp.srq) };
             let Some(queue) = queue else { return };
             if let Some(n) = queue.receives.iter().position(|p| p.work.wr_id == wr_id) {
-                queue.receives.remove(n);
+                let posted = queue.receives.remove(n);
                 if qp.srq == 0 {
                     self.expects_less(qp.recv_cq, 1);
+                }
+                if let Some(posted) = posted.filter(|_| has_failed) {
+                    self.check_failure(address, completion, &posted);
                 }
             }
             return;
@@ -165,6 +169,8 @@ impl Ledger {
             for posted in done {
                 self.check_source(address, &posted);
             }
+        } else if let Some(posted) = done.last() {
+            self.check_failure(address, completion, posted);
         }
     }
 

@@ -1,0 +1,103 @@
+//! Completions of work that failed, whose cause the device knows.
+
+use anyverbs_causes::Cause;
+
+use crate::catalogue::Check;
+use crate::facts::Completion;
+use crate::stack::Stack;
+
+use super::{Ledger, Posted};
+
+/// `IBV_WC_WR_FLUSH_ERR`: the work was given up, since other work had failed.
+const FLUSHED: u32 = 5;
+
+/// The access flag that memory needs which the device writes.
+const LOCAL_WRITE: u32 = 1;
+
+/// The names of access flags.
+const RIGHTS: [(u32, &str); 5] = [
+    (LOCAL_WRITE, "LOCAL_WRITE"),
+    (2, "REMOTE_WRITE"),
+    (4, "REMOTE_READ"),
+    (8, "REMOTE_ATOMIC"),
+    (16, "MW_BIND"),
+];
+
+/// The check that a cause belongs to.
+fn check_of(cause: Cause) -> Option<Check> {
+    Some(match cause {
+        Cause::RkeyAsLkey | Cause::LkeyAsRkey => Check::WrongKey,
+        Cause::LkeyRight | Cause::RkeyRight | Cause::QpRight => Check::Rights,
+        Cause::LkeyOfOtherPd | Cause::RkeyOfOtherPd | Cause::AhOfOtherPd => Check::PdMismatch,
+        Cause::MessageTooLong | Cause::PeerMessageTooLong => Check::ReceiveTooSmall,
+        Cause::NoReceive => Check::NoReceive,
+        _ => return None,
+    })
+}
+
+impl Ledger {
+    pub(super) fn check_failure(&mut self, qp: usize, completion: &Completion, posted: &Posted) {
+        let cause = u16::try_from(completion.cause).ok().and_then(Cause::from_number);
+        let Some(cause) = cause.filter(|_| completion.status != FLUSHED) else { return };
+        let Some(check) = check_of(cause) else { return };
+        let Posted { work, stack, .. } = posted;
+        let mut what = format!(
+            "a {} (wr_id {:#x}) of queue pair {:#x} failed: {}",
+            work.name,
+            work.wr_id,
+            completion.number,
+            cause.text()
+        );
+        let mut stacks = vec![
+            ("Its completion was polled here".into(), Stack::here()),
+            ("The work was posted here".into(), stack.clone()),
+        ];
+        if let Some((region, facts)) = self.culprit(qp, cause, posted) {
+            what.push_str(&facts);
+            stacks.push(self.origin(region, "The region was registered here"));
+        }
+        if let Some((peer, number)) = self.peer_in_process(qp) {
+            what.push_str(&format!("; the peer is queue pair {number:#x} of this process"));
+            stacks.push(self.origin(peer, "The peer's queue pair was made here"));
+        }
+        self.report(check, what, stacks);
+    }
+
+    /// The region that a local cause is about, and its facts.
+    fn culprit(&self, qp: usize, cause: Cause, posted: &Posted) -> Option<(usize, String)> {
+        let pd = self.queues.get(&qp)?.qp?.pd;
+        let mut regions = posted.work.pieces.iter().filter_map(|piece| self.region(piece.lkey));
+        match cause {
+            Cause::LkeyRight => {
+                let (address, region) =
+                    regions.find(|(_, region)| region.access & LOCAL_WRITE == 0)?;
+                let has = |(flag, _): &&(u32, _)| region.access & flag != 0;
+                let rights: Vec<_> = RIGHTS.iter().filter(has).map(|(_, name)| *name).collect();
+                let rights = if rights.is_empty() { "none".into() } else { rights.join(", ") };
+                Some((
+                    address,
+                    format!("; the rights of the region at {:#x}: {rights}", region.addr),
+                ))
+            }
+            Cause::LkeyOfOtherPd => {
+                let (address, region) = regions.find(|(_, region)| region.pd != pd)?;
+                let (addr, other) = (region.addr, region.pd);
+                Some((
+                    address,
+                    format!(
+                        "; the region at {addr:#x} is of the protection domain at {other:#x}, and the queue pair of that at {pd:#x}"
+                    ),
+                ))
+            }
+            _ => None,
+        }
+    }
+
+    /// The peer of a queue pair, if the two are surely connected to each other: its address and number.
+    fn peer_in_process(&self, qp: usize) -> Option<(usize, u32)> {
+        let own = self.queues.get(&qp)?;
+        let address = *self.numbers.get(&own.peer)?;
+        let is_mutual = self.queues.get(&address)?.peer == own.qp?.number;
+        is_mutual.then_some((address, own.peer))
+    }
+}
