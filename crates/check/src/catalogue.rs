@@ -53,6 +53,8 @@ checks! {
     PdMismatch "pd-mismatch";
     ReceiveTooSmall "receive-too-small";
     NoReceive "receive-not-posted";
+    NoFence "read-without-fence";
+    Memlock "memory-beyond-memlock";
     Leak "leak";
 }
 

@@ -1,4 +1,4 @@
-//! What the ledger is told.
+//! Facts that the ledger is told.
 
 /// The kinds of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +105,23 @@ pub struct Region {
     pub access: u32,
 }
 
+/// `IBV_ACCESS_ON_DEMAND`: memory that is pinned only while it is used.
+const ON_DEMAND: u32 = 64;
+
+/// Bytes of a page, as the kernel counts pinned memory.
+const PAGE: u64 = 4096;
+
+impl Region {
+    /// The bytes that a device pins for it.
+    pub(crate) fn pinned(&self) -> u64 {
+        if self.access & ON_DEMAND != 0 {
+            return 0;
+        }
+        let end = self.addr.saturating_add(self.len).div_ceil(PAGE);
+        (end - self.addr / PAGE) * PAGE
+    }
+}
+
 /// An element of a work request.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
@@ -114,6 +131,17 @@ pub struct Piece {
     pub len: u32,
     /// The local key.
     pub lkey: u32,
+}
+
+/// What the device does with the elements of a work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Elements {
+    /// Nothing.
+    Unused,
+    /// It reads them.
+    Read,
+    /// It writes them.
+    Written,
 }
 
 /// A work request.
@@ -127,15 +155,17 @@ pub struct Work {
     pub is_signaled: bool,
     /// Whether its data was copied when it was posted.
     pub is_inline: bool,
-    /// Whether the device reads its elements, and does not write them.
-    pub is_source: bool,
+    /// What the device does with its elements.
+    pub elements: Elements,
+    /// Whether it waits for the READs and atomics before it.
+    pub is_fenced: bool,
     /// The address of its address handle, or 0.
     pub ah: usize,
     /// Its elements.
     pub pieces: Vec<Piece>,
 }
 
-/// What a queue pair does with the work that was posted to it.
+/// The way in which a queue pair treats the work that was posted to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activity {
     /// It has forgotten it, or there is no such queue pair.

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::catalogue::Check;
 use crate::facts::{Kind, Piece, QueuePair, Region, Work};
+use crate::memory;
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
 
@@ -77,7 +78,16 @@ pub struct Ledger {
     queues: HashMap<usize, Queues>,
     numbers: HashMap<u32, usize>,
     cqs: HashMap<usize, CompletionQueue>,
+    pinned: Pinned,
     uses_cm: bool,
+}
+
+/// Registered memory that a device would pin.
+#[derive(Debug, Default)]
+struct Pinned {
+    bytes: u64,
+    /// It was reported that it exceeds the limit.
+    is_reported: bool,
 }
 
 impl Ledger {
@@ -89,6 +99,7 @@ impl Ledger {
             queues: HashMap::new(),
             numbers: HashMap::new(),
             cqs: HashMap::new(),
+            pinned: Pinned::default(),
             uses_cm: false,
         }
     }
@@ -132,13 +143,37 @@ impl Ledger {
     /// Facts about a memory region that was made.
     pub fn made_region(&mut self, address: usize, region: Region) {
         self.regions.insert(address, region);
+        self.pins(region.pinned(), &region);
+    }
+
+    /// A region pins more memory. Hardware refuses what exceeds the limit of the process.
+    fn pins(&mut self, bytes: u64, region: &Region) {
+        self.pinned.bytes += bytes;
+        let Some(limit) = memory::lock_limit().filter(|limit| self.pinned.bytes > *limit) else {
+            return;
+        };
+        if std::mem::replace(&mut self.pinned.is_reported, true) {
+            return;
+        }
+        let what = format!(
+            "with the region at {:#x} ({} bytes) the program has registered {} bytes, and RLIMIT_MEMLOCK is {limit}",
+            region.addr, region.len, self.pinned.bytes
+        );
+        self.report(Check::Memlock, what, vec![("It was registered here".into(), Stack::here())]);
+    }
+
+    fn unpins(&mut self, bytes: u64) {
+        self.pinned.bytes = self.pinned.bytes.saturating_sub(bytes);
     }
 
     /// The program changed a memory region.
     pub fn changed_region(&mut self, address: usize, change: impl FnOnce(&mut Region)) {
-        if let Some(region) = self.regions.get_mut(&address) {
-            change(region);
-        }
+        let Some(region) = self.regions.get_mut(&address) else { return };
+        let before = region.pinned();
+        change(region);
+        let region = *region;
+        self.unpins(before);
+        self.pins(region.pinned(), &region);
     }
 
     /// The queue pair is connected to another one, of this number.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
-pub use facts::{Activity, Completion, Kind, Piece, QueuePair, Region, Work};
+pub use facts::{Activity, Completion, Elements, Kind, Piece, QueuePair, Region, Work};
 pub use ledger::Ledger;
 use report::Reporter;
 use stack::Stack;

@@ -39,6 +39,26 @@ fn read(address: u64, to: &mut [u8]) -> Option<()> {
     (usize::try_from(n) == Ok(to.len())).then_some(())
 }
 
+/// The bytes that the kernel lets this process pin; `None` if it has no limit.
+pub(crate) fn lock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a writable struct.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
+    if failed || limit.rlim_cur == libc::RLIM_INFINITY || may_lock() {
+        return None;
+    }
+    Some(limit.rlim_cur)
+}
+
+/// Whether this thread may exceed the limit (`CAP_IPC_LOCK`).
+fn may_lock() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set & 1 << CAP_IPC_LOCK != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

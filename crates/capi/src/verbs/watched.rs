@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use anyverbs::QpState;
-use anyverbs_check::{Activity, Checker, Completion, Piece, Work, checker};
+use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, checker};
 
 use crate::{
     abi::*,
@@ -67,12 +67,12 @@ unsafe fn pieces(list: *const ibv_sge, count: c_int) -> Vec<Piece> {
 /// # Safety
 /// `wr` is as its manual page says.
 unsafe fn send(wr: &ibv_send_wr, is_datagram: bool) -> Work {
-    let (name, is_source) = match wr.opcode {
-        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => ("SEND", true),
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => ("WRITE", true),
-        IBV_WR_RDMA_READ => ("READ", false),
-        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => ("atomic", false),
-        _ => ("request", false),
+    let (name, elements) = match wr.opcode {
+        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => ("SEND", Elements::Read),
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => ("WRITE", Elements::Read),
+        IBV_WR_RDMA_READ => ("READ", Elements::Written),
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => ("atomic", Elements::Written),
+        _ => ("request", Elements::Unused),
     };
     let has = |flag| wr.send_flags & flag != 0;
     Work {
@@ -80,7 +80,8 @@ unsafe fn send(wr: &ibv_send_wr, is_datagram: bool) -> Work {
         wr_id: wr.wr_id,
         is_signaled: has(IBV_SEND_SIGNALED),
         is_inline: has(IBV_SEND_INLINE),
-        is_source,
+        elements,
+        is_fenced: has(IBV_SEND_FENCE),
         // SAFETY: a request of a UD queue pair has this member.
         ah: if is_datagram { unsafe { wr.wr.ud.ah as usize } } else { 0 },
         // SAFETY: the caller's promise.
@@ -163,7 +164,8 @@ unsafe fn post_receives(
             wr_id: next.wr_id,
             is_signaled: true,
             is_inline: false,
-            is_source: false,
+            elements: Elements::Written,
+            is_fenced: false,
             ah: 0,
             // SAFETY: as above.
             pieces: unsafe { pieces(next.sg_list, next.num_sge) },

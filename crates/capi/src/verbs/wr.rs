@@ -14,7 +14,7 @@ use anyverbs::{
     error::PostError,
     raw::{RawQp, RawSendWr, Segmentation},
 };
-use anyverbs_check::{Piece, Work};
+use anyverbs_check::{Elements, Piece, Work};
 
 use crate::{
     abi::*,
@@ -60,12 +60,12 @@ struct Queued {
 
 impl Queued {
     fn work(&self, sges: &[Sge]) -> Work {
-        let (name, is_source) = match self.op {
-            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => ("SEND", true),
-            SendOp::Write(_) | SendOp::WriteImm(..) => ("WRITE", true),
-            SendOp::Read(_) => ("READ", false),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ("atomic", false),
-            _ => ("request", false),
+        let (name, elements) = match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => ("SEND", Elements::Read),
+            SendOp::Write(_) | SendOp::WriteImm(..) => ("WRITE", Elements::Read),
+            SendOp::Read(_) => ("READ", Elements::Written),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ("atomic", Elements::Written),
+            _ => ("request", Elements::Unused),
         };
         let piece = |s: &Sge| Piece { addr: s.addr, len: s.len, lkey: s.lkey };
         Work {
@@ -73,7 +73,8 @@ impl Queued {
             wr_id: self.wr_id,
             is_signaled: self.flags.contains(SendFlags::SIGNALED),
             is_inline: self.flags.contains(SendFlags::INLINE),
-            is_source,
+            elements,
+            is_fenced: self.flags.contains(SendFlags::FENCE),
             ah: self.ah,
             pieces: sges.iter().map(piece).collect(),
         }

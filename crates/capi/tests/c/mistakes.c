@@ -1,7 +1,10 @@
 /* Programs with one mistake each, which the checker finds, and programs that look like them and are right. The first argument
  * is the name of the check, the second "wrong" or "right", the third "plain" or "extended": the calls that post and poll. */
 #include "check.h"
+#include <linux/capability.h>
 #include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static bool wrong, extended;
@@ -327,6 +330,54 @@ static void receive_not_posted(struct end *a, struct end *b)
 	EQ(status_of_next(a), wrong ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_SUCCESS);
 }
 
+static void read_without_fence(struct end *a, struct end *b)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+		.wr.rdma = { .remote_addr = (uintptr_t)b->buf, .rkey = b->mr->rkey } };
+	OK(post_recv(b, 1, 64));
+	OK(post_recv(b, 2, 64));
+	OK(post(a, &wr));
+	OK(send_some(a, 2, 8, wrong ? 0 : IBV_SEND_FENCE));
+	/* Right: other bytes. */
+	struct end other = *a;
+	other.buf += 8;
+	OK(send_some(&other, 3, 8, IBV_SEND_SIGNALED));
+	OK(status_of_next(a));
+}
+
+/* Takes from this thread the right to pin as much as it likes. */
+static void be_limited(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2];
+	OK(syscall(SYS_capget, &header, data));
+	data[0].effective &= ~(1u << CAP_IPC_LOCK);
+	OK(syscall(SYS_capset, &header, data));
+	struct rlimit limit;
+	OK(getrlimit(RLIMIT_MEMLOCK, &limit));
+	limit.rlim_cur = 1 << 20;
+	OK(setrlimit(RLIMIT_MEMLOCK, &limit));
+}
+
+static void memory_beyond_memlock(struct end *a, struct end *b)
+{
+	(void)b;
+	const size_t half = 500000;
+	char *memory = calloc(1, 2 * half);
+	be_limited();
+	/* Both ends have registered some already. */
+	struct ibv_mr *first = ibv_reg_mr(a->mr->pd, memory, half, 0);
+	if (!wrong)
+		OK(ibv_dereg_mr(first));
+	struct ibv_mr *second = ibv_reg_mr(a->mr->pd, memory + half, half, 0);
+	TRUE(first && second);
+	if (wrong)
+		OK(ibv_dereg_mr(first));
+	OK(ibv_dereg_mr(second));
+	free(memory);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -362,6 +413,8 @@ int main(int argc, char **argv)
 		{ "pd-mismatch", IBV_QPT_RC, pd_mismatch },
 		{ "receive-too-small", IBV_QPT_RC, receive_too_small },
 		{ "receive-not-posted", IBV_QPT_RC, receive_not_posted },
+		{ "read-without-fence", IBV_QPT_RC, read_without_fence },
+		{ "memory-beyond-memlock", IBV_QPT_RC, memory_beyond_memlock },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();

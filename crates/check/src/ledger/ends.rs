@@ -90,7 +90,9 @@ impl Ledger {
     pub fn ended(&mut self, address: usize) {
         self.reset(address);
         self.objects.remove(&address);
-        self.regions.remove(&address);
+        if let Some(region) = self.regions.remove(&address) {
+            self.unpins(region.pinned());
+        }
         self.cqs.remove(&address);
         if let Some(queues) = self.queues.remove(&address)
             && let Some(qp) = queues.qp

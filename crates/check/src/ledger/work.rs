@@ -1,7 +1,7 @@
 //! Work that the program posts, and the completions that it polls.
 
 use crate::catalogue::Check;
-use crate::facts::{Completion, Work};
+use crate::facts::{Completion, Elements, Piece, Work};
 use crate::memory::checksum;
 use crate::stack::Stack;
 
@@ -28,18 +28,21 @@ impl Ledger {
             self.check_inline(qp, work.name, work.wr_id, len, &stack);
         }
         let offered = works.len();
-        let posted: Vec<_> = works
-            .into_iter()
-            .map(|work| {
-                let checksum = if work.is_source && !work.is_inline {
-                    self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges))
-                } else {
-                    None
-                };
-                let is_signaled = work.is_signaled || facts.signals_all;
-                Posted { work: Work { is_signaled, ..work }, stack: stack.clone(), checksum }
-            })
-            .collect();
+        let mut posted = Vec::with_capacity(offered);
+        for work in works {
+            self.check_order(qp, &work, &posted, &stack);
+            let checksum = if work.elements == Elements::Read && !work.is_inline {
+                self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges))
+            } else {
+                None
+            };
+            let is_signaled = work.is_signaled || facts.signals_all;
+            posted.push(Posted {
+                work: Work { is_signaled, ..work },
+                stack: stack.clone(),
+                checksum,
+            });
+        }
         // A completion may be polled before this returns; it finds the ledger locked.
         let (taken, is_full) = post();
         let queues = self.queues.entry(qp).or_default();
@@ -52,6 +55,37 @@ impl Ledger {
             self.check_full(qp, &stack);
         }
         self.expects(facts.send_cq, signaled, &stack);
+    }
+
+    /// The source of a request is not the destination of a READ or an atomic before it, unless the request waits for that. `posted`
+    /// stands between the queue and the request.
+    fn check_order(&mut self, qp: usize, work: &Work, posted: &[Posted], stack: &Stack) {
+        // A fence comes too late for data that is copied when it is posted.
+        if work.elements != Elements::Read || work.is_fenced && !work.is_inline {
+            return;
+        }
+        let Some(queues) = self.queues.get(&qp) else { return };
+        let overlaps = |a: &Piece, b: &Piece| {
+            a.addr < b.addr.saturating_add(b.len.into())
+                && b.addr < a.addr.saturating_add(a.len.into())
+                && (work.is_inline || a.lkey == b.lkey)
+        };
+        let fills = |before: &&Posted| {
+            let filled = &before.work.pieces;
+            before.work.elements == Elements::Written
+                && work.pieces.iter().any(|a| filled.iter().any(|b| overlaps(a, b)))
+        };
+        let Some(before) = queues.sends.iter().chain(posted).find(fills) else { return };
+        let (name, wr_id) = (before.work.name, before.work.wr_id);
+        let what = format!(
+            "a {} (wr_id {:#x}) of queue pair {:#x} takes its data from where an unfinished {name} (wr_id {wr_id:#x}) puts its own, {}",
+            work.name,
+            work.wr_id,
+            queues.qp.map_or(0, |qp| qp.number),
+            if work.is_inline { "and is inline" } else { "and has no fence" }
+        );
+        let before = (format!("The {name} was posted here"), before.stack.clone());
+        self.report(Check::NoFence, what, vec![here(stack), before]);
     }
 
     /// More completions can come to a completion queue.
