@@ -1,8 +1,14 @@
 //! Tells the checker (`anyverbs run --check`) what a program makes and ends. What it posts and polls, `verbs::watched` tells.
 
-use std::any::type_name;
+use std::{
+    any::{Any, type_name},
+    collections::VecDeque,
+    sync::Arc,
+};
 
 use anyverbs_check::{Activity, Kind, QueuePair, Region, checker};
+
+use parking_lot::Mutex;
 
 use crate::{abi::*, errno::Errno};
 
@@ -24,6 +30,7 @@ pub(crate) fn made_qp(
         let facts = QueuePair {
             number,
             is_datagram: init.qp_type == IBV_QPT_UD,
+            is_reliable: init.qp_type == IBV_QPT_RC,
             signals_all: init.sq_sig_all != 0,
             max_inline: init.cap.max_inline_data,
             max_sends: init.cap.max_send_wr,
@@ -97,6 +104,37 @@ pub(crate) fn changed_region(
             region.access = access.unwrap_or(region.access);
         });
     }
+}
+
+/// The program uses an address where there is no live object. True if one has ended there.
+pub(crate) fn uses_dead<P>(pointer: *const P) -> bool {
+    checker().is_some_and(|checker| checker.ledger().uses_dead(pointer as usize))
+}
+
+/// Objects that have ended, and whose memory stays a while.
+static KEPT: Mutex<VecDeque<Arc<dyn Any + Send + Sync>>> = Mutex::new(VecDeque::new());
+const MOST_KEPT: usize = 256;
+
+/// The object has ended. Its memory stays a while, so that a program that uses it reads no other object's. What the objects of a
+/// context hold is given back when the context closes.
+pub(crate) fn keep<P>(object: Arc<dyn Any + Send + Sync>) {
+    if checker().is_none() {
+        return;
+    }
+    let kind = Kind::of_struct(type_name::<P>());
+    let mut kept = KEPT.lock();
+    let mut gone = VecDeque::new();
+    if kind == Kind::Context {
+        std::mem::swap(&mut *kept, &mut gone);
+    } else if kind.is_kept() {
+        kept.push_back(object);
+        if kept.len() > MOST_KEPT {
+            gone.extend(kept.pop_front());
+        }
+    }
+    // Not under the lock: the end of one may end others.
+    drop(kept);
+    drop(gone);
 }
 
 /// The program ends an object by this call. `activity` tells of a queue pair's address what it does.

@@ -137,7 +137,9 @@ pub(crate) fn lookup<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Err
 /// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this
 /// kind's, `ENOENT` for a garbled handle.
 pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
-    let object = lookup(pointer)?;
+    let object = lookup(pointer).inspect_err(|_| {
+        check::uses_dead(pointer);
+    })?;
     // SAFETY: the object is live and its Arc is held.
     match unsafe { P::handle(object.public()) } {
         Some(handle) if handle != object.handle => Err(Errno::ENOENT),
@@ -155,8 +157,9 @@ pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Ob
 /// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
 pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
     let address = object.public() as usize;
-    live().write().remove(&address)?;
+    let object = live().write().remove(&address)?;
     check::ended(address);
+    check::keep::<P>(object);
     Some(())
 }
 

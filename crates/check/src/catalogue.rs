@@ -55,6 +55,8 @@ checks! {
     NoReceive "receive-not-posted";
     NoFence "read-without-fence";
     Memlock "memory-beyond-memlock";
+    LastWqe "srq-last-wqe";
+    UseAfterDestroy "use-after-destroy";
     Leak "leak";
 }
 

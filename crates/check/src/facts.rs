@@ -17,6 +17,8 @@ pub enum Kind {
     Qp,
     /// `ibv_ah`.
     Ah,
+    /// `verbs_context`.
+    Context,
     /// `ibv_comp_channel`.
     Channel,
     /// `rdma_cm_id`.
@@ -37,6 +39,7 @@ impl Kind {
             "ibv_srq" => Self::Srq,
             "ibv_qp_ex" => Self::Qp,
             "ibv_ah" => Self::Ah,
+            "verbs_context" => Self::Context,
             "ibv_comp_channel" => Self::Channel,
             "rdma_cm_id" => Self::CmId,
             _ => Self::Other,
@@ -53,15 +56,22 @@ impl Kind {
             Self::Srq => "shared receive queue",
             Self::Qp => "queue pair",
             Self::Ah => "address handle",
+            Self::Context => "context",
             Self::Channel => "completion channel",
             Self::CmId => "communication identifier",
             Self::Other => "object",
         }
     }
 
+    /// Whether the memory of one that has ended stays a while, so that a program that uses it is found out and does no harm.
+    #[must_use]
+    pub fn is_kept(self) -> bool {
+        matches!(self, Self::Mr | Self::Mw | Self::Cq | Self::Srq | Self::Qp)
+    }
+
     /// Whether one that is left at the end is a leak. The library has some of the others for itself.
     pub(crate) fn can_leak(self) -> bool {
-        !matches!(self, Self::Channel | Self::CmId | Self::Other)
+        !matches!(self, Self::Context | Self::Channel | Self::CmId | Self::Other)
     }
 }
 
@@ -72,6 +82,8 @@ pub struct QueuePair {
     pub number: u32,
     /// Whether it is of type UD.
     pub is_datagram: bool,
+    /// Whether it is of type RC.
+    pub is_reliable: bool,
     /// Whether all its sends make completions.
     pub signals_all: bool,
     /// The longest inline data.

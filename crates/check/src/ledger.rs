@@ -1,5 +1,6 @@
 //! Everything that the program has made or posted, and that has not ended.
 
+mod dead;
 mod ends;
 mod failed;
 mod work;
@@ -11,6 +12,7 @@ use crate::facts::{Kind, Piece, QueuePair, Region, Work};
 use crate::memory;
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
+use dead::Dead;
 
 /// A work request without a completion.
 #[derive(Debug)]
@@ -66,6 +68,20 @@ struct Queues {
     is_unwatched: bool,
     /// The send queue is full for good, and this was reported.
     is_stuck: bool,
+    /// The program read that the queue pair takes no more receives of its SRQ.
+    saw_last_wqe: bool,
+    /// Where the queue pair is ended without this.
+    abandons: Option<Stack>,
+    /// For an SRQ: a queue pair that was ended so.
+    abandoned_by: Option<Abandoned>,
+}
+
+/// A queue pair that may have taken a receive of an SRQ with it.
+#[derive(Debug)]
+struct Abandoned {
+    number: u32,
+    made: Stack,
+    ended: Stack,
 }
 
 /// See the [crate].
@@ -79,6 +95,7 @@ pub struct Ledger {
     numbers: HashMap<u32, usize>,
     cqs: HashMap<usize, CompletionQueue>,
     pinned: Pinned,
+    dead: Dead,
     uses_cm: bool,
 }
 
@@ -100,6 +117,7 @@ impl Ledger {
             numbers: HashMap::new(),
             cqs: HashMap::new(),
             pinned: Pinned::default(),
+            dead: Dead::default(),
             uses_cm: false,
         }
     }
@@ -111,6 +129,7 @@ impl Ledger {
     /// The program made an object.
     pub fn made(&mut self, address: usize, kind: Kind) {
         self.uses_cm |= kind == Kind::CmId;
+        self.dead.remove(address);
         let (uses, unacknowledged) = (Vec::new(), Vec::new());
         let stack = Stack::here();
         let object = Object { kind, stack, uses, unacknowledged, is_ending: false };
@@ -184,6 +203,7 @@ impl Ledger {
     /// The queue pair forgets what was posted to it.
     pub fn reset(&mut self, address: usize) {
         let Some(queues) = self.queues.get_mut(&address) else { return };
+        queues.saw_last_wqe = false;
         let sends = queues.sends.drain(..).filter(|posted| posted.work.is_signaled).count();
         let receives = queues.receives.drain(..).count();
         if let Some(qp) = queues.qp {

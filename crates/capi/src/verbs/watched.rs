@@ -8,7 +8,9 @@ use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, check
 
 use crate::{
     abi::*,
-    check, object,
+    check,
+    errno::Errno,
+    object,
     verbs::{self, cq_ex, wr},
 };
 
@@ -128,6 +130,10 @@ unsafe extern "C" fn post_send(
     // SAFETY: the caller's promise.
     let post = |bad| unsafe { verbs::post_send(qp, wr, bad) };
     let Some(checker) = checker().filter(|_| !qp.is_null()) else { return post(bad) };
+    if checker.ledger().uses_dead(qp as usize) {
+        // SAFETY: the caller's promise.
+        return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
+    }
     // SAFETY: not NULL, hence live: the caller's promise.
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
     let (mut works, mut at) = (Vec::new(), wr);
@@ -156,6 +162,10 @@ unsafe fn post_receives(
     bad: *mut *mut ibv_recv_wr,
     post: impl FnOnce(*mut *mut ibv_recv_wr) -> c_int,
 ) -> c_int {
+    if checker.ledger().uses_dead(queue) {
+        // SAFETY: the caller's promise.
+        return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
+    }
     let (mut works, mut at) = (Vec::new(), wr);
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { at.as_ref() } {
@@ -228,6 +238,8 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
     if polled == 0 {
         // SAFETY: as above.
         unsafe { tell_overrun(cq.cast()) };
+    } else if polled < 0 {
+        check::uses_dead(cq);
     }
     if polled > 0
         && let Some(checker) = checker()
@@ -253,6 +265,9 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
 /// # Safety
 /// `qp` is NULL or live.
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    if check::uses_dead(qp) {
+        return Errno::EINVAL.set();
+    }
     // SAFETY: the caller's promise.
     let (batch, complete) = unsafe {
         (object::deref(qp).and_then(|qp| qp.inner.batch.as_ref()), || wr::wr_complete(qp))
@@ -340,7 +355,11 @@ unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
         // SAFETY: the caller's promise.
         unsafe { tell_overrun(cq) };
     }
-    let Some(checker) = checker().filter(|_| errno == 0) else { return };
+    let Some(checker) = checker() else { return };
+    if errno != 0 {
+        checker.ledger().uses_dead(cq as usize);
+        return;
+    }
     // SAFETY: the caller's promise.
     let Some(cq) = (unsafe { object::deref(cq) }) else { return };
     let completion = cq.inner.iterator.with(|ex| Completion {

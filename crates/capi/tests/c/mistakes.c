@@ -378,6 +378,51 @@ static void memory_beyond_memlock(struct end *a, struct end *b)
 	free(memory);
 }
 
+static void post_to_srq(struct ibv_srq *srq, struct end *e)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = 64, .lkey = e->mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	OK(ibv_post_srq_recv(srq, &wr, &bad));
+}
+
+static void srq_last_wqe(struct end *a, struct end *b)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(a->mr->pd, &init);
+	struct end small = with_small_cq(b, a, srq);
+	post_to_srq(srq, b);
+	to_err(small.qp);
+	if (!wrong) {
+		struct ibv_async_event event;
+		OK(ibv_get_async_event(a->cq->context, &event));
+		EQ(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
+		ibv_ack_async_event(&event);
+	}
+	OK(ibv_destroy_qp(small.qp));
+	post_to_srq(srq, b);
+	OK(ibv_destroy_srq(srq));
+	OK(ibv_destroy_cq(small.cq));
+}
+
+static void use_after_destroy(struct end *a, struct end *b)
+{
+	(void)b;
+	struct end other = make(a->mr->pd, IBV_QPT_RC);
+	OK(ibv_destroy_qp(other.qp));
+	/* Right: a new queue pair in the place of the old one. */
+	if (!wrong)
+		other.qp = make_qp(a->mr->pd, other.cq, IBV_QPT_RC, NULL, 0);
+	if (!wrong || !extended)
+		EQ(post_recv(&other, 1, 8), EINVAL);
+	else
+		EQ(ibv_modify_qp(other.qp, &(struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }, IBV_QP_STATE), EINVAL);
+	if (!wrong)
+		OK(ibv_destroy_qp(other.qp));
+	OK(ibv_dereg_mr(other.mr));
+	OK(ibv_destroy_cq(other.cq));
+	free(other.buf);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -415,6 +460,8 @@ int main(int argc, char **argv)
 		{ "receive-not-posted", IBV_QPT_RC, receive_not_posted },
 		{ "read-without-fence", IBV_QPT_RC, read_without_fence },
 		{ "memory-beyond-memlock", IBV_QPT_RC, memory_beyond_memlock },
+		{ "srq-last-wqe", IBV_QPT_RC, srq_last_wqe },
+		{ "use-after-destroy", IBV_QPT_RC, use_after_destroy },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();

@@ -4,7 +4,10 @@ use crate::catalogue::Check;
 use crate::facts::{Activity, Kind, Region, Work};
 use crate::stack::Stack;
 
-use super::{Ledger, Posted, Unacknowledged, here};
+use super::{Abandoned, Ledger, Posted, Unacknowledged, here};
+
+/// `IBV_EVENT_QP_LAST_WQE_REACHED`.
+const LAST_WQE_REACHED: u32 = 16;
 
 /// Leaked objects that are reported one by one.
 const MOST_LEAKS: usize = 20;
@@ -18,7 +21,14 @@ impl Ledger {
         object.is_ending = true;
         let waits = !object.unacknowledged.is_empty();
         match object.kind {
-            Kind::Qp if works(address) => self.check_qp(address),
+            Kind::Qp => {
+                if works(address) {
+                    self.check_qp(address);
+                }
+                if activity(address) != Activity::Idle {
+                    self.check_last_wqe(address);
+                }
+            }
             Kind::Mr => self.check_region(address, works),
             Kind::Ah => self.check_ah(address, works),
             _ => {}
@@ -30,6 +40,9 @@ impl Ledger {
     pub fn not_ended(&mut self, address: usize, is_in_use: bool) {
         let Some(object) = self.objects.get_mut(&address) else { return };
         object.is_ending = false;
+        if let Some(queues) = self.queues.get_mut(&address) {
+            queues.abandons = None;
+        }
         if !is_in_use {
             return;
         }
@@ -50,6 +63,11 @@ impl Ledger {
 
     /// The program read an event about an object. Each type of event has a code.
     pub fn read_event(&mut self, address: usize, code: u32, name: &'static str) {
+        if code == LAST_WQE_REACHED
+            && let Some(queues) = self.queues.get_mut(&address)
+        {
+            queues.saw_last_wqe = true;
+        }
         let Some(object) = self.objects.get_mut(&address) else { return };
         let stack = Stack::here();
         let events = &mut object.unacknowledged;
@@ -89,16 +107,27 @@ impl Ledger {
     /// It has ended.
     pub fn ended(&mut self, address: usize) {
         self.reset(address);
-        self.objects.remove(&address);
-        if let Some(region) = self.regions.remove(&address) {
+        let object = self.objects.remove(&address);
+        let region = self.regions.remove(&address);
+        if let Some(region) = &region {
             self.unpins(region.pinned());
         }
         self.cqs.remove(&address);
         if let Some(queues) = self.queues.remove(&address)
             && let Some(qp) = queues.qp
-            && self.numbers.get(&qp.number) == Some(&address)
         {
-            self.numbers.remove(&qp.number);
+            if self.numbers.get(&qp.number) == Some(&address) {
+                self.numbers.remove(&qp.number);
+            }
+            if let (Some(ended), Some(object), Some(srq)) =
+                (queues.abandons, &object, self.queues.get_mut(&qp.srq))
+            {
+                let (number, made) = (qp.number, object.stack.clone());
+                srq.abandoned_by = Some(Abandoned { number, made, ended });
+            }
+        }
+        if let Some(object) = object {
+            self.dead.add(address, object, region.map(|region| region.lkey));
         }
     }
 
@@ -142,6 +171,18 @@ impl Ledger {
         let posted = ("The oldest was posted here".into(), oldest.stack.clone());
         let made = self.origin(address, "The queue pair was made here");
         self.report(Check::QpDestroyed, what, vec![here(&Stack::here()), posted, made]);
+    }
+
+    /// The queue pair may have taken a receive of its SRQ. It matters if the SRQ is used on.
+    fn check_last_wqe(&mut self, address: usize) {
+        let Some(queues) = self.queues.get(&address).filter(|queues| !queues.saw_last_wqe) else {
+            return;
+        };
+        let Some(qp) = queues.qp.filter(|qp| qp.is_reliable) else { return };
+        let has_receives = self.queues.get(&qp.srq).is_some_and(|srq| !srq.receives.is_empty());
+        if let Some(queues) = self.queues.get_mut(&address).filter(|_| has_receives) {
+            queues.abandons = Some(Stack::here());
+        }
     }
 
     fn check_region(&mut self, address: usize, works: impl Fn(usize) -> bool) {

@@ -31,6 +31,7 @@ fn check_of(cause: Cause) -> Option<Check> {
         Cause::LkeyOfOtherPd | Cause::RkeyOfOtherPd | Cause::AhOfOtherPd => Check::PdMismatch,
         Cause::MessageTooLong | Cause::PeerMessageTooLong => Check::ReceiveTooSmall,
         Cause::NoReceive => Check::NoReceive,
+        Cause::LkeyDeregistered | Cause::RkeyDeregistered => Check::UseAfterDestroy,
         _ => return None,
     })
 }
@@ -55,6 +56,13 @@ impl Ledger {
         if let Some((region, facts)) = self.culprit(qp, cause, posted) {
             what.push_str(&facts);
             stacks.push(self.origin(region, "The region was registered here"));
+        }
+        let dead = || posted.work.pieces.iter().find_map(|piece| self.dead_region(piece.lkey));
+        if cause == Cause::LkeyDeregistered
+            && let Some([made, ended]) = dead()
+        {
+            stacks.push(("The region was deregistered here".into(), ended));
+            stacks.push(("The region was registered here".into(), made));
         }
         if let Some((peer, number)) = self.peer_in_process(qp) {
             what.push_str(&format!("; the peer is queue pair {number:#x} of this process"));

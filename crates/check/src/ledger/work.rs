@@ -5,7 +5,7 @@ use crate::facts::{Completion, Elements, Piece, Work};
 use crate::memory::checksum;
 use crate::stack::Stack;
 
-use super::{Ledger, Posted, here};
+use super::{Abandoned, Ledger, Posted, here};
 
 /// Bytes in front of a datagram for its GRH.
 const GRH: u64 = 40;
@@ -18,6 +18,11 @@ impl Ledger {
         works: Vec<Work>,
         post: impl FnOnce() -> (usize, bool),
     ) {
+        for ah in works.iter().map(|work| work.ah).filter(|ah| *ah != 0) {
+            if !self.objects.contains_key(&ah) && self.uses_dead(ah) {
+                break;
+            }
+        }
         let stack = Stack::here();
         let Some(facts) = self.queues.get(&qp).and_then(|queues| queues.qp) else {
             post();
@@ -165,11 +170,20 @@ impl Ledger {
         let taken = post();
         let taken = taken.min(posted.len());
         let queues = self.queues.entry(queue).or_default();
+        let abandoned = queues.abandoned_by.take();
         if !queues.is_unwatched {
             queues.receives.extend(posted.into_iter().take(taken));
         }
         if let Some(facts) = facts {
             self.expects(facts.recv_cq, taken, &stack);
+        }
+        if let Some(Abandoned { number, made, ended }) = abandoned {
+            let what = format!(
+                "queue pair {number:#x} was destroyed before IBV_EVENT_QP_LAST_WQE_REACHED, and its SRQ is used on: a receive may be lost"
+            );
+            let made = ("The queue pair was made here".into(), made);
+            let used = ("The SRQ is used here".into(), stack);
+            self.report(Check::LastWqe, what, vec![here(&ended), used, made]);
         }
     }
 

@@ -1,0 +1,71 @@
+//! Objects that have ended, of which the program may still hold a pointer or a key.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::catalogue::Check;
+use crate::facts::Kind;
+use crate::stack::Stack;
+
+use super::{Ledger, Object, here};
+
+/// Objects that are remembered.
+const MOST: usize = 4096;
+
+/// The last objects that have ended, by address.
+#[derive(Debug, Default)]
+pub(super) struct Dead {
+    objects: HashMap<usize, One>,
+    order: VecDeque<usize>,
+}
+
+/// An object that has ended.
+#[derive(Clone, Debug)]
+struct One {
+    kind: Kind,
+    made: Stack,
+    ended: Stack,
+    /// The local key of a region.
+    lkey: Option<u32>,
+}
+
+impl Dead {
+    pub(super) fn add(&mut self, address: usize, object: Object, lkey: Option<u32>) {
+        let (kind, made, ended) = (object.kind, object.stack, Stack::here());
+        if self.objects.insert(address, One { kind, made, ended, lkey }).is_none() {
+            self.order.push_back(address);
+        }
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.objects.remove(&oldest);
+        }
+    }
+
+    /// The address is a new object's.
+    pub(super) fn remove(&mut self, address: usize) {
+        if self.objects.remove(&address).is_some() {
+            self.order.retain(|other| *other != address);
+        }
+    }
+}
+
+impl Ledger {
+    /// The program uses this address, where there is no live object. True if one has ended there.
+    pub fn uses_dead(&mut self, address: usize) -> bool {
+        let Some(One { kind, made, ended, .. }) = self.dead.objects.get(&address).cloned() else {
+            return false;
+        };
+        let name = kind.name();
+        let what = format!("the {name} at {address:#x} is used, and it has ended");
+        let ended = (format!("The {name} was ended here"), ended);
+        let made = (format!("The {name} was made here"), made);
+        self.report(Check::UseAfterDestroy, what, vec![here(&Stack::here()), ended, made]);
+        true
+    }
+
+    /// Where the region was registered and deregistered that had this local key.
+    pub(super) fn dead_region(&self, lkey: u32) -> Option<[Stack; 2]> {
+        let one = self.dead.objects.values().find(|one| one.lkey == Some(lkey))?;
+        Some([one.made.clone(), one.ended.clone()])
+    }
+}
