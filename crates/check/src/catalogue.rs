@@ -57,6 +57,8 @@ checks! {
     Memlock "memory-beyond-memlock";
     LastWqe "srq-last-wqe";
     UseAfterDestroy "use-after-destroy";
+    ForkedChild "posted-from-forked-child";
+    FailedWcOpcode "failed-wc-opcode";
     Leak "leak";
 }
 

@@ -96,6 +96,10 @@ pub struct Ledger {
     cqs: HashMap<usize, CompletionQueue>,
     pinned: Pinned,
     dead: Dead,
+    has_posted_in_child: bool,
+    /// The fields of failed completions that the program read, each once.
+    undefined: Vec<&'static str>,
+    has_told_of_poison: bool,
     uses_cm: bool,
 }
 
@@ -118,12 +122,34 @@ impl Ledger {
             cqs: HashMap::new(),
             pinned: Pinned::default(),
             dead: Dead::default(),
+            has_posted_in_child: false,
+            undefined: Vec::new(),
+            has_told_of_poison: false,
             uses_cm: false,
         }
     }
 
     pub(crate) fn has_findings(&self) -> bool {
         self.reporter.findings > 0
+    }
+
+    /// The same, of what this forked child did.
+    pub(crate) fn has_findings_in_child(&self) -> bool {
+        self.has_posted_in_child && self.has_findings()
+    }
+
+    /// A forked child posts to a queue of its parent.
+    pub(crate) fn posts_in_child(&mut self, queue: usize) {
+        if std::mem::replace(&mut self.has_posted_in_child, true) {
+            return;
+        }
+        let kind = self.objects.get(&queue).map_or(Kind::Other, |object| object.kind);
+        let name = kind.name();
+        let what = format!(
+            "a forked child posts to the {name} at {queue:#x}, which is its parent's; the call fails"
+        );
+        let made = self.origin(queue, &format!("The {name} was made here, by the parent"));
+        self.report(Check::ForkedChild, what, vec![here(&Stack::here()), made]);
     }
 
     /// The program made an object.

@@ -13,8 +13,8 @@ mod memory;
 mod report;
 mod stack;
 
-use std::process;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -30,25 +30,46 @@ use stack::Stack;
 #[derive(Debug)]
 pub struct Checker {
     ledger: Mutex<Ledger>,
-    /// A forked child is another program: its parent's objects are not its own.
-    process: u32,
 }
+
+/// This process was forked by one that is checked. It is another program: its parent's objects are not its own.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 static CHECKER: OnceLock<Option<Checker>> = OnceLock::new();
 
 /// The checker, if the environment asks for one (`ANYVERBS_CHECK`). `None` in a forked child of a program that is checked.
 #[inline]
 pub fn checker() -> Option<&'static Checker> {
-    CHECKER.get()?.as_ref().filter(|checker| checker.process == process::id())
+    CHECKER.get()?.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed))
+}
+
+/// The program posts to a queue of this address. In a forked child that is a mistake, since it was its parent's.
+pub fn posts(queue: usize) {
+    if !IS_CHILD.load(Ordering::Relaxed) {
+        return;
+    }
+    // A thread that only the parent has may hold it for good.
+    let ledger =
+        CHECKER.get().and_then(Option::as_ref).and_then(|checker| checker.ledger.try_lock());
+    if let Some(mut ledger) = ledger {
+        ledger.posts_in_child(queue);
+    }
+}
+
+extern "C" fn in_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
 }
 
 /// Reads the environment. Before the first object is made; later calls do nothing.
 pub fn init() {
     let checker = CHECKER.get_or_init(|| {
         let reporter = Reporter::from_environment()?;
-        // SAFETY: an extern "C" function without preconditions.
-        unsafe { libc::atexit(at_exit) };
-        Some(Checker { ledger: Mutex::new(Ledger::new(reporter)), process: process::id() })
+        // SAFETY: extern "C" functions without preconditions.
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+        Some(Checker { ledger: Mutex::new(Ledger::new(reporter)) })
     });
     let _: &Option<Checker> = checker;
 }
@@ -90,13 +111,18 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// Reports what was not ended, and turns the exit status into that of a program with findings.
 extern "C" fn at_exit() {
-    let Some(checker) = checker() else { return };
+    let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
     // A thread that is stopped in the middle of a call may hold it.
     let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {
         return;
     };
-    ledger.end();
-    if ledger.has_findings() {
+    let has_findings = if IS_CHILD.load(Ordering::Relaxed) {
+        ledger.has_findings_in_child()
+    } else {
+        ledger.end();
+        ledger.has_findings()
+    };
+    if has_findings {
         // SAFETY: NULL means all streams; `_exit` ends the process.
         unsafe {
             libc::fflush(std::ptr::null_mut());

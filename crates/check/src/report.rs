@@ -86,7 +86,7 @@ impl Reporter {
 }
 
 /// Writes to standard error. A closed one is ignored.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

@@ -106,7 +106,7 @@ unsafe fn read<T: Default>(cq: *mut ibv_cq_ex, field: impl FnOnce(&WcEx) -> T) -
 
 macro_rules! readers {
     ($($name:ident: $type:ty = $field:expr;)*) => { $(
-        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+        pub(super) unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             // SAFETY: NULL or live, by the caller's promise.
             unsafe { read::<$type>(cq, $field) }
         }

@@ -1,9 +1,9 @@
 //! The data path of a program that is checked (`anyverbs run --check`): it tells the checker what is posted and polled. Without
 //! it no call comes here: a context gets these functions in place of its own.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
-use anyverbs::QpState;
+use anyverbs::{QpState, WcEx};
 use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, checker};
 
 use crate::{
@@ -38,6 +38,14 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
     if checker().is_some() {
         cq.start_poll = Some(start_poll);
         cq.next_poll = Some(next_poll);
+        cq.read_opcode = Some(read_opcode);
+        cq.read_byte_len = Some(read_byte_len);
+        cq.read_imm_data = Some(read_imm_data);
+        cq.read_src_qp = Some(read_src_qp);
+        cq.read_wc_flags = Some(read_wc_flags);
+        cq.read_slid = Some(read_slid);
+        cq.read_sl = Some(read_sl);
+        cq.read_dlid_path_bits = Some(read_dlid_path_bits);
     }
 }
 
@@ -129,7 +137,10 @@ unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let post = |bad| unsafe { verbs::post_send(qp, wr, bad) };
-    let Some(checker) = checker().filter(|_| !qp.is_null()) else { return post(bad) };
+    let Some(checker) = checker().filter(|_| !qp.is_null()) else {
+        anyverbs_check::posts(qp as usize);
+        return post(bad);
+    };
     if checker.ledger().uses_dead(qp as usize) {
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
@@ -206,7 +217,10 @@ unsafe extern "C" fn post_recv(
     match checker() {
         // SAFETY: the caller's promise.
         Some(checker) => unsafe { post_receives(checker, qp as usize, wr, bad, post) },
-        None => post(bad),
+        None => {
+            anyverbs_check::posts(qp as usize);
+            post(bad)
+        }
     }
 }
 
@@ -224,7 +238,10 @@ unsafe extern "C" fn post_srq_recv(
     match checker() {
         // SAFETY: the caller's promise.
         Some(checker) => unsafe { post_receives(checker, srq as usize, wr, bad, post) },
-        None => post(bad),
+        None => {
+            anyverbs_check::posts(srq as usize);
+            post(bad)
+        }
     }
 }
 
@@ -247,7 +264,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
         let mut ledger = checker.ledger();
         for n in 0..polled as usize {
             // SAFETY: the completions that were just written.
-            let wc = unsafe { wc.add(n).read() };
+            let wc = unsafe { &mut *wc.add(n) };
             ledger.polled(&Completion {
                 number: wc.qp_num,
                 wr_id: wc.wr_id,
@@ -255,6 +272,10 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
                 status: wc.status,
                 cause: wc.vendor_err,
             });
+            if wc.status != IBV_WC_SUCCESS {
+                ledger.poisons();
+                poison(wc);
+            }
         }
     }
     polled
@@ -272,7 +293,10 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let (batch, complete) = unsafe {
         (object::deref(qp).and_then(|qp| qp.inner.batch.as_ref()), || wr::wr_complete(qp))
     };
-    let Some((checker, batch)) = checker().zip(batch) else { return complete() };
+    let Some((checker, batch)) = checker().zip(batch) else {
+        anyverbs_check::posts(qp as usize);
+        return complete();
+    };
     let works = batch.works();
     let (offered, mut errno) = (works.len(), 0);
     checker.ledger().post_sends(qp as usize, works, || {
@@ -335,6 +359,79 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
+/// Stands in undefined fields.
+const POISON: u32 = 0x5a5a_5a5a;
+
+/// The undefined opcode of a failed completion: of no operation, and with the bit of receives where it does not belong.
+fn poisoned_opcode(opcode: ibv_wc_opcode) -> ibv_wc_opcode {
+    if opcode & IBV_WC_RECV != 0 { POISON & !IBV_WC_RECV } else { POISON | IBV_WC_RECV }
+}
+
+/// Fills the fields of a failed completion that are undefined. `wr_id`, `status`, `qp_num` and `vendor_err` hold.
+fn poison(wc: &mut ibv_wc) {
+    wc.opcode = poisoned_opcode(wc.opcode);
+    wc.byte_len = POISON;
+    wc.data = ibv_wc_data { imm_data: POISON };
+    wc.src_qp = POISON;
+    wc.wc_flags = POISON;
+    wc.pkey_index = POISON as u16;
+    wc.slid = POISON as u16;
+    wc.sl = POISON as u8;
+    wc.dlid_path_bits = POISON as u8;
+}
+
+/// Functions that read a field which is undefined in a failed completion, and what they return then.
+macro_rules! readers {
+    ($($name:ident: $type:ty = $poison:expr;)*) => { $(
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: NULL or live, by the caller's promise.
+            unsafe {
+                let value = cq_ex::$name(cq);
+                let poison: fn($type) -> $type = $poison;
+                match failed(cq).zip(checker()) {
+                    Some((completion, checker)) => {
+                        checker.ledger().reads_undefined(&completion, stringify!($name));
+                        poison(value)
+                    }
+                    None => value,
+                }
+            }
+        }
+    )* };
+}
+
+readers! {
+    read_opcode: ibv_wc_opcode = poisoned_opcode;
+    read_byte_len: u32 = |_| POISON;
+    read_imm_data: u32 = |_| POISON;
+    read_src_qp: u32 = |_| POISON;
+    read_wc_flags: c_uint = |_| POISON;
+    read_slid: u32 = |_| POISON;
+    read_sl: u8 = |_| POISON as u8;
+    read_dlid_path_bits: u8 = |_| POISON as u8;
+}
+
+/// The completion that the program looks at, if it failed.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn failed(cq: *mut ibv_cq_ex) -> Option<Completion> {
+    // SAFETY: the caller's promise.
+    let cq = unsafe { object::deref(cq) }?;
+    let present = cq.inner.iterator.with(|ex| present(ex))?;
+    Some(present).filter(|completion| completion.status != IBV_WC_SUCCESS)
+}
+
+fn present(ex: &WcEx) -> Completion {
+    Completion {
+        number: ex.wc.qpn.get(),
+        wr_id: ex.wc.wr_id,
+        is_receive: ex.wc.opcode as u32 & IBV_WC_RECV != 0,
+        status: ex.wc.status as u32,
+        cause: ex.wc.vendor_err,
+    }
+}
+
 /// Tells of a queue that has lost completions.
 ///
 /// # Safety
@@ -362,14 +459,7 @@ unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
     }
     // SAFETY: the caller's promise.
     let Some(cq) = (unsafe { object::deref(cq) }) else { return };
-    let completion = cq.inner.iterator.with(|ex| Completion {
-        number: ex.wc.qpn.get(),
-        wr_id: ex.wc.wr_id,
-        is_receive: ex.wc.opcode as u32 & IBV_WC_RECV != 0,
-        status: ex.wc.status as u32,
-        cause: ex.wc.vendor_err,
-    });
-    if let Some(completion) = completion {
+    if let Some(completion) = cq.inner.iterator.with(|ex| present(ex)) {
         checker.ledger().polled(&completion);
     }
 }

@@ -5,9 +5,12 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static bool wrong, extended;
+/* The exit status. */
+static int result;
 
 /* As make_end, with queues of the wanted kind. */
 static struct end make(struct ibv_pd *pd, enum ibv_qp_type type)
@@ -423,6 +426,55 @@ static void use_after_destroy(struct end *a, struct end *b)
 	free(other.buf);
 }
 
+static void posted_from_forked_child(struct end *a, struct end *b)
+{
+	int status;
+	pid_t child = fork();
+	TRUE(child >= 0);
+	if (!child) {
+		if (wrong) {
+			TRUE(send_some(a, 1, 8, IBV_SEND_SIGNALED) != 0);
+			exit(0);
+		}
+		struct ibv_pd *pd = ibv_alloc_pd(open_device());
+		struct end c = make(pd, IBV_QPT_RC), d = make(pd, IBV_QPT_RC);
+		connect_ends(&c, &d);
+		OK(post_recv(&d, 1, 64));
+		OK(send_some(&c, 1, 8, IBV_SEND_SIGNALED));
+		OK(status_of_next(&c));
+		exit(0);
+	}
+	EQ(waitpid(child, &status, 0), child);
+	TRUE(WIFEXITED(status));
+	OK(post_recv(b, 1, 64));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	OK(status_of_next(a));
+	result = WEXITSTATUS(status);
+}
+
+static void failed_wc_opcode(struct end *a, struct end *b)
+{
+	(void)b;
+	to_err(a->qp);
+	OK(send_some(a, 1, 8, IBV_SEND_SIGNALED));
+	if (extended) {
+		struct ibv_cq_ex *cq = (struct ibv_cq_ex *)a->cq;
+		struct ibv_poll_cq_attr attr = { 0 };
+		OK(ibv_start_poll(cq, &attr));
+		EQ(cq->status, IBV_WC_WR_FLUSH_ERR);
+		EQ(ibv_wc_read_qp_num(cq), a->qp->qp_num);
+		/* Not by accident the opcode of a send. */
+		TRUE(!wrong || ibv_wc_read_opcode(cq) != IBV_WC_SEND);
+		ibv_end_poll(cq);
+		return;
+	}
+	struct ibv_wc wc = poll_one(a->cq);
+	EQ(wc.status, IBV_WC_WR_FLUSH_ERR);
+	/* The program takes it for a receive, since it looks at the opcode. */
+	if (wrong && wc.opcode & IBV_WC_RECV)
+		result = 3;
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -462,6 +514,8 @@ int main(int argc, char **argv)
 		{ "memory-beyond-memlock", IBV_QPT_RC, memory_beyond_memlock },
 		{ "srq-last-wqe", IBV_QPT_RC, srq_last_wqe },
 		{ "use-after-destroy", IBV_QPT_RC, use_after_destroy },
+		{ "posted-from-forked-child", IBV_QPT_RC, posted_from_forked_child },
+		{ "failed-wc-opcode", IBV_QPT_RC, failed_wc_opcode },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();
@@ -475,7 +529,7 @@ int main(int argc, char **argv)
 		free_end(&a), free_end(&b);
 		OK(ibv_dealloc_pd(pd));
 		OK(ibv_close_device(ctx));
-		return 0;
+		return result;
 	}
 	return 2;
 }

@@ -4,9 +4,10 @@ use anyverbs_causes::Cause;
 
 use crate::catalogue::Check;
 use crate::facts::Completion;
+use crate::report;
 use crate::stack::Stack;
 
-use super::{Ledger, Posted};
+use super::{Ledger, Posted, here};
 
 /// `IBV_WC_WR_FLUSH_ERR`: the work was given up, since other work had failed.
 const FLUSHED: u32 = 5;
@@ -69,6 +70,29 @@ impl Ledger {
             stacks.push(self.origin(peer, "The peer's queue pair was made here"));
         }
         self.report(check, what, stacks);
+    }
+
+    /// The program reads a field of a failed completion that is undefined.
+    pub fn reads_undefined(&mut self, completion: &Completion, field: &'static str) {
+        if self.undefined.contains(&field) {
+            return;
+        }
+        self.undefined.push(field);
+        let Completion { number, wr_id, status, .. } = *completion;
+        let what = format!(
+            "ibv_wc_{field} is called for a completion of queue pair {number:#x} (wr_id {wr_id:#x}) whose status is {status}: the field is undefined"
+        );
+        self.report(Check::FailedWcOpcode, what, vec![here(&Stack::here())]);
+    }
+
+    /// The undefined fields of a failed completion were filled with nonsense.
+    pub fn poisons(&mut self) {
+        if !std::mem::replace(&mut self.has_told_of_poison, true) {
+            report::say(&format!(
+                "anyverbs check: note: work has failed, and the undefined fields of its completion hold 0x5a5a5a5a: docs/checks/{}.md\n",
+                Check::FailedWcOpcode
+            ));
+        }
     }
 
     /// The region that a local cause is about, and its facts.
