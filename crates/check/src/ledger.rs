@@ -5,11 +5,12 @@ mod ends;
 mod failed;
 mod work;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::catalogue::Check;
 use crate::facts::{Kind, Piece, QueuePair, Region, Work};
-use crate::memory;
+use crate::map::Map;
+use crate::memory::{self, Read};
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
 use dead::Dead;
@@ -88,12 +89,15 @@ struct Abandoned {
 #[derive(Debug)]
 pub struct Ledger {
     reporter: Reporter,
+    read: Read,
     /// By the address that the program knows.
-    objects: HashMap<usize, Object>,
-    regions: HashMap<usize, Region>,
-    queues: HashMap<usize, Queues>,
-    numbers: HashMap<u32, usize>,
-    cqs: HashMap<usize, CompletionQueue>,
+    objects: Map<usize, Object>,
+    regions: Map<usize, Region>,
+    /// Regions by local key.
+    keys: Map<u32, usize>,
+    queues: Map<usize, Queues>,
+    numbers: Map<u32, usize>,
+    cqs: Map<usize, CompletionQueue>,
     pinned: Pinned,
     dead: Dead,
     has_posted_in_child: bool,
@@ -112,14 +116,16 @@ struct Pinned {
 }
 
 impl Ledger {
-    pub(crate) fn new(reporter: Reporter) -> Self {
+    pub(crate) fn new(reporter: Reporter, read: Read) -> Self {
         Self {
             reporter,
-            objects: HashMap::new(),
-            regions: HashMap::new(),
-            queues: HashMap::new(),
-            numbers: HashMap::new(),
-            cqs: HashMap::new(),
+            read,
+            objects: Map::default(),
+            regions: Map::default(),
+            keys: Map::default(),
+            queues: Map::default(),
+            numbers: Map::default(),
+            cqs: Map::default(),
             pinned: Pinned::default(),
             dead: Dead::default(),
             has_posted_in_child: false,
@@ -188,6 +194,7 @@ impl Ledger {
     /// Facts about a memory region that was made.
     pub fn made_region(&mut self, address: usize, region: Region) {
         self.regions.insert(address, region);
+        self.keys.insert(region.lkey, address);
         self.pins(region.pinned(), &region);
     }
 
@@ -257,8 +264,8 @@ impl Ledger {
 
     /// The region of a local key, and its address.
     fn region(&self, lkey: u32) -> Option<(usize, &Region)> {
-        let (address, region) = self.regions.iter().find(|(_, region)| region.lkey == lkey)?;
-        Some((*address, region))
+        let address = *self.keys.get(&lkey)?;
+        Some((address, self.regions.get(&address)?))
     }
 
     fn origin(&self, address: usize, title: &str) -> (String, Stack) {

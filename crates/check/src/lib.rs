@@ -9,6 +9,7 @@
 mod catalogue;
 mod facts;
 mod ledger;
+mod map;
 mod memory;
 mod report;
 mod stack;
@@ -23,6 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 pub use catalogue::Check;
 pub use facts::{Activity, Completion, Elements, Kind, Piece, QueuePair, Region, Work};
 pub use ledger::Ledger;
+pub use memory::Read;
 use report::Reporter;
 use stack::Stack;
 
@@ -60,8 +62,8 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Reads the environment. Before the first object is made; later calls do nothing.
-pub fn init() {
+/// Reads the environment. Before the first object is made; later calls do nothing. `read` looks at the program's memory.
+pub fn init(read: Read) {
     let checker = CHECKER.get_or_init(|| {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
@@ -69,7 +71,7 @@ pub fn init() {
             libc::atexit(at_exit);
             libc::pthread_atfork(None, None, Some(in_child));
         }
-        Some(Checker { ledger: Mutex::new(Ledger::new(reporter)) })
+        Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read)) })
     });
     let _: &Option<Checker> = checker;
 }

@@ -141,7 +141,8 @@ unsafe extern "C" fn post_send(
         anyverbs_check::posts(qp as usize);
         return post(bad);
     };
-    if checker.ledger().uses_dead(qp as usize) {
+    let mut ledger = checker.ledger();
+    if ledger.uses_dead(qp as usize) {
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
     }
@@ -155,7 +156,7 @@ unsafe extern "C" fn post_send(
         at = next.next;
     }
     let mut errno = 0;
-    checker.ledger().post_sends(qp as usize, works, || {
+    ledger.post_sends(qp as usize, works, || {
         // SAFETY: as above.
         let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
         errno = result;
@@ -173,7 +174,8 @@ unsafe fn post_receives(
     bad: *mut *mut ibv_recv_wr,
     post: impl FnOnce(*mut *mut ibv_recv_wr) -> c_int,
 ) -> c_int {
-    if checker.ledger().uses_dead(queue) {
+    let mut ledger = checker.ledger();
+    if ledger.uses_dead(queue) {
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
     }
@@ -194,7 +196,7 @@ unsafe fn post_receives(
         at = next.next;
     }
     let mut errno = 0;
-    checker.ledger().post_receives(queue, works, || {
+    ledger.post_receives(queue, works, || {
         // SAFETY: as above.
         let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
         errno = result;

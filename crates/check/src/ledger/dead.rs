@@ -1,9 +1,10 @@
 //! Objects that have ended, of which the program may still hold a pointer or a key.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::catalogue::Check;
 use crate::facts::Kind;
+use crate::map::Map;
 use crate::stack::Stack;
 
 use super::{Ledger, Object, here};
@@ -14,7 +15,7 @@ const MOST: usize = 4096;
 /// The last objects that have ended, by address.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
-    objects: HashMap<usize, One>,
+    objects: Map<usize, One>,
     order: VecDeque<usize>,
 }
 

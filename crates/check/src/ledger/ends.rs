@@ -110,6 +110,7 @@ impl Ledger {
         let object = self.objects.remove(&address);
         let region = self.regions.remove(&address);
         if let Some(region) = &region {
+            self.keys.remove(&region.lkey);
             self.unpins(region.pinned());
         }
         self.cqs.remove(&address);

@@ -37,7 +37,7 @@ impl Ledger {
         for work in works {
             self.check_order(qp, &work, &posted, &stack);
             let checksum = if work.elements == Elements::Read && !work.is_inline {
-                self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges))
+                self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges, self.read))
             } else {
                 None
             };
@@ -227,7 +227,7 @@ impl Ledger {
         let Posted { work, stack, checksum: Some(before) } = posted else { return };
         // A region that is gone meanwhile was reported.
         let Some(ranges) = self.ranges(&work.pieces) else { return };
-        let now = checksum(&ranges);
+        let now = checksum(&ranges, self.read);
         if now == Some(*before) {
             return;
         }
