@@ -45,10 +45,10 @@ pub(crate) fn made_qp(
     }
 }
 
-/// The program was given an SRQ whose completions do not say that they are its own.
-pub(crate) fn made_unwatched_srq(pointer: *const ibv_srq) {
+/// Nothing is known of what is outstanding in this SRQ or queue pair.
+pub(crate) fn unwatch<P>(pointer: *const P) {
     if let Some(checker) = checker() {
-        checker.ledger().made_unwatched_srq(pointer as usize);
+        checker.ledger().unwatch(pointer as usize);
     }
 }
 

@@ -21,6 +21,10 @@ pub enum Kind {
     Context,
     /// `ibv_comp_channel`.
     Channel,
+    /// `rdma_event_channel`.
+    EventChannel,
+    /// `rdma_cm_event`.
+    CmEvent,
     /// `rdma_cm_id`.
     CmId,
     /// Any other.
@@ -41,6 +45,8 @@ impl Kind {
             "ibv_ah" => Self::Ah,
             "verbs_context" => Self::Context,
             "ibv_comp_channel" => Self::Channel,
+            "rdma_event_channel" => Self::EventChannel,
+            "rdma_cm_event" => Self::CmEvent,
             "rdma_cm_id" => Self::CmId,
             _ => Self::Other,
         }
@@ -58,6 +64,8 @@ impl Kind {
             Self::Ah => "address handle",
             Self::Context => "context",
             Self::Channel => "completion channel",
+            Self::EventChannel => "event channel",
+            Self::CmEvent => "event of the connection manager",
             Self::CmId => "communication identifier",
             Self::Other => "object",
         }
@@ -66,12 +74,17 @@ impl Kind {
     /// Whether the memory of one that has ended stays a while, so that a program that uses it is found out and does no harm.
     #[must_use]
     pub fn is_kept(self) -> bool {
-        matches!(self, Self::Mr | Self::Mw | Self::Cq | Self::Srq | Self::Qp)
+        !self.has_descriptor()
+    }
+
+    /// Whether it has a descriptor, or a part of one that has. It would stay open while the memory is kept.
+    fn has_descriptor(self) -> bool {
+        matches!(self, Self::Context | Self::Channel | Self::EventChannel | Self::CmId)
     }
 
     /// Whether one that is left at the end is a leak. The library has some of the others for itself.
     pub(crate) fn can_leak(self) -> bool {
-        !matches!(self, Self::Context | Self::Channel | Self::CmId | Self::Other)
+        !self.has_descriptor() && !matches!(self, Self::CmEvent | Self::Other)
     }
 }
 

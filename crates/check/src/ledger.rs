@@ -65,7 +65,8 @@ struct Queues {
     peer: u32,
     sends: VecDeque<Posted>,
     receives: VecDeque<Posted>,
-    /// Its completions do not say that they are its own, so nothing is known of what is outstanding.
+    /// Its completions do not say that they are its own, or the program counts them instead of polling. Nothing is known of what is
+    /// outstanding.
     is_unwatched: bool,
     /// The send queue is full for good, and this was reported.
     is_stuck: bool,
@@ -186,8 +187,9 @@ impl Ledger {
         self.cqs.entry(address).or_default().capacity = capacity;
     }
 
-    /// An SRQ was made whose completions do not say that they are its own: one of XRC, or one that matches tags.
-    pub fn made_unwatched_srq(&mut self, address: usize) {
+    /// Nothing is known of what is outstanding in a queue: an SRQ of XRC or one that matches tags, whose completions do not say that
+    /// they are its own, or a queue pair with completion counters.
+    pub fn unwatch(&mut self, address: usize) {
         self.queues.entry(address).or_default().is_unwatched = true;
     }
 

@@ -6,6 +6,7 @@ use anyverbs::{CompCntrKind, CompCntrOps};
 
 use crate::{
     abi::*,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context, qp, write_sized},
@@ -96,7 +97,10 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
         let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);
         let ops = ops.ok_or(Errno::EOPNOTSUPP)?;
-        Ok(qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?)
+        qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?;
+        // The program learns of completions by a count.
+        check::unwatch(qp.public());
+        Ok(())
     }))
 }
 

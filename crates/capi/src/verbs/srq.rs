@@ -125,7 +125,7 @@ fn create(
     };
     check::made_of(published, &[pd.public() as usize, queue]);
     if queue != 0 {
-        check::made_unwatched_srq(published);
+        check::unwatch(published);
     }
     init.attr.max_wr = actual.max_wr;
     init.attr.max_sge = actual.max_sge;

@@ -27,12 +27,14 @@ struct One {
     ended: Stack,
     /// The local key of a region.
     lkey: Option<u32>,
+    is_reported: bool,
 }
 
 impl Dead {
     pub(super) fn add(&mut self, address: usize, object: Object, lkey: Option<u32>) {
         let (kind, made, ended) = (object.kind, object.stack, Stack::here());
-        if self.objects.insert(address, One { kind, made, ended, lkey }).is_none() {
+        let one = One { kind, made, ended, lkey, is_reported: false };
+        if self.objects.insert(address, one).is_none() {
             self.order.push_back(address);
         }
         if self.order.len() > MOST
@@ -51,11 +53,13 @@ impl Dead {
 }
 
 impl Ledger {
-    /// The program uses this address, where there is no live object. True if one has ended there.
+    /// The program uses this address, where there is no live object. True if one has ended there, which is reported once.
     pub fn uses_dead(&mut self, address: usize) -> bool {
-        let Some(One { kind, made, ended, .. }) = self.dead.objects.get(&address).cloned() else {
-            return false;
-        };
+        let Some(one) = self.dead.objects.get_mut(&address) else { return false };
+        if std::mem::replace(&mut one.is_reported, true) {
+            return true;
+        }
+        let One { kind, made, ended, .. } = one.clone();
         let name = kind.name();
         let what = format!("the {name} at {address:#x} is used, and it has ended");
         let ended = (format!("The {name} was ended here"), ended);

@@ -162,7 +162,9 @@ impl Ledger {
     }
 
     fn check_qp(&mut self, address: usize) {
-        let Some(queues) = self.queues.get(&address) else { return };
+        let Some(queues) = self.queues.get(&address).filter(|queues| !queues.is_unwatched) else {
+            return;
+        };
         let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
@@ -221,7 +223,7 @@ impl Ledger {
         fits: impl Fn(&&Posted) -> bool,
     ) -> Option<(usize, u32, &Posted)> {
         self.queues.iter().find_map(|(&address, queues)| {
-            let qp = queues.qp?;
+            let qp = queues.qp.filter(|_| !queues.is_unwatched)?;
             let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| &srq.receives);
             let all = queues.sends.iter().chain(&queues.receives).chain(srq);
             let found = all.into_iter().find(&fits)?;

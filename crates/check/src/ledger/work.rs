@@ -69,7 +69,9 @@ impl Ledger {
         if work.elements != Elements::Read || work.is_fenced && !work.is_inline {
             return;
         }
-        let Some(queues) = self.queues.get(&qp) else { return };
+        let Some(queues) = self.queues.get(&qp).filter(|queues| !queues.is_unwatched) else {
+            return;
+        };
         let overlaps = |a: &Piece, b: &Piece| {
             a.addr < b.addr.saturating_add(b.len.into())
                 && b.addr < a.addr.saturating_add(a.len.into())
