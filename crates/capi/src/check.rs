@@ -45,6 +45,13 @@ pub(crate) fn made_qp(
     }
 }
 
+/// So many datagrams for this process had another Q_Key than the queue pair that they named. The queue pair has this one.
+pub(crate) fn dropped_by_qkey(pointer: *const ibv_qp, count: u64, qkey: u32) {
+    if let Some(checker) = checker() {
+        checker.ledger().dropped_by_qkey(pointer as usize, count, qkey);
+    }
+}
+
 /// Nothing is known of what is outstanding in this SRQ or queue pair.
 pub(crate) fn unwatch<P>(pointer: *const P) {
     if let Some(checker) = checker() {

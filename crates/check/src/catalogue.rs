@@ -59,6 +59,7 @@ checks! {
     UseAfterDestroy "use-after-destroy";
     ForkedChild "posted-from-forked-child";
     FailedWcOpcode "failed-wc-opcode";
+    QkeyMismatch "qkey-mismatch";
     Leak "leak";
 }
 

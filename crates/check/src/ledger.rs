@@ -102,6 +102,7 @@ pub struct Ledger {
     pinned: Pinned,
     dead: Dead,
     has_posted_in_child: bool,
+    has_reported_qkey: bool,
     /// The fields of failed completions that the program read, each once.
     undefined: Vec<&'static str>,
     has_told_of_poison: bool,
@@ -130,6 +131,7 @@ impl Ledger {
             pinned: Pinned::default(),
             dead: Dead::default(),
             has_posted_in_child: false,
+            has_reported_qkey: false,
             undefined: Vec::new(),
             has_told_of_poison: false,
             uses_cm: false,

@@ -9,8 +9,8 @@ use std::{
 use anyverbs_causes::Cause;
 
 use anyverbs::{
-    ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
-    RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, raw::RawQp,
+    Counter, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType,
+    Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, raw::RawQp,
 };
 
 use crate::{
@@ -442,9 +442,21 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
+        if qp.inner.qp_type == Some(QpType::Ud) {
+            look_for_drops(&qp);
+        }
         check::ending(qp_, activity, || qp.inner.device.destroy())?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))
+}
+
+/// Tells the checker of datagrams that nobody else reports.
+fn look_for_drops(qp: &Qp) {
+    let counters = qp.inner.context.inner.device.counters();
+    if let (Ok(counters), Ok((attr, ..))) = (counters, qp.inner.device.query()) {
+        let dropped = counters.read(Counter::DropQkey);
+        check::dropped_by_qkey(qp.public().cast(), dropped, attr.qkey.0);
+    }
 }
 
 /// The attributes that `mask` names, each checked.

@@ -81,13 +81,15 @@ static int status_of_next(struct end *e)
 	return status;
 }
 
+static uint32_t remote_qkey = 0x11111111;
+
 /* Sends a datagram from one queue pair to the other, by this address handle. */
 static void send_datagram(struct end *e, uint32_t dest, struct ibv_ah *ah)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = 8, .lkey = e->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 		.send_flags = IBV_SEND_SIGNALED,
-		.wr.ud = { .ah = ah, .remote_qpn = dest, .remote_qkey = 0x11111111 } };
+		.wr.ud = { .ah = ah, .remote_qpn = dest, .remote_qkey = remote_qkey } };
 	OK(post(e, &wr));
 }
 
@@ -475,6 +477,27 @@ static void failed_wc_opcode(struct end *a, struct end *b)
 		result = 3;
 }
 
+static void qkey_mismatch(struct end *a, struct end *b)
+{
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } };
+	attr.grh.dgid = own_gid(a->qp->context);
+	struct ibv_ah *ah = ibv_create_ah(a->mr->pd, &attr);
+	OK(post_recv(b, 1, 64));
+	OK(post_recv(b, 2, 64));
+	/* Right: the highest bit asks for the sender's own, which is the same. */
+	remote_qkey = wrong ? 0x22222222 : 0x80000000;
+	send_datagram(a, b->qp->qp_num, ah);
+	OK(status_of_next(a));
+	remote_qkey = 0x11111111;
+	send_datagram(a, b->qp->qp_num, ah);
+	OK(status_of_next(a));
+	/* The datagrams arrive in order. */
+	OK(status_of_next(b));
+	OK(ibv_destroy_ah(ah));
+	OK(ibv_destroy_qp(b->qp));
+	b->qp = make_qp(a->mr->pd, b->cq, IBV_QPT_UD, NULL, 0);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -516,6 +539,7 @@ int main(int argc, char **argv)
 		{ "use-after-destroy", IBV_QPT_RC, use_after_destroy },
 		{ "posted-from-forked-child", IBV_QPT_RC, posted_from_forked_child },
 		{ "failed-wc-opcode", IBV_QPT_RC, failed_wc_opcode },
+		{ "qkey-mismatch", IBV_QPT_UD, qkey_mismatch },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();
