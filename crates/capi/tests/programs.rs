@@ -255,7 +255,7 @@ fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, Stri
 #[test]
 fn the_checker_finds_each_mistake_and_nothing_else() {
     for id in checks() {
-        // What `ibv_poll_cq` has written is read without a call.
+        // No call reads what `ibv_poll_cq` has written.
         let is_seen = |calls: &&str| id != "failed-wc-opcode" || *calls == "extended";
         for calls in ["plain", "extended"].into_iter().filter(is_seen) {
             let (status, said, found) = check([&id, "wrong", calls], "1", "");

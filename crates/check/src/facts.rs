@@ -158,7 +158,7 @@ pub struct Piece {
     pub lkey: u32,
 }
 
-/// What the device does with the elements of a work request.
+/// The use that the device makes of the elements of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Elements {
     /// Nothing.
@@ -180,7 +180,7 @@ pub struct Work {
     pub is_signaled: bool,
     /// Whether its data was copied when it was posted.
     pub is_inline: bool,
-    /// What the device does with its elements.
+    /// The use that the device makes of its elements.
     pub elements: Elements,
     /// Whether it waits for the READs and atomics before it.
     pub is_fenced: bool,

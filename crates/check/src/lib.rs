@@ -1,7 +1,7 @@
 //! Mistakes of a program that no RDMA device reports, found while it runs.
 //!
 //! The C ABI tells this crate what the program makes, posts, polls and ends, if `ANYVERBS_CHECK` asks for it. The crate keeps a
-//! ledger of it, with the stack of each step, and reports what does not fit. It changes nothing that the program sees.
+//! ledger of it, with the stack of each step, and reports what does not fit.
 //!
 //! Each check has a page in the book, which is also where a report has its words from.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -49,7 +49,7 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
     }
 }
 
-/// What the queue pair at this address does.
+/// The way in which the queue pair at this address treats what was posted.
 pub(super) fn activity(address: usize) -> Activity {
     let state = object::lookup(address as *const ibv_qp_ex).and_then(|qp| qp.inner.device.state());
     match state {

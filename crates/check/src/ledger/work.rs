@@ -51,6 +51,9 @@ impl Ledger {
         // A completion may be polled before this returns; it finds the ledger locked.
         let (taken, is_full) = post();
         let queues = self.queues.entry(qp).or_default();
+        if queues.is_unwatched {
+            return;
+        }
         let before = queues.sends.len();
         queues.sends.extend(posted.into_iter().take(taken.min(offered)));
         let signaled =
@@ -175,9 +178,9 @@ impl Ledger {
         let abandoned = queues.abandoned_by.take();
         if !queues.is_unwatched {
             queues.receives.extend(posted.into_iter().take(taken));
-        }
-        if let Some(facts) = facts {
-            self.expects(facts.recv_cq, taken, &stack);
+            if let Some(facts) = facts {
+                self.expects(facts.recv_cq, taken, &stack);
+            }
         }
         if let Some(Abandoned { number, made, ended }) = abandoned {
             let what = format!(
