@@ -270,6 +270,20 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
     }
 }
 
+/// They make no mistakes, but use much of the library. Of the last one, deliberate mistakes are left out.
+#[test]
+fn the_checker_says_nothing_of_larger_programs() {
+    let rules = env::temp_dir().join(format!("anyverbs-check-rules-{}", std::process::id()));
+    fs::write(&rules, "use-after-destroy").unwrap();
+    for name in ["cm_threads", "cm_xrc", "mcast"] {
+        run_with(name, &[("ANYVERBS_CHECK", "1")]);
+    }
+    let rules_path = rules.to_str().unwrap();
+    let settings = [("ANYVERBS_CHECK", "1"), ("ANYVERBS_CHECK_SUPPRESSIONS", rules_path)];
+    run_with("comp_cntr", &settings);
+    fs::remove_file(&rules).unwrap();
+}
+
 /// A program that looks at such a field goes astray.
 #[test]
 fn the_checker_poisons_undefined_fields_of_failed_completions() {

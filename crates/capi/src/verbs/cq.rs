@@ -10,7 +10,10 @@ use crate::{
     check,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
-    verbs::{CompChannel, Context, Pd, PollSession, context, set_iterator, watched::activity},
+    verbs::{
+        CompChannel, Context, Pd, PollSession, context, set_iterator,
+        watched::{activity, watch_iterator},
+    },
 };
 
 pub(crate) type Cq = Object<ibv_cq_ex>;
@@ -132,6 +135,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     let capacity = device.capacity();
     public.cqe = capacity as c_int;
     set_iterator(&mut public);
+    watch_iterator(&mut public);
     let inner = CqInner { device, context, iterator: PollSession::default(), ignores_overrun };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.

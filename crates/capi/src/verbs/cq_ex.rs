@@ -9,7 +9,7 @@ use crate::{
     errno::Errno,
     object::deref,
     session::Session,
-    verbs::{Cq, imm, watched},
+    verbs::{Cq, imm},
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
@@ -36,7 +36,6 @@ pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
     cq.read_flow_tag = Some(read_flow_tag);
     cq.read_tm_info = Some(read_tm_info);
     cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
-    watched::watch_iterator(cq);
 }
 
 /// Takes the next completion: 0, `ENOENT` when there is none, or another errno value.

@@ -21,7 +21,8 @@ use crate::{
     object::{self, Object},
     verbs::{
         Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
-        create_raw, modify_raw, offered, qp_access, set_send_ops, watched::activity,
+        create_raw, modify_raw, offered, qp_access, set_send_ops,
+        watched::{activity, watch_sends},
     },
 };
 
@@ -408,6 +409,7 @@ pub(crate) fn publish_qp(
     public.qp_base.state = device.state()? as u32;
     public.qp_base.qp_type = init.qp_type;
     set_send_ops(&mut public);
+    watch_sends(&mut public);
     let created = Created {
         qp_context: init.qp_context as usize,
         send_cq: init.send_cq as usize,

@@ -21,7 +21,7 @@ use crate::{
     errno::{Errno, value},
     object::deref,
     session::Session,
-    verbs::{Device, Qp, bind, destination, raw_flags, watched},
+    verbs::{Device, Qp, bind, destination, raw_flags},
 };
 
 /// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
@@ -397,7 +397,6 @@ pub(crate) fn set_send_ops(qp: &mut ibv_qp_ex) {
     qp.wr_abort = Some(wr_abort);
     qp.wr_atomic_write = Some(wr_atomic_write);
     qp.wr_flush = Some(wr_flush);
-    watched::watch_sends(qp);
 }
 
 // Every function below gets a queue pair that is live, or NULL: the promise that the SAFETY comments mean.
