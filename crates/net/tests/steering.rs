@@ -581,14 +581,16 @@ fn without_loopback_the_order_of_joining_is_assumed() {
     sender.send([first.slot().unwrap().number(), second.slot().unwrap().number()].into_iter(), 5);
     let mut batch = RxBatch::new(64).unwrap();
     for port in [&first, &second] {
-        let mut got = 0;
-        while port.receive(&mut batch).unwrap() > 0 {
+        // A busy kernel delivers behind the call that sends.
+        let (mut got, begin) = (0, Instant::now());
+        while got < 10 {
+            assert!(begin.elapsed() < Duration::from_secs(10), "{got} of 10 came");
+            port.receive(&mut batch).unwrap();
             for d in batch.datagrams() {
                 assert_eq!(d.bytes[STEER_OFFSET], port.slot().unwrap().number());
                 got += 1;
             }
         }
-        assert_eq!(got, 10);
     }
 }
 
