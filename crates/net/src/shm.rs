@@ -99,7 +99,7 @@ pub use bells::Spot;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
-pub use layout::MAX_HEADER;
+pub use layout::{LANES, MAX_HEADER};
 pub use memory::{Area, Memory, SharedWords};
 pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, LaneId, LaneLook, Poller};

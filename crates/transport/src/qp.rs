@@ -461,7 +461,15 @@ impl Qp {
                 }
                 sent
             }
-            (_, Some(operation)) => state.do_directly(&self.0, operation, (wr_id, flags, sge)),
+            (_, Some(operation)) => {
+                let done = state.do_directly(&self.0, operation, (wr_id, flags, sge));
+                drop(state);
+                if done {
+                    // Its completion may not have found room.
+                    transport.after_unlock();
+                }
+                done
+            }
             _ => false,
         }
     }

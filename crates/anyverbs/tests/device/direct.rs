@@ -458,3 +458,24 @@ pub(crate) fn forbid(calls: [libc::c_long; 2]) {
         assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
     }
 }
+
+#[test]
+fn a_write_done_at_once_may_overrun_its_cq() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc", &[]);
+    let e = Endpoint::with(QpType::Rc, CAP, 2);
+    let buffer = Buffer::new(&e.pd, SIZE);
+    let (_, remote) = peer.connect(&e, &buffer);
+    // The first goes the general way.
+    e.send(1, SendOp::Write(remote), &[buffer.sge(0, 8)]);
+    assert_eq!(status(&e), WcStatus::Success);
+    for wr_id in 2..5 {
+        let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
+        assert!(e.qp.post_short(wr_id, op, flags, buffer.sge(0, 8)), "{wr_id}");
+    }
+    let begin = Instant::now();
+    while e.qp.state().unwrap() != QpState::Err {
+        assert!(begin.elapsed() < Duration::from_secs(5), "nobody hears of the overrun");
+        std::thread::yield_now();
+    }
+}

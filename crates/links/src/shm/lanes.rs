@@ -22,6 +22,8 @@ use crate::Links;
 
 /// A lane that was refused is asked for again after this many SENDs.
 const ASK_AGAIN_AFTER: u32 = 1024;
+/// The same for one that found no room in the ring, or no free lane.
+const TRY_AGAIN_AFTER: u32 = 64;
 
 /// The acknowledged PSN is there, in the low half of a cell's first word.
 const ACKS: u32 = 1 << 31;
@@ -121,9 +123,10 @@ impl Lanes {
         match &mut self.to_peer {
             ToPeer::Asked(_) | ToPeer::Open(_) => {}
             ToPeer::None(n) if *n > 0 => *n -= 1,
+            _ if !route.peer.channel().is_established() => {}
             ToPeer::None(_) | ToPeer::Untried => {
                 let asked = self.open(links, route, out, spare, (from, dest));
-                self.to_peer = asked.map_or(ToPeer::None(ASK_AGAIN_AFTER), ToPeer::Asked);
+                self.to_peer = asked.map_or(ToPeer::None(TRY_AGAIN_AFTER), ToPeer::Asked);
             }
         }
     }

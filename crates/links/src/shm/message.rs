@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyverbs_net::shm::{MAX_HEADER, Message};
+use anyverbs_net::shm::{LANES, MAX_HEADER, Message};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
@@ -74,8 +74,9 @@ impl LaneCall {
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
         let (first, second) = (word(0), word(8));
         let qpn = |slot: u8, low: u16| Qpn::new(u32::from(slot) << 16 | u32::from(low));
-        Some(Self {
-            index: (first >> 8) as u8,
+        let index = (first >> 8) as u8;
+        (usize::from(index) < LANES).then(|| Self {
+            index,
             first: second as u32,
             digest: Digest((first >> 32) as u32).from_slot(from),
             from: qpn(from, (first >> 16) as u16),

@@ -100,6 +100,8 @@ pub enum Rung {
     Spot(usize),
     /// For more spots than were noted.
     All,
+    /// For none that there is.
+    Nonsense,
 }
 
 /// The reader's end.
@@ -130,9 +132,11 @@ impl<M: Memory> Listener<M> {
         let (number, spot) = self.find(Ordering::Acquire)?;
         let next = self.heard.wrapping_add(1);
         self.heard = number;
-        // The peer may have written any number.
-        let is_one = number == next && spot < Spot::COUNT;
-        Some(if is_one { Rung::Spot(spot) } else { Rung::All })
+        Some(match spot < Spot::COUNT {
+            true if number == next => Rung::Spot(spot),
+            true => Rung::All,
+            false => Rung::Nonsense,
+        })
     }
 
     /// The number of a bell that was not heard, and its spot.
@@ -220,12 +224,12 @@ mod tests {
     #[test]
     fn nonsense_in_a_bell_names_no_spot() {
         let (ringer, mut listener) = ends();
-        ringer.own.store(PLACE.bell(1), 1 << 32 | 0xffff_ffff, Ordering::Relaxed);
-        assert_eq!(listener.hear(), Some(Rung::All));
-        ringer.own.store(PLACE.bell(2), 1 << 31 << 32 | 4, Ordering::Relaxed);
-        let _ = listener.hear();
-        for _ in 0..2 * BELLS {
-            let _ = listener.hear();
-        }
+        ringer.own.store(PLACE.bell(1), 1 << 32 | 0xffff, Ordering::Relaxed);
+        assert_eq!(listener.hear(), None);
+        ringer.own.store(PLACE.bell(1), 1 << 32 | RUNG | 0xffff, Ordering::Relaxed);
+        assert_eq!(listener.hear(), Some(Rung::Nonsense));
+        // A number that no writer has come to.
+        ringer.own.store(PLACE.bell(2), (1 << 31) << 32 | RUNG | 4, Ordering::Relaxed);
+        assert_eq!(listener.hear(), None);
     }
 }

@@ -216,6 +216,8 @@ impl Channel {
 
     fn ring_for(&self, spot: Spot) {
         self.lanes.ringer.lock().ring(spot);
+        // Whoever establishes the channel meanwhile calls the peer, or is seen here.
+        self.lanes.own.fence();
         if let Some(doorbell) = self.doorbell.get()
             && doorbell.doorbell.ring(&self.peer)
         {

@@ -13,7 +13,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::layout::{ANSWER, CELLS, LANE, LINE};
+pub use super::layout::CELLS;
+use super::layout::{ANSWER, LANE, LINE};
 use super::memory::{Area, Memory};
 
 /// Bytes of payload that a cell takes.
@@ -151,13 +152,13 @@ impl<M: Memory> LaneWriter<M> {
 
     /// Nobody sends by it any more.
     pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+        self.given_up.store(true, Ordering::Release);
     }
 
     /// Whether nobody sends by it.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
+        self.given_up.load(Ordering::Acquire)
     }
 
     /// Notes that its reader was told of it.

@@ -68,13 +68,13 @@ pub(crate) fn lanes(ring: usize) -> usize {
 }
 
 /// Lanes of a side.
-pub(crate) const LANES: usize = 128;
+pub const LANES: usize = 128;
 /// Bells that are noted.
 pub(crate) const BELLS: usize = 512;
 /// Bytes of a lane.
 pub(crate) const LANE: usize = CELLS as usize * LINE;
 /// Cells of a lane.
-pub(crate) const CELLS: u32 = 128;
+pub const CELLS: u32 = 128;
 /// Answers lie this far apart.
 pub(crate) const ANSWER: usize = 128;
 

@@ -25,6 +25,9 @@ const SWEEP_EVERY: u64 = 64;
 
 /// Most ends of lanes that are looked at in each poll.
 const HOT: usize = 32;
+/// Looks at the lanes of a channel that ends, before what is left is given up: two for the cells that a lane can hold, and
+/// one for a cell that waits for a packet.
+const LAST_LOOKS: usize = 3;
 /// A lane whose bell rings twice among so many is worth a look in each poll.
 const FREQUENT: u64 = 64;
 
@@ -137,6 +140,10 @@ struct Line {
     watched: bool,
     /// The poll that brought its last message.
     last: u64,
+    /// The poll that heard its last bell.
+    heard: u64,
+    /// How often its end was put off since lanes had something.
+    put_off: usize,
     listener: Listener<Area>,
     /// The ends of lanes by their spots.
     lanes: Vec<Option<Lane>>,
@@ -169,7 +176,10 @@ impl Poller {
     fn add_lane(&mut self, channel: &Channel, spot: Spot, end: LaneEnd, tag: u32) {
         let (line, spot) = (channel.id.index, spot.number());
         self.cool(line, Some(spot));
-        if let Some(Some(of_channel)) = self.lines.get_mut(line) {
+        // News of a channel that has ended may come after the next one has its place.
+        if let Some(Some(of_channel)) = self.lines.get_mut(line)
+            && std::ptr::eq(&raw const *of_channel.channel, channel)
+        {
             of_channel.lanes.resize_with(Spot::COUNT, || None);
             of_channel.lanes[spot] = Some(Lane { end, tag, bell: 0 });
             self.lanes.called.push_back((line, spot));
@@ -275,6 +285,23 @@ impl Poller {
         self.lanes.hot.push(Hot { end: lane.end.clone(), id, is_used: true });
     }
 
+    /// Whether lanes of a channel that ends have cells or answers, which are to be read first.
+    fn puts_off(&mut self, index: usize) -> bool {
+        let Some(Some(line)) = self.lines.get_mut(index) else { return false };
+        if line.put_off == LAST_LOOKS || line.channel.closed() == Some(Closed::Nonsense) {
+            return false;
+        }
+        line.put_off += 1;
+        let before = self.lanes.called.len();
+        self.lanes.called.extend(line.lanes_where(|end| end.has_news()).map(|spot| (index, spot)));
+        let puts_off = self.lanes.called.len() > before;
+        if puts_off {
+            self.closed.push(index);
+            self.rung |= OWN_DOORBELL;
+        }
+        puts_off
+    }
+
     /// Looks no more at a lane, or at all of a channel, without a bell.
     fn cool(&mut self, index: usize, spot: Option<usize>) {
         let Self { lines, lanes: Lanes { hot, called, .. }, .. } = self;
@@ -294,26 +321,43 @@ impl Poller {
     fn hear_bells(&mut self, index: usize) -> bool {
         let Some(Some(line)) = self.lines.get_mut(index) else { return false };
         let Lanes { called, bells, .. } = &mut self.lanes;
-        let before = called.len();
+        let (before, mut has_lost_some) = (*bells, false);
         // A peer that rings for ever waits for the next look.
         for _ in 0..BELLS {
             match line.listener.hear() {
                 Some(Rung::Spot(spot)) => called.push_back((index, spot)),
-                Some(Rung::All) => {
-                    let taken = (0..line.lanes.len()).filter(|&spot| line.lanes[spot].is_some());
-                    called.extend(taken.map(|spot| (index, spot)));
+                Some(Rung::All) => has_lost_some = true,
+                Some(Rung::Nonsense) => {
+                    line.channel.close(Closed::Nonsense);
+                    self.closed.push(index);
+                    self.rung |= OWN_DOORBELL;
+                    break;
                 }
                 None => break,
             }
             *bells += 1;
         }
-        called.len() > before
+        if has_lost_some {
+            called.extend(line.lanes_where(|_| true).map(|spot| (index, spot)));
+        }
+        let is_any = *bells > before;
+        if is_any {
+            line.heard = self.polls;
+        }
+        is_any
     }
 
     /// Whether a ring has messages that were not read.
     #[must_use]
     pub fn has_messages(&self) -> bool {
         self.lines.iter().flatten().any(|line| line.reader.is_ready())
+    }
+
+    /// Whether bells rang for lanes that were not looked at since.
+    #[inline]
+    #[must_use]
+    pub fn has_called_lanes(&self) -> bool {
+        !self.lanes.called.is_empty()
     }
 
     /// Whether a lane has a cell or an answer, or may have.
@@ -462,9 +506,16 @@ impl Poller {
                         self.lines.resize_with(index + 1, || None);
                     }
                     let listener = channel.listener();
-                    let (watched, last, lanes) = (false, 0, Vec::new());
-                    let line = Line { channel, reader, watched, last, listener, lanes };
-                    self.lines[index] = Some(line);
+                    self.lines[index] = Some(Line {
+                        channel,
+                        reader,
+                        watched: false,
+                        last: 0,
+                        heard: 0,
+                        put_off: 0,
+                        listener,
+                        lanes: Vec::new(),
+                    });
                     // The peer may have sent before it could ring.
                     self.rung |= doorbell_of(index);
                 }
@@ -538,7 +589,9 @@ impl Poller {
     fn watch(&mut self, index: usize) {
         let (polls, lines) = (self.polls, &mut self.lines);
         let is_cold = |line: &Option<Line>| {
-            line.as_ref().is_none_or(|line| polls.wrapping_sub(line.last) > COLD_AFTER)
+            let since =
+                |line: &Line| polls.wrapping_sub(line.last).min(polls.wrapping_sub(line.heard));
+            line.as_ref().is_none_or(|line| since(line) > COLD_AFTER)
         };
         let place = self
             .watched
@@ -579,6 +632,9 @@ impl Poller {
             }
         }
         self.closed.retain(|&i| i != index);
+        if self.puts_off(index) {
+            return n;
+        }
         self.cool(index, None);
         let Some(line) = self.lines[index].take() else { return n };
         if line.watched {
@@ -596,6 +652,12 @@ impl Poller {
 }
 
 impl Line {
+    /// The spots of its lanes whose ends are such.
+    fn lanes_where(&self, is_such: impl Fn(&LaneEnd) -> bool) -> impl Iterator<Item = usize> {
+        let all = self.lanes.iter().enumerate();
+        all.filter_map(move |(spot, lane)| lane.as_ref().filter(|l| is_such(&l.end)).map(|_| spot))
+    }
+
     /// Whether a bell rang for a lane.
     #[inline]
     fn is_called(&self) -> bool {

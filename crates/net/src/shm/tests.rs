@@ -704,3 +704,48 @@ fn a_peer_that_rings_for_all_spots_at_once_costs_one_look() {
     }
     assert_eq!(lanes.read, [0, 0, 1]);
 }
+
+#[test]
+fn cells_are_read_after_their_writer_has_ended() {
+    for lane in [0, 99] {
+        let mut lanes = ManyLanes::open(100);
+        while !lanes.read(1).is_empty() {}
+        for _ in 0..100 {
+            lanes.show(lane);
+        }
+        let other = Party::new(&registry(), 3);
+        drop(std::mem::replace(&mut lanes.a, other));
+        lanes.from_a.call();
+        let deadline = Instant::now() + TIME_LIMIT;
+        while lanes.b.take_closed().is_none() {
+            assert!(Instant::now() < deadline);
+            lanes.read(50);
+        }
+        assert_eq!(lanes.read[lane], 100, "lane {lane}");
+    }
+}
+
+#[test]
+fn a_bell_for_no_spot_closes_the_channel() {
+    let mut lanes = ManyLanes::open(2);
+    while !lanes.read(1).is_empty() {}
+    let place = layout::bells(Config::default().ring);
+    let own = lanes.from_a.own();
+    for n in 0..layout::BELLS {
+        let word = own.load(place.bells + 8 * n, Ordering::Relaxed);
+        own.store(place.bells + 8 * n, word | 0xffff, Ordering::Relaxed);
+    }
+    for _ in 0..layout::BELLS {
+        lanes.from_a.tell(Spot::Cells(0));
+    }
+    let number = 3 * layout::BELLS as u64;
+    for n in 0..layout::BELLS as u64 {
+        own.store(
+            place.bells + 8 * n as usize,
+            (number + n) << 32 | 1 << 31 | 0xffff,
+            Ordering::Relaxed,
+        );
+    }
+    lanes.from_a.call();
+    until([&mut lanes.b], |[b]| b.take_closed() == Some((1, Closed::Nonsense)));
+}

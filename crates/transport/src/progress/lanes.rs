@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyverbs_links::shm::{LaneCall, Short};
+use anyverbs_net::shm::lane::CELLS;
 use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_proto::env::Side;
@@ -39,6 +40,13 @@ pub(super) struct Found {
     pub(super) is_out_of_turn: bool,
     /// The peer has written nonsense.
     is_broken: bool,
+}
+
+impl Found {
+    /// How much it is: SENDs, or something else.
+    pub(super) fn number(&self) -> usize {
+        self.taken.max(usize::from(self.any))
+    }
 }
 
 /// Whether packets of the ring may still be in front of a SEND.
@@ -93,11 +101,13 @@ impl Driver {
     ) {
         let lanes = &state.link.same_host.lanes;
         if lanes.has_answer() || (lanes.are_read() && psn != state.machine.expected()) {
-            let mut taken = BATCH;
-            while taken == BATCH {
+            // A lane holds no more. A peer that goes on meanwhile waits for the next look.
+            for _ in 0..=CELLS as usize / BATCH {
                 let found = drain(state, call, arrivals, Ring::Unread).unwrap_or_default();
                 self.count_lane(&found);
-                taken = found.taken;
+                if found.taken < BATCH {
+                    break;
+                }
             }
         }
     }

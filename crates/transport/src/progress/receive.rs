@@ -375,8 +375,11 @@ impl Driver {
             poller.disarm();
         }
         let by_lane = self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into));
-        let mut n = by_lane.taken;
+        let mut n = by_lane.number();
         n += self.receive_ring(poller, (last, inbox), deferred, reborrow(&mut into));
+        if poller.has_called_lanes() {
+            n += self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into)).number();
+        }
         if by_lane.is_out_of_turn && !poller.has_messages() {
             n += self.receive_lanes(poller, last, Ring::Read, into).taken;
         }

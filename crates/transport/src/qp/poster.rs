@@ -9,6 +9,7 @@ use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::LastLocal;
+use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
@@ -175,7 +176,11 @@ impl Poster<'_> {
         }
         machine.post_send(wr, &mut call.env(link))?;
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
-        if wr.op == SendOp::Send && len <= CELL_PAYLOAD && wr.sges.len() == 1 {
+        if wr.op == SendOp::Send
+            && len <= CELL_PAYLOAD
+            && wr.sges.len() == 1
+            && machine.state() == QpState::Rts
+        {
             call.ask_for_lane(machine, link);
         }
         Ok(())
