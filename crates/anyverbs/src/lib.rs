@@ -82,7 +82,9 @@ pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
 pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
 pub use region::{AllocError, Region, RemoteSlice, Slice};
 
-pub use anyverbs_net::{Uncancelled, cancellable, check_room, undone_if_cancelled};
+pub use anyverbs_net::{
+    Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,
+};
 pub use anyverbs_objects::{config, error, limits, say_again};
 pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};

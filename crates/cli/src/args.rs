@@ -23,7 +23,7 @@ Examples:
 const RUN_HELP: &str = "\
 The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH). It is preloaded as well (LD_PRELOAD), for programs and Python packages that bring a libibverbs of their own; --no-preload leaves that out. A second preloaded object shows the device in /sys/class/infiniband and /dev/infiniband; --no-view leaves that out. Children of the program inherit all of it. Static and set-user-ID programs cannot use it.
 
-With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only. The library is not preloaded then.
+With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only.
 
 Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.";
 

@@ -47,8 +47,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         prepended(&libraries, ":", environment::variable("LD_LIBRARY_PATH")),
     ));
     let mut preload = without_ours(environment::variable("LD_PRELOAD").unwrap_or_default());
-    // The sockets' own library must not be loaded before them: its calls would come back to them.
-    if !args.no_preload && args.sockets.is_none() {
+    if !args.no_preload {
         preload = prepended(&libraries.join(libraries::PRELOAD), " ", Some(preload));
     }
     if let Some(sockets) = args.sockets {

@@ -29,6 +29,49 @@ int main(void)
 	return 0;
 }
 ";
+/// Opens the device, and talks to itself by a stream and by datagrams.
+const TALKS: &str = "
+#include <arpa/inet.h>
+#include <assert.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static struct sockaddr_in at;
+static int made(int kind)
+{
+	socklen_t len = sizeof at;
+	int fd = socket(AF_INET, kind, 0);
+	at = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	assert(fd >= 0 && bind(fd, (void *)&at, len) == 0 && getsockname(fd, (void *)&at, &len) == 0);
+	return fd;
+}
+static void *dial(void *arg)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	assert(connect(fd, (void *)&at, sizeof at) == 0 && write(fd, \"x\", 1) == 1);
+	return arg;
+}
+int main(void)
+{
+	int n;
+	struct ibv_device **list = ibv_get_device_list(&n);
+	assert(n == 1 && ibv_open_device(list[0]));
+	pthread_t thread;
+	char c;
+	int fd = made(SOCK_STREAM);
+	assert(listen(fd, 1) == 0 && pthread_create(&thread, NULL, dial, NULL) == 0);
+	int peer = accept(fd, NULL, NULL);
+	assert(peer >= 0 && read(peer, &c, 1) == 1 && c == 'x');
+	pthread_join(thread, NULL);
+	int to = made(SOCK_DGRAM), from = socket(AF_INET, SOCK_DGRAM, 0);
+	assert(sendto(from, \"y\", 1, 0, (void *)&at, sizeof at) == 1);
+	assert(recv(to, &c, 1, 0) == 1 && c == 'y');
+	puts(ibv_get_device_name(list[0]));
+	return 0;
+}
+";
 /// A name as auditwheel changes it.
 const NAME: &str = "libibverbs-1de1263b.so.1.14.48.0";
 
@@ -93,11 +136,43 @@ fn a_program_with_its_own_libibverbs_sees_the_device() {
         let output = command.output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    assert_eq!(anyverbs(&["run", "--"]), "anyverbs0\n");
+    for options in
+        [&["run", "--"][..], &["run", "--sockets", "--"], &["run", "--sockets=all", "--"]]
+    {
+        assert_eq!(anyverbs(options), "anyverbs0\n", "{options:?}");
+    }
     assert_eq!(anyverbs(&["run", "--no-preload", "--"]), "no device\n");
     let said = anyverbs(&["doctor"]);
     let line = said.lines().find(|line| line.contains(&format!("asks for {NAME}")));
     let line = line.unwrap_or_else(|| panic!("{said}"));
     assert!(line.contains("by RUNPATH"), "{line}");
     assert!(line.contains(package.canonicalize().unwrap().join(NAME).to_str().unwrap()), "{line}");
+}
+
+#[test]
+fn a_program_has_the_device_and_rsockets_at_once() {
+    let scratch = Scratch(env::temp_dir().join(format!("anyverbs-both-{}", std::process::id())));
+    let lib = scratch.0.join("lib");
+    libraries(&lib);
+    let (source, program) = (scratch.0.join("talks.c"), scratch.0.join("talks"));
+    fs::write(&source, TALKS).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&program).arg(&source).arg("-L").arg(&lib).args(["-libverbs", "-lpthread"]);
+    assert!(cc.status().unwrap().success());
+    let port = UdpPort::reserve();
+    for (sockets, preload) in
+        [("stream", true), ("dgram", true), ("all", true), ("stream", false), ("all", false)]
+    {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_anyverbs")).arg("run");
+        command.args((!preload).then_some("--no-preload"));
+        command.arg(format!("--sockets={sockets}")).arg("--").arg(&program);
+        command.env("ANYVERBS_LIB_DIR", &lib).env("ANYVERBS_INTERFACES", "lo");
+        command.env("ANYVERBS_UDP_PORT", port.number().to_string());
+        command.env("ANYVERBS_REGISTRY", format!("anyverbs-both-{}", port.number()));
+        command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "anyverbs0\n", "{sockets} {preload}: {output:?}");
+    }
 }

@@ -99,7 +99,7 @@ fn the_program_finds_library_and_tree() {
         .unwrap();
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
-        format!("{}/librspreload.so stream,dgram\n", lib.display())
+        format!("{0}/librspreload.so {0}/libibverbs.so.1 stream,dgram\n", lib.display())
     );
     assert_eq!(scratch.trees(), 0);
 }

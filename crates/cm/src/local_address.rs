@@ -1,8 +1,9 @@
 //! Where an id is: its address in the device, and the way to its peer.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use anyverbs_net::bound_udp_socket;
 use anyverbs_objects::gid::GidEntry;
 use anyverbs_proto::cm::Path;
 use anyverbs_proto::cm::qp_attr::LocalPort;
@@ -51,7 +52,7 @@ impl LocalAddress {
         }
         let mut ip = address.socket_addr();
         ip.set_port(0);
-        match UdpSocket::bind(ip) {
+        match bound_udp_socket(ip) {
             // Sockets may be bound to a group, devices have no such address.
             Ok(_) if address.gid().is_multicast() => {
                 let errno = libc::EADDRNOTAVAIL;
@@ -141,7 +142,7 @@ pub(super) fn source_towards(
     from.set_port(0);
     // A datagram socket that is connected asks the routes and sends nothing.
     let route = || {
-        let socket = UdpSocket::bind(from)?;
+        let socket = bound_udp_socket(from)?;
         socket.connect(destination)?;
         socket.local_addr()
     };

@@ -4,10 +4,9 @@
 //! more, from a socket of its own. It asks for the reason, and whoever drops it answers that socket.
 
 use std::io;
-use std::net::UdpSocket;
 
 use anyverbs_causes::Cause;
-use anyverbs_net::{self as net, Destination, Uncancelled};
+use anyverbs_net::{self as net, Destination, Uncancelled, bound_udp_socket};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::types::Psn;
 use anyverbs_proto::wire::bth::Bth;
@@ -40,7 +39,7 @@ pub fn tell_why(links: &Links, to: &Destination, psn: Psn, cause: Cause) {
 pub fn check_route(links: &Links, av: &AddressVector) -> io::Result<()> {
     let _uncancelled = Uncancelled::new();
     let to = address(av.dgid.to_ip(), links.core.config.udp_port, av.scope_id);
-    UdpSocket::bind(address(av.sgid.to_ip(), 0, av.scope_id))?.connect(to)
+    bound_udp_socket(address(av.sgid.to_ip(), 0, av.scope_id))?.connect(to)
 }
 
 /// A packet that had no answer, sent once more for what the network and the peer's device have to say about it.

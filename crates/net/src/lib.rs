@@ -41,7 +41,8 @@ pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
 pub use steering::SteerByKind;
 pub use sys::{
-    Descriptor, ROOM, StandardStreams, Uncancelled, cancellable, check_room, undone_if_cancelled,
+    Descriptor, ROOM, StandardStreams, Uncancelled, bound_udp_socket, cancellable, check_room,
+    udp_socket, undone_if_cancelled,
 };
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,

@@ -2,10 +2,11 @@
 //! group.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 
 use crate::interfaces::{Interface, interfaces, ip, u32_of};
+use crate::sys::bound_udp_socket;
 use crate::{netlink, sockopt};
 
 /// The discard service. No host answers, but the kernel has to find the next hop's address.
@@ -87,7 +88,7 @@ fn ask(destination: IpAddr, scope_id: u32) -> io::Result<()> {
     if let SocketAddr::V6(v6) = &mut to {
         v6.set_scope_id(scope_id);
     }
-    UdpSocket::bind((any, 0))?.send_to(&[], to).map(drop)
+    bound_udp_socket((any, 0))?.send_to(&[], to).map(drop)
 }
 
 /// Next hop and interface of a route.

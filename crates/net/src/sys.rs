@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -15,8 +16,10 @@ use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use rustix::thread::nanosleep;
 use rustix::time::Timespec;
+use socket2::{Domain, Socket};
 
 /// The timeout of a call that does not wait.
 pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -150,6 +153,28 @@ pub(crate) fn above_standard_streams(fd: OwnedFd) -> io::Result<OwnedFd> {
         return Ok(fd);
     }
     Ok(fcntl_dupfd_cloexec(&fd, libc::STDERR_FILENO + 1)?)
+}
+
+/// A UDP socket of this library, close-on-exec. `socket(2)` of the C library may be another object's (`LD_PRELOAD`) that makes rsockets of the
+/// program's sockets.
+///
+/// # Errors
+/// Those of socket(2).
+pub fn udp_socket(domain: Domain) -> io::Result<Socket> {
+    let family = AddressFamily::from_raw(i32::from(domain) as u16);
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(ipproto::UDP))?;
+    Ok(Socket::from(socket))
+}
+
+/// Such a socket at an address.
+///
+/// # Errors
+/// Those of socket(2) and bind(2).
+pub fn bound_udp_socket(address: impl Into<SocketAddr>) -> io::Result<UdpSocket> {
+    let address = address.into();
+    let socket = udp_socket(Domain::for_address(address))?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
 }
 
 /// Memory that a device needs to open, and to go on with: its threads' stacks and its buffers. The standard library ends a process that

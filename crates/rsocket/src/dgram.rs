@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyverbs::cm::Address;
 use parking_lot::Mutex;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Socket};
 
 use crate::config::config;
 use crate::device::device;
@@ -69,7 +69,7 @@ pub(crate) struct Dgram {
 
 impl Dgram {
     pub(crate) fn new(family: i32, close_on_exec: bool) -> Result<Self> {
-        let udp = Socket::new(Domain::from(family), Type::DGRAM, None)?;
+        let udp = anyverbs::udp_socket(Domain::from(family))?;
         let epoll = Epoll::new(close_on_exec)?;
         epoll.add(udp.as_fd())?;
         Ok(Self {

@@ -11,6 +11,7 @@ use anyverbs_locks::{Mutex, rank};
 use socket2::SockRef;
 
 use crate::host::{LOOK_AGAIN, Lock, LockGuard, Slot, TIME_SLICES, WAIT};
+use crate::sys::bound_udp_socket;
 use crate::udp::{Family, Meta};
 use crate::{random_u64, sockopt};
 
@@ -142,7 +143,7 @@ struct Group {
 impl Group {
     fn open(family: Family) -> Self {
         let loopback: SocketAddr = (loopback(family), 0).into();
-        let socket = UdpSocket::bind(loopback)
+        let socket = bound_udp_socket(loopback)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
         Self { socket: socket.ok(), probed: 0, answers: Box::new([None; 256]) }
     }

@@ -22,7 +22,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyverbs_locks::{Mutex, rank};
-use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+use socket2::{Domain, InterfaceIndexOrAddress, Socket};
 
 use crate::host::TIME_SLICES;
 use crate::sockopt;
@@ -110,7 +110,7 @@ impl UdpPort {
     fn companion(&self, group: IpAddr, interface: u32) -> io::Result<Socket> {
         let family = Family::of(group);
         let domain = if group.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
-        let socket = Socket::new(domain, Type::DGRAM.cloexec(), Some(Protocol::UDP))?;
+        let socket = crate::sys::udp_socket(domain)?;
         take_all(&socket, family, false);
         drop_all(&socket)?;
         // A port that is not shared has no `SO_REUSEPORT` group, and lets no other socket bind.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket};
 
 use crate::host::{Announced, Lock, Slot};
 use crate::sockopt;
@@ -395,8 +395,8 @@ fn open_socket(family: Family, options: &PortOptions) -> Result<Option<Socket>, 
         Family::V4 => (Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()),
         Family::V6 => (Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()),
     };
-    let socket = match Socket::new(domain, Type::DGRAM.cloexec().nonblocking(), Some(Protocol::UDP))
-    {
+    let made = crate::sys::udp_socket(domain);
+    let socket = match made.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)) {
         Ok(socket) => socket,
         Err(error) => {
             return match error.raw_os_error() {

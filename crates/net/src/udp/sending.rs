@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket};
 
-use crate::sys::is_scarcity;
+use crate::sys::{is_scarcity, udp_socket};
 use crate::{random_u64, sockopt};
 
 use super::{Destination, Family};
@@ -79,9 +79,10 @@ impl SendingSockets {
 
     fn open(&self, family: Family) -> io::Result<SendingSocket> {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
-        let kind = Type::DGRAM.cloexec().nonblocking();
-        let socket = match (Socket::new(domain, kind, Some(Protocol::UDP)), self.receiver(family)) {
+        let made = udp_socket(domain);
+        let socket = match (made, self.receiver(family)) {
             (Ok(socket), _) => {
+                socket.set_nonblocking(true)?;
                 if family == Family::V6 {
                     socket.set_only_v6(true)?;
                 }

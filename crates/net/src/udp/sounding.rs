@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, SockRef};
 
 use crate::sockopt;
 use crate::sys::{self, Descriptor, Uncancelled};
@@ -23,8 +23,8 @@ impl Sounding {
     /// Those of socket(2) and bind(2).
     pub fn new(from: SocketAddr) -> io::Result<Self> {
         let _uncancelled = Uncancelled::new();
-        let domain = Domain::for_address(from);
-        let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        let socket = sys::udp_socket(Domain::for_address(from))?;
+        socket.set_nonblocking(true)?;
         let fd = sys::above_standard_streams(OwnedFd::from(socket))?;
         // The first option brings all errors: ip(7). With the second an IPv4 datagram has DF and the ID 0, as those of sending sockets.
         match from {

@@ -1,7 +1,7 @@
 //! The queue pair of a datagram socket, its buffers, and the peers that it knows.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -460,7 +460,7 @@ fn source_towards(udp: &Socket, to: SocketAddr) -> Result<SocketAddr> {
         SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
         SocketAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
     };
-    let probe = UdpSocket::bind(any)?;
+    let probe = anyverbs::bound_udp_socket(any)?;
     probe.connect(to)?;
     let mut local = probe.local_addr()?;
     local.set_port(bound.port());
