@@ -14,13 +14,15 @@ use crate::same_host::{Peer, turn};
 const AT_ONCE: usize = 8;
 const LEN: usize = 8 << 10;
 
-/// The ACK timeout, 0.54 s. The longer stops outlast two of them. With 67 ms and no retry, a connection ends also where nobody is
-/// stopped, but others keep the peer from the processor for that long.
-pub(crate) const TIMEOUT: u8 = 17;
+/// ACK timeouts and retries. The longer stops outlast two timeouts of 0.54 s. With 67 ms and no retry, a connection ends also where
+/// nobody is stopped, but others keep the peer from the processor for that long. A stop of 5 s outlasts all seven.
+const PATIENCE: [(u8, u8); 3] = [(17, 0), (17, 7), (14, 7)];
 
-/// The last word of the role of a peer that talks here.
-pub(crate) fn retry_cnt(role: &str) -> Option<u8> {
-    role.contains("frozen").then(|| role.rsplit(' ').next().unwrap().parse().unwrap())
+/// The last words of the role of a peer that talks here.
+pub(crate) fn patience(role: &str) -> Option<(u8, u8)> {
+    let (_, words) = role.split_once("frozen ")?;
+    let (timeout, retries) = words.split_once(' ').unwrap();
+    Some((timeout.parse().unwrap(), retries.parse().unwrap()))
 }
 
 /// In the peer: WRITEs without a pause, until it is told to end, unless it only listens. Says how that went.
@@ -55,9 +57,10 @@ pub(crate) fn talk(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr
 /// Connects two processes, and stops both for each of these times; or the first alone, which then talks alone.
 fn stop_while_they_talk(variables: &[(&str, &str)], both: bool, stops: &[u64]) {
     let _turn = turn();
-    for retries in [0, 7] {
-        let first = format!("rc frozen {retries}");
-        let second = if both { first.clone() } else { format!("rc silent frozen {retries}") };
+    for (timeout, retries) in PATIENCE {
+        let first = format!("rc frozen {timeout} {retries}");
+        let second =
+            if both { first.clone() } else { format!("rc silent frozen {timeout} {retries}") };
         let mut peers = [first, second].map(|role| Peer::spawn(&role, variables));
         let [a, b] = &mut peers;
         let of_a = a.hear();
@@ -80,8 +83,8 @@ fn stop_while_they_talk(variables: &[(&str, &str)], both: bool, stops: &[u64]) {
         for peer in &mut peers {
             peer.say("end");
             let said = peer.hear();
-            println!("{retries} retries: {said}");
-            assert!(said.starts_with("@ Success after"), "{retries} retries: {said}");
+            println!("timeout {timeout}, {retries} retries: {said}");
+            assert!(said.starts_with("@ Success after"), "{timeout}, {retries} retries: {said}");
         }
     }
 }
@@ -89,10 +92,17 @@ fn stop_while_they_talk(variables: &[(&str, &str)], both: bool, stops: &[u64]) {
 const BY_RING: &[(&str, &str)] = &[("ANYVERBS_DIRECT", "0")];
 const BY_UDP: &[(&str, &str)] = &[("ANYVERBS_SHM", "0")];
 const STOPS: &[u64] = &[1500, 300, 3000];
+/// The ordinary link of one host, where the kernel copies.
+const DIRECT: &[(&str, &str)] = &[];
 
 #[test]
 fn processes_stopped_together_go_on_by_shared_memory() {
     stop_while_they_talk(BY_RING, true, STOPS);
+}
+
+#[test]
+fn processes_stopped_together_go_on_by_direct_copies() {
+    stop_while_they_talk(DIRECT, true, &[5000, 100, 300]);
 }
 
 #[test]

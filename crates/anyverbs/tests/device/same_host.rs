@@ -183,8 +183,8 @@ fn peer() {
     if role.ends_with("too early") {
         crate::too_early::wait(&e, &buffer);
     }
-    match crate::frozen::retry_cnt(&role) {
-        Some(retries) => e.connect_with(address, crate::frozen::TIMEOUT, retries),
+    match crate::frozen::patience(&role) {
+        Some((timeout, retries)) => e.connect_with(address, timeout, retries),
         None => e.connect(address),
     }
     if role.ends_with("qp rights") {
