@@ -456,7 +456,7 @@ fn repeated_errors_are_logged_a_few_times() {
 
 /// Some programs look for the node of a device by themselves. Others only list devices, or use them.
 #[test]
-fn programs_that_look_for_the_node_of_the_device_are_told_once() {
+fn programs_that_look_for_the_devices_node_are_told_once() {
     if Path::new("/dev/infiniband/uverbs0").exists() {
         return anyverbs_testing::skip("this machine has the node of a device");
     }

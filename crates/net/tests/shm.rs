@@ -726,8 +726,8 @@ fn see_no_processes() {
 }
 
 #[test]
-fn taking_back_does_not_wait_for_a_copier_whose_end_the_kernel_does_not_tell() {
-    let test = "taking_back_does_not_wait_for_a_copier_whose_end_the_kernel_does_not_tell";
+fn taking_back_does_not_wait_for_a_copier_that_ended_unseen() {
+    let test = "taking_back_does_not_wait_for_a_copier_that_ended_unseen";
     anyverbs_testing::in_own_process(test, || {
         for execs in [false, true] {
             let begin = || Settling::begin_after(&format!("unseen {execs}"), see_no_processes);

@@ -155,7 +155,7 @@ impl Loader {
         Some(Loaded { path: path.to_owned(), real, names, needed: object.needed, rpaths, runpath })
     }
 
-    /// What `$LIB` stands for: the directory of the C library below `/` or `/usr`.
+    /// The value of `$LIB`: the directory of the C library below `/` or `/usr`.
     fn lib(&self) -> &str {
         let libc = self.cache.iter().find(|(name, _)| name == "libc.so.6");
         let dir = libc.and_then(|(_, path)| path.parent()).and_then(Path::to_str);

@@ -1,4 +1,4 @@
-//! What the kernel starts when a program is started, and whether the loader obeys its variables then (`AT_SECURE`,
+//! The files that the kernel starts with a program. This also tells whether the loader obeys its variables then (`AT_SECURE`,
 //! getauxval(3)).
 
 use std::ffi::{CString, OsStr, c_void};
