@@ -351,9 +351,8 @@ impl fmt::Debug for Published {
 }
 
 impl Attached {
-    /// Whether the process has ended or runs another program. Its end is not told where the kernel gives no descriptor for it (before
-    /// Linux 5.3, or of another PID namespace), and its exec not where this process may not look at its memory. Its socket
-    /// has hung up in these cases.
+    /// Whether the process has ended or runs another program. The kernel does not tell its end where it gives no descriptor for it
+    /// (before Linux 5.3, or of another PID namespace). Then its socket has hung up.
     fn is_gone(&self) -> bool {
         self.process.has_ended()
             || self.process.has_left()
