@@ -658,8 +658,9 @@ fn taking_back_waits_for_a_copier_in_a_cgroup_freezer() {
     if found.is_empty() {
         anyverbs_testing::skip("no hierarchy of control groups that can freeze is mounted");
     }
-    for kind in found {
-        let mut settling = Settling::begin("frozen copy");
+    for (round, kind) in found.into_iter().enumerate() {
+        // The thread that has settled may still hold the slot of the round before.
+        let mut settling = Settling::begin(&format!("frozen {round}"));
         let freezer = Freezer::new(kind, settling.peer.child.id());
         freezer.freeze(true);
         assert!(settling.is_waiting(Duration::from_millis(1500)), "it can still write");

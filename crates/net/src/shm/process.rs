@@ -84,10 +84,10 @@ impl PeerProcess {
         self.left.store(true, Ordering::Release);
     }
 
-    /// Whether it has left, where the kernel does not tell of its end. A process that lives does not leave before the last of
-    /// its copies has ended ([`close`](super::channel::Channel::close)). One that lies is waited for where that can be told.
+    /// Whether it has left. A process that lives does not before the last of its copies has ended
+    /// ([`close`](super::channel::Channel::close)); one that lies may.
     pub(super) fn has_left(&self) -> bool {
-        self.pidfd.is_none() && self.left.load(Ordering::Acquire)
+        self.left.load(Ordering::Acquire)
     }
 
     /// Whether the process is known to have ended.

@@ -351,12 +351,19 @@ impl fmt::Debug for Published {
 }
 
 impl Attached {
-    /// Whether the process has ended or runs another program. The kernel does not tell its end where it gives no descriptor for it
-    /// (before Linux 5.3, or of another PID namespace). Then its socket has hung up.
+    /// Whether the process has ended or runs another program. The kernel tells neither if it gives no descriptor of the process
+    /// (before Linux 5.3, or in another PID namespace), nor an exec if this process may not look at its memory. Then the hang-up
+    /// of its socket tells.
     fn is_gone(&self) -> bool {
-        self.process.has_ended()
-            || self.process.has_left()
-            || self.proof.get().is_some_and(|&proof| remote::has_vanished(self.process.pid, proof))
+        if self.process.has_ended() {
+            return true;
+        }
+        let seen = self.proof.get().and_then(|&proof| remote::still_has(self.process.pid, proof));
+        match seen {
+            Some(is_there) if self.process.pidfd.is_some() => !is_there,
+            Some(false) => true,
+            _ => self.process.has_left(),
+        }
     }
 
     /// Waits for the marks that are set.

@@ -257,10 +257,11 @@ impl RemoteMemory {
     }
 }
 
-/// Whether the process with this number has lost the word that it told of: it runs another program. False where the kernel
-/// does not let us look.
-pub(super) fn has_vanished(pid: i32, proof: ProofWord) -> bool {
-    pid > 0 && RemoteMemory { pid, seen: AtomicU64::new(0) }.finds(proof) == Ok(false)
+/// Whether the process with this number still has the word that it told of. If not, it runs another program. `None` where the
+/// kernel does not let us look.
+pub(super) fn still_has(pid: i32, proof: ProofWord) -> Option<bool> {
+    let memory = RemoteMemory { pid, seen: AtomicU64::new(0) };
+    if pid > 0 { memory.finds(proof).ok() } else { None }
 }
 
 fn error_of(errno: i32, done: usize) -> RemoteError {
@@ -332,9 +333,10 @@ mod tests {
         let word = 5u64;
         let at = |value| ProofWord { address: (&raw const word) as u64, value };
         let pid = std::process::id() as i32;
-        assert!(!has_vanished(pid, at(5)) && has_vanished(pid, at(6)));
-        assert!(has_vanished(pid, ProofWord { address: 64, value: 5 }), "nothing is there");
-        assert!(!has_vanished(0, at(6)) && !has_vanished(i32::MAX, at(6)), "nobody is known");
+        assert_eq!((still_has(pid, at(5)), still_has(pid, at(6))), (Some(true), Some(false)));
+        let nothing = ProofWord { address: 64, value: 5 };
+        assert_eq!(still_has(pid, nothing), Some(false));
+        assert_eq!((still_has(0, at(6)), still_has(i32::MAX, at(6))), (None, None));
     }
 
     #[test]
