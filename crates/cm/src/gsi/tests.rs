@@ -664,14 +664,15 @@ fn a_strangers_requests_and_rejections_make_few_copies() {
     let req = |n| Req { service_id, local_comm_id: local_comm_id(n), ..Req::default() }.into();
     assert_eq!(made_by(&req), 0, "a request that nobody listens for");
     let rej = |n| Rej { local_comm_id: local_comm_id(n), ..Rej::default() };
-    let named = |n| Rej { remote_comm_id: CommId(own | n), ..rej(n) }.into();
-    let astray = made_by(&named);
-    assert!(astray <= 1000, "{astray}: at most one for each, to the process that it names");
+    // The last round has room for copies that a slow process makes late.
     // Each is for three others: more than the first 32 only as time goes by.
     let begin = Instant::now();
     let made = made_by(&|n| rej(n).into());
     let most = 3 * (32 + begin.elapsed().as_millis() as u64 / 20 + 8);
     assert!((3 * 32..=most).contains(&made), "{made}, at most {most}");
+    let named = |n| Rej { remote_comm_id: CommId(own | n), ..rej(n) }.into();
+    let astray = made_by(&named);
+    assert!(astray <= 1000, "{astray}: at most one for each, to the process that it names");
 }
 
 #[test]
