@@ -118,12 +118,17 @@ pub(crate) fn uses_dead<P>(pointer: *const P) -> bool {
     checker().is_some_and(|checker| checker.ledger().uses_dead(pointer as usize))
 }
 
+/// Whether this program is checked.
+pub(crate) fn is_on() -> bool {
+    checker().is_some()
+}
+
 /// Objects that have ended, and whose memory stays a while.
 static KEPT: Mutex<VecDeque<Arc<dyn Any + Send + Sync>>> = Mutex::new(VecDeque::new());
 const MOST_KEPT: usize = 256;
 
-/// The object has ended. Its memory stays a while, so that a program that uses it reads no other object's. What the objects of a
-/// context hold is given back when the context closes.
+/// The object has ended. Its memory stays a while, so that a program that uses it reads no other object's. What objects hold is
+/// given back when a context or a channel ends.
 pub(crate) fn keep<P>(object: Arc<dyn Any + Send + Sync>) {
     if checker().is_none() {
         return;
@@ -131,7 +136,8 @@ pub(crate) fn keep<P>(object: Arc<dyn Any + Send + Sync>) {
     let kind = Kind::of_struct(type_name::<P>());
     let mut kept = KEPT.lock();
     let mut gone = VecDeque::new();
-    if kind == Kind::Context {
+    // A completion queue keeps its channel.
+    if matches!(kind, Kind::Context | Kind::Channel) {
         std::mem::swap(&mut *kept, &mut gone);
     } else if kind.is_kept() {
         kept.push_back(object);

@@ -52,12 +52,12 @@ pub(crate) const ROOM: usize = 1 << 20;
 /// Losing a line is no reason to stop a program: a closed stderr is ignored.
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
+    // Without memory the log would end the program before the device can refuse.
+    if !ONCE.is_completed() && anyverbs::check_room(ROOM).is_err() {
+        let _ = Stderr.write(b"ERROR anyverbs: there is no memory for a device (ulimit -v)\n");
+        return;
+    }
     ONCE.call_once(|| {
-        // Without memory the log would end the program before the device can refuse.
-        if anyverbs::check_room(ROOM).is_err() {
-            let _ = Stderr.write(b"ERROR anyverbs: there is no memory for a device (ulimit -v)\n");
-            return;
-        }
         // Before any object, and before the handlers of the device: what runs last at exit is told of first.
         anyverbs_check::init(|from, to| {
             let from = std::ptr::with_exposed_provenance(from as usize);

@@ -280,7 +280,9 @@ fn the_checker_says_nothing_of_larger_programs() {
     }
     let rules_path = rules.to_str().unwrap();
     let settings = [("ANYVERBS_CHECK", "1"), ("ANYVERBS_CHECK_SUPPRESSIONS", rules_path)];
-    run_with("comp_cntr", &settings);
+    for name in ["comp_cntr", "memory"] {
+        run_with(name, &settings);
+    }
     fs::remove_file(&rules).unwrap();
 }
 

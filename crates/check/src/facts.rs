@@ -74,7 +74,8 @@ impl Kind {
     /// Whether the memory of one that has ended stays a while, so that a program that uses it is found out and does no harm.
     #[must_use]
     pub fn is_kept(self) -> bool {
-        !self.has_descriptor()
+        // The others may hold what the program ends next.
+        !self.has_descriptor() && self != Self::Other
     }
 
     /// Whether it has a descriptor, or a part of one that has. It would stay open while the memory is kept.

@@ -9,14 +9,16 @@ use std::{
     ffi::{c_int, c_void},
     path::Path,
     ptr,
-    sync::Once,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The beginning of the path. Compilers put short texts into the code, eight bytes at a time.
 const BEGINNING: &[u8; 8] = b"/dev/inf";
 
-/// The most of an object that is searched: a search of this takes a fraction of a second.
-const MOST: usize = 512 << 20;
+/// The most of an object that is searched: a search of this takes some tens of milliseconds.
+const MOST: usize = 64 << 20;
+/// Bytes that are searched at once.
+const CHUNK: usize = 64 << 10;
 
 unsafe extern "C" {
     fn _Unwind_Backtrace(
@@ -56,12 +58,11 @@ fn caller() -> Option<usize> {
     search.found
 }
 
-/// Whether the code or the constants of the object that begins here have these bytes.
-fn has(object: usize, wanted: &[u8]) -> bool {
-    struct Search<'a> {
+/// Where the code and the constants of the object lie that begins here: addresses and lengths.
+fn constants(object: usize) -> Vec<(usize, usize)> {
+    struct Search {
         object: usize,
-        wanted: &'a [u8],
-        found: bool,
+        found: Vec<(usize, usize)>,
     }
     unsafe extern "C" fn each(
         info: *mut libc::dl_phdr_info,
@@ -69,7 +70,7 @@ fn has(object: usize, wanted: &[u8]) -> bool {
         search: *mut c_void,
     ) -> c_int {
         // SAFETY: what the loader tells of an object that stays loaded meanwhile, and the search below.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
         // SAFETY: as above.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
@@ -80,40 +81,52 @@ fn has(object: usize, wanted: &[u8]) -> bool {
         }
         let constant =
             loaded().filter(|h| h.p_flags & libc::PF_R != 0 && h.p_flags & libc::PF_W == 0);
-        let mut left = MOST;
-        for header in constant {
-            let len = left.min(header.p_filesz as usize);
-            left -= len;
-            // SAFETY: the segment is mapped for reading. Nobody writes to it, and the search gets lengths that it has.
-            let found = unsafe {
-                libc::memmem(
-                    start(header) as *const c_void,
-                    len,
-                    search.wanted.as_ptr().cast(),
-                    search.wanted.len(),
-                )
-            };
-            search.found |= !found.is_null();
-        }
+        search.found.extend(constant.map(|header| (start(header), header.p_filesz as usize)));
         1
     }
-    let mut search = Search { object, wanted, found: false };
+    let mut search = Search { object, found: Vec::new() };
     // SAFETY: as in `caller`.
     unsafe { libc::dl_iterate_phdr(Some(each), ptr::from_mut(&mut search).cast()) };
     search.found
 }
 
+/// Whether the code or the constants of the object that begins here have these bytes. A program may have made some of them
+/// inaccessible.
+fn has(object: usize, wanted: &[u8]) -> bool {
+    let (mut chunk, mut left) = (vec![0; CHUNK], MOST);
+    for (start, len) in constants(object) {
+        let len = len.min(left);
+        left -= len;
+        // Chunks overlap by what may lie across their border.
+        for at in (0..len).step_by(CHUNK - wanted.len()) {
+            let part = &mut chunk[..CHUNK.min(len - at)];
+            let from = std::ptr::with_exposed_provenance(start + at);
+            // SAFETY: the chunk is writable; the copy survives a source that cannot be read.
+            let is_read = unsafe { anyverbs::copy_guarded(part.as_mut_ptr(), from, part.len()) };
+            // SAFETY: two live slices.
+            let found = unsafe {
+                let (part_len, len) = (part.len(), wanted.len());
+                libc::memmem(part.as_ptr().cast(), part_len, wanted.as_ptr().cast(), len)
+            };
+            if is_read.is_ok() && !found.is_null() {
+                return true;
+            }
+        }
+    }
+    false
+}
+
 /// Says once if the program looks for the node of a device itself and will not find it. Called when devices are listed.
 pub(crate) fn look_for_node(index: usize, name: &str) {
-    static LOOKED: Once = Once::new();
-    LOOKED.call_once(|| {
+    static LOOKED: AtomicBool = AtomicBool::new(false);
+    if !LOOKED.swap(true, Ordering::Relaxed) {
         let node = format!("/dev/infiniband/uverbs{index}");
         if !Path::new(&node).exists() && caller().is_some_and(|object| has(object, BEGINNING)) {
             tracing::warn!(
                 "there is no {node}, and this program looks for it: it may pass over {name}; `anyverbs run` shows it"
             );
         }
-    });
+    }
 }
 
 #[cfg(test)]

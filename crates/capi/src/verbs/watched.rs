@@ -59,6 +59,9 @@ pub(super) fn activity(address: usize) -> Activity {
     }
 }
 
+/// More requests than a queue takes. A list that has no end is read up to here.
+const LONGEST_LIST: usize = 1 << 16;
+
 /// The elements of a request, as far as they can be read.
 ///
 /// # Safety
@@ -94,8 +97,11 @@ unsafe fn send(wr: &ibv_send_wr, is_datagram: bool) -> Work {
         is_fenced: has(IBV_SEND_FENCE),
         // SAFETY: a request of a UD queue pair has this member.
         ah: if is_datagram { unsafe { wr.wr.ud.ah as usize } } else { 0 },
-        // SAFETY: the caller's promise.
-        pieces: unsafe { pieces(wr.sg_list, wr.num_sge) },
+        pieces: match elements {
+            Elements::Unused => Vec::new(),
+            // SAFETY: the caller's promise.
+            _ => unsafe { pieces(wr.sg_list, wr.num_sge) },
+        },
     }
 }
 
@@ -150,7 +156,7 @@ unsafe extern "C" fn post_send(
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
     let (mut works, mut at) = (Vec::new(), wr);
     // SAFETY: the caller's promise.
-    while let Some(next) = unsafe { at.as_ref() } {
+    while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
         // SAFETY: as above.
         works.push(unsafe { send(next, is_datagram) });
         at = next.next;
@@ -181,7 +187,7 @@ unsafe fn post_receives(
     }
     let (mut works, mut at) = (Vec::new(), wr);
     // SAFETY: the caller's promise.
-    while let Some(next) = unsafe { at.as_ref() } {
+    while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
         works.push(Work {
             name: "receive",
             wr_id: next.wr_id,

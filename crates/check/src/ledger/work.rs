@@ -76,7 +76,9 @@ impl Ledger {
             return;
         };
         let overlaps = |a: &Piece, b: &Piece| {
-            a.addr < b.addr.saturating_add(b.len.into())
+            a.len > 0
+                && b.len > 0
+                && a.addr < b.addr.saturating_add(b.len.into())
                 && b.addr < a.addr.saturating_add(a.len.into())
                 && (work.is_inline || a.lkey == b.lkey)
         };
