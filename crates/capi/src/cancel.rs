@@ -5,7 +5,7 @@
 //!
 //! Waiting in a call that a thread may be cancelled in (`pthread_cancel(3)`): programs end their event threads so.
 //!
-//! What a cancelled thread holds is given up by a handler of the C library ([`undone_if_cancelled`]).
+//! A handler of the C library gives up what a cancelled thread holds ([`undone_if_cancelled`]).
 
 use std::sync::Arc;
 

@@ -272,7 +272,7 @@ impl Batch {
         });
     }
 
-    /// What was built so far, for the checker.
+    /// The requests that were built so far, for the checker.
     pub(super) fn works(&self) -> Vec<Work> {
         let all = |requests: &mut Requests| {
             let mut sges = &requests.sges[..];

@@ -8,14 +8,16 @@ use std::sync::Arc;
 
 use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
-use anyverbs_proto::mr::LastLocal;
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::{Access, LastLocal};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wr::Sge;
 
 use super::message::LaneCall;
-use super::route::{ShmRoute, ShortData};
+use super::route::ShmRoute;
 use super::traffic::Tally;
 use super::{Spare, Unflushed};
 use crate::Links;
@@ -30,6 +32,39 @@ const ACKS: u32 = 1 << 31;
 /// In a cell's second word, above the length.
 const SOLICITED: u64 = 1 << 8;
 const PSN_AT: u32 = 32;
+
+/// The data of a short SEND.
+#[derive(Clone, Copy, Debug)]
+pub enum ShortData<'a> {
+    /// Bytes that were inline.
+    Inline(&'a [u8]),
+    /// One element.
+    Element(&'a Sge),
+}
+
+impl ShortData<'_> {
+    /// Copies `len` bytes of it to an address of this process. False where its key or its memory does not allow that.
+    #[inline]
+    fn copy(
+        &self,
+        links: &'static Links,
+        (pd, region): (u32, &mut LastLocal<'static>),
+        to: u64,
+        len: usize,
+    ) -> bool {
+        let from = match self {
+            _ if len == 0 => return true,
+            Self::Inline(bytes) => bytes.as_ptr() as u64,
+            Self::Element(sge) => {
+                let mrs = &links.core.mrs;
+                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
+                let Ok(Some(from)) = from else { return false };
+                from
+            }
+        };
+        links.core.memory.copy(to, from, len).is_ok()
+    }
+}
 
 /// The lane to the peer.
 #[derive(Debug, Default)]

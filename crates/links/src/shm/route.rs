@@ -6,14 +6,13 @@ use std::sync::atomic::Ordering;
 use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError, Sender};
 use anyverbs_objects::base::HOUSEKEEPING;
 use anyverbs_proto::env::TransmitError;
-use anyverbs_proto::memory::Memory;
-use anyverbs_proto::mr::{Access, LastLocal, LastRemote};
+use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
-use anyverbs_proto::wr::{AddressVector, Sge};
+use anyverbs_proto::wr::AddressVector;
 
 use super::message::{Digest, Front, emit_connected, is_connected};
 use super::{Gone, Peer, Shm, Spare, Unflushed};
@@ -24,39 +23,6 @@ use crate::pace::Credit;
 use crate::path::Path;
 use crate::times::SILENCE;
 use crate::udp::Asked;
-
-/// The data of a short SEND.
-#[derive(Clone, Copy, Debug)]
-pub enum ShortData<'a> {
-    /// Bytes that were inline.
-    Inline(&'a [u8]),
-    /// One element.
-    Element(&'a Sge),
-}
-
-impl ShortData<'_> {
-    /// Copies `len` bytes of it to an address of this process. False where its key or its memory does not allow that.
-    #[inline]
-    pub(super) fn copy(
-        &self,
-        links: &'static Links,
-        (pd, region): (u32, &mut LastLocal<'static>),
-        to: u64,
-        len: usize,
-    ) -> bool {
-        let from = match self {
-            _ if len == 0 => return true,
-            Self::Inline(bytes) => bytes.as_ptr() as u64,
-            Self::Element(sge) => {
-                let mrs = &links.core.mrs;
-                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
-                let Ok(Some(from)) = from else { return false };
-                from
-            }
-        };
-        links.core.memory.copy(to, from, len).is_ok()
-    }
-}
 
 /// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]

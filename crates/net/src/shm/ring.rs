@@ -597,17 +597,6 @@ impl<M: Memory> Message<'_, M> {
         &into[..self.place.header]
     }
 
-    /// The header, if it has `N` bytes.
-    #[inline]
-    #[must_use]
-    pub fn header_of<const N: usize>(&self) -> Option<[u8; N]> {
-        (self.place.header == N).then(|| {
-            let mut bytes = [0; N];
-            self.memory.read(self.place.at + 8, &mut bytes);
-            bytes
-        })
-    }
-
     /// Bytes of the payload.
     #[must_use]
     pub fn payload_len(&self) -> usize {

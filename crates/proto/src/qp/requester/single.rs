@@ -92,12 +92,7 @@ impl Qp {
     /// Plans a SEND of one element and `len` bytes that leaves while it is posted, on a link with this window. `None`: it
     /// has to be queued, and to leave the general way.
     #[inline]
-    pub fn plan_short_send(
-        &self,
-        flags: SendFlags,
-        len: u32,
-        props: &LinkProps,
-    ) -> Option<ShortSend> {
+    fn plan_short_send(&self, flags: SendFlags, len: u32, props: &LinkProps) -> Option<ShortSend> {
         if !self.may_send_short(props) {
             return None;
         }
@@ -105,7 +100,8 @@ impl Qp {
         self.plan_open(flags, len, props).map(|planned| ShortSend { acks, ..planned })
     }
 
-    /// As [`plan_short_send`](Self::plan_short_send), where the [short way](Self::short_ways) is open. It carries no ACK.
+    /// Plans a SEND of one element and `len` bytes that leaves while it is posted, where the [short way](Self::short_ways) is
+    /// open. It carries no ACK.
     #[inline]
     pub fn plan_open(&self, flags: SendFlags, len: u32, props: &LinkProps) -> Option<ShortSend> {
         debug_assert!(self.may_send_short(props), "the short way of sends is open");
@@ -165,7 +161,7 @@ impl Qp {
         Some(room)
     }
 
-    /// The link has taken a SEND that [`plan_short_send`](Self::plan_short_send) planned.
+    /// The link has taken a SEND that was planned.
     #[inline]
     pub fn book_short_send(
         &mut self,
