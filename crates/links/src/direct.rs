@@ -86,14 +86,7 @@ pub fn perform(
     let (target, offset, mapped) = match last.find(&seen, &route.peer, operation) {
         Some((target, offset)) => (target, offset, None),
         None => {
-            let Some((admitted, offset)) = seen.admitted(
-                route,
-                from,
-                operation.dest_qpn,
-                operation.direction,
-                operation.remote,
-                operation.len,
-            ) else {
+            let Some((admitted, offset)) = seen.admitted(route, from, operation) else {
                 return false;
             };
             let target = admitted.target;
@@ -128,6 +121,12 @@ pub fn perform(
     links.core.count(times, 1);
     links.core.count(bytes, len as u64);
     true
+}
+
+/// Tells whether the peer takes an operation of the queue pair `from` without a message.
+pub fn admits(route: &ShmRoute, from: Qpn, operation: &Direct<'_>) -> bool {
+    let copying = route.peer.channel().begin_copy();
+    copying.is_some_and(|copying| Seen(&copying).admitted(route, from, operation).is_some())
 }
 
 /// The right that a peer must have granted.
@@ -220,11 +219,9 @@ impl Seen<'_> {
         &self,
         route: &ShmRoute,
         from: Qpn,
-        dest: Qpn,
-        direction: Direction,
-        remote: RemoteAddr,
-        len: u32,
+        operation: &Direct<'_>,
     ) -> Option<(Admitted, u64)> {
+        let Direct { dest_qpn: dest, direction, remote, len, .. } = *operation;
         let need = right_to(direction);
         let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
         let (target, iova, offset) = self.target(remote, len, pd, need)?;

@@ -247,6 +247,15 @@ impl Route {
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
         }
     }
+
+    /// Tells whether the peer takes a one-sided operation of a queue pair without a message.
+    #[must_use]
+    pub fn admits(&self, from: Qpn, operation: &Direct<'_>) -> bool {
+        match self {
+            Self::Shm(route) => direct::admits(route, from, operation),
+            Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
+        }
+    }
 }
 
 fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {

@@ -6,6 +6,10 @@ use crate::wr::{RemoteAddr, Sge};
 /// Longest operation that is offered: the queue pair is locked for so long.
 pub const MAX_DIRECT: u32 = 16 << 20;
 
+/// Shortest operation of a reliable queue pair that waits for the answers to messages before it, so that it needs none itself.
+/// A shorter one leaves as a message.
+pub const WORTH_WAITING: u32 = 16 << 10;
+
 /// The local side of an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {

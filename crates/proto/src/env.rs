@@ -163,6 +163,13 @@ pub trait LinkEnv {
         let _ = operation;
         false
     }
+
+    /// Tells whether [`direct`](Self::direct) would do the operation now, as far as the peer's memory says. The requester then
+    /// waits for the answers to the messages before it.
+    fn admits(&self, operation: &Direct<'_>) -> bool {
+        let _ = operation;
+        false
+    }
 }
 
 /// Reasons of failures, which two devices of this make tell each other.

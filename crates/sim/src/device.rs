@@ -285,6 +285,10 @@ impl LinkEnv for Around<'_> {
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         self.do_directly(operation)
     }
+
+    fn admits(&self, operation: &Direct<'_>) -> bool {
+        self.chance.probability > 0.0 && self.open_peer(operation).is_some()
+    }
 }
 
 impl ReasonEnv for Around<'_> {}

@@ -17,6 +17,14 @@ pub(crate) struct Chance {
     pub(crate) probability: f64,
 }
 
+/// The right that a peer must have granted.
+fn right_to(direction: Direction) -> Access {
+    match direction {
+        Direction::Write => Access::REMOTE_WRITE,
+        Direction::Read => Access::REMOTE_READ,
+    }
+}
+
 impl Around<'_> {
     /// Does what the peer would do on a request, if it would need no event for that.
     pub(crate) fn do_directly(&mut self, operation: &Direct<'_>) -> bool {
@@ -24,6 +32,12 @@ impl Around<'_> {
         if probability == 0.0 || !self.chance.rng.random_bool(probability) {
             return false;
         }
+        let Some((device, pd)) = self.open_peer(operation) else { return false };
+        self.copy(device, pd, operation).is_some()
+    }
+
+    /// The peer of an operation and its protection domain, if it would execute the request.
+    pub(crate) fn open_peer(&self, operation: &Direct<'_>) -> Option<(&Device, u32)> {
         let before = self.before.iter().chain(self.behind);
         let peer =
             before.flat_map(|device| device.qps.iter().flatten().map(move |qp| (device, qp)));
@@ -33,19 +47,13 @@ impl Around<'_> {
                 && attr.dest_qpn == self.place.qpn
                 && attr.av.dgid == self.shared.gid
         });
-        let Some((device, slot)) = connected.next() else { return false };
-        let need = match operation.direction {
-            Direction::Write => Access::REMOTE_WRITE,
-            Direction::Read => Access::REMOTE_READ,
-        };
-        if !slot.qp.open_to_direct().is_some_and(|access| access.contains(need)) {
-            return false;
-        }
-        self.copy(device, slot.qp.init().pd, need, operation).is_some()
+        let (device, slot) = connected.next()?;
+        let is_open = slot.qp.open_to_direct()?.contains(right_to(operation.direction));
+        is_open.then(|| (device, slot.qp.init().pd))
     }
 
-    fn copy(&self, device: &Device, pd: u32, need: Access, operation: &Direct<'_>) -> Option<()> {
-        let peer = &device.shared;
+    fn copy(&self, device: &Device, pd: u32, operation: &Direct<'_>) -> Option<()> {
+        let (peer, need) = (&device.shared, right_to(operation.direction));
         let (remote, len) = (operation.remote, operation.len);
         let hold = peer
             .mrs

@@ -34,6 +34,7 @@ use super::Qp;
 use super::attr::{QpState, QpType};
 use super::send_queue::{PACKET_COST, Sqe};
 use super::timers::Timer;
+use direct::Directly;
 use single::Single;
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
@@ -168,8 +169,10 @@ impl Qp {
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
-                if self.send_direct(env) {
-                    continue;
+                match self.send_direct(env) {
+                    Directly::Done => continue,
+                    Directly::Waits => break,
+                    Directly::No => {}
                 }
                 match self.send_single(window, env) {
                     Single::Sent => {

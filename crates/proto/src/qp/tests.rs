@@ -62,8 +62,9 @@ struct Device {
     counted: Vec<(CompCntrOps, u32, bool)>,
     counters: RefCell<Vec<Counter>>,
     events: Vec<QpEvent>,
-    /// Whether it does WRITEs and READs by itself, and those that it did.
+    /// Whether it does WRITEs and READs by itself, whether it admits those that wait, and those that it did.
     does_directly: bool,
+    admits: bool,
     direct: Vec<(Direction, RemoteAddr, u32)>,
     keys: Keys,
     /// Lines for the log, and reasons that went with NAKs, each with whether the peer is of this make.
@@ -140,6 +141,10 @@ impl LinkEnv for Device {
             self.direct.push((operation.direction, operation.remote, operation.len));
         }
         self.does_directly
+    }
+
+    fn admits(&self, _: &Direct<'_>) -> bool {
+        self.admits
     }
 }
 
@@ -286,6 +291,7 @@ impl World {
             counters: RefCell::default(),
             events: Vec::new(),
             does_directly: false,
+            admits: false,
             direct: Vec::new(),
             keys,
             lines: Vec::new(),

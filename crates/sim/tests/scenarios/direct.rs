@@ -1,10 +1,12 @@
 //! WRITEs and READs without a message come after earlier messages.
 
+use anyverbs_proto::direct::WORTH_WAITING;
+
 use super::prelude::*;
 
-/// 400 WRITEs of a program that keeps the queue full, with an atomic before the first, if `behind_an_atomic`. Returns
-/// the number of them that were messages.
-fn stream(t: &mut Pair, a: End, b: End, behind_an_atomic: bool) -> usize {
+/// 400 WRITEs of `len` bytes by a program that keeps the queue full, with an atomic before the first, if `behind_an_atomic`.
+/// Returns the number of packets that asked for a WRITE.
+fn stream(t: &mut Pair, (a, b): (End, End), len: usize, behind_an_atomic: bool) -> usize {
     let at = b.mr.remote(8);
     let (mut posted, mut done) = (0, 0);
     while done < 400 {
@@ -13,7 +15,7 @@ fn stream(t: &mut Pair, a: End, b: End, behind_an_atomic: bool) -> usize {
                 let add = SendOp::FetchAdd { at: b.mr.remote(0), add: 1 };
                 t.post(a, 1000, add, &[a.mr.sge(0, 8)]);
             }
-            t.post(a, posted, SendOp::Write(at), &[a.mr.sge(64, 1000)]);
+            t.post(a, posted, SendOp::Write(at), &[a.mr.sge(64, len)]);
             posted += 1;
         }
         t.run_for(Duration::from_nanos(500));
@@ -24,15 +26,15 @@ fn stream(t: &mut Pair, a: End, b: End, behind_an_atomic: bool) -> usize {
             }
         }
     }
-    assert_eq!(t.bytes(a.mr, 64, 1000), t.bytes(b.mr, 8, 1000));
-    t.net.trace.count(a.device, O::WriteOnly)
+    assert_eq!(t.bytes(a.mr, 64, len), t.bytes(b.mr, 8, len));
+    t.net.trace.count(a.device, O::WriteOnly) + t.net.trace.count(a.device, O::WriteFirst)
 }
 
 #[test]
 fn a_stream_that_begins_without_messages_needs_none() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.do_directly(1.0);
-    assert_eq!(stream(&mut t, a, b, false), 0);
+    assert_eq!(stream(&mut t, (a, b), 1000, false), 0);
 }
 
 #[test]
@@ -40,12 +42,19 @@ fn writes_are_messages_until_all_before_are_answered() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.do_directly(1.0);
     // One ACK answers all that the queue holds.
-    assert_eq!(stream(&mut t, a, b, true), 20);
+    assert_eq!(stream(&mut t, (a, b), 1000, true), 20);
+}
+
+#[test]
+fn long_writes_wait_until_all_before_are_answered() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.do_directly(1.0);
+    assert_eq!(stream(&mut t, (a, b), WORTH_WAITING as usize, true), 0);
 }
 
 #[test]
 fn writes_that_nobody_does_directly_are_messages() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.do_directly(f64::MIN_POSITIVE);
-    assert_eq!(stream(&mut t, a, b, false), 400);
+    assert_eq!(stream(&mut t, (a, b), 1000, false), 400);
 }

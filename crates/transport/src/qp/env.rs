@@ -347,6 +347,11 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         let (links, qpn) = (self.transport.links, self.cell.qpn);
         route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
     }
+
+    fn admits(&self, operation: &Direct<'_>) -> bool {
+        let route = self.link.to.route.as_ref();
+        route.is_some_and(|route| route.admits(self.cell.qpn, operation))
+    }
 }
 
 impl ReasonEnv for DeviceEnv<'_, '_> {

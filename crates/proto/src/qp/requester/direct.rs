@@ -1,12 +1,23 @@
 //! WRITEs and READs that the device does by itself, without a message ([`LinkEnv::direct`](crate::env::LinkEnv::direct)).
 
-use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
+use crate::direct::{Direct, Direction, Local, MAX_DIRECT, WORTH_WAITING};
 use crate::env::Env;
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{SendFlags, SendOp};
 
 use super::super::Qp;
 use super::super::attr::{QpState, QpType};
+
+/// What became of a request that the device may do by itself.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Directly {
+    /// It is done.
+    Done,
+    /// It will be, once the messages before it are answered.
+    Waits,
+    /// It has to be a message.
+    No,
+}
 
 impl Qp {
     /// Tells whether nothing is unusual that only the general way changes.
@@ -64,34 +75,33 @@ impl Qp {
     }
 
     /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was
-    /// executed. It takes no PSNs. With false it has to be a message. A faulty WQE goes that way, where the fault is
-    /// found.
+    /// executed. It takes no PSNs. A faulty WQE has to be a message, and so the fault is found.
     ///
-    /// A stream that began with messages goes on with them until all are answered: it does not wait for that. A stream
-    /// that began without goes on without.
+    /// A long one waits until the messages before it are answered. Short ones go on as messages until all are answered.
     #[inline]
-    pub(super) fn send_direct<E: Env>(&mut self, env: &mut E) -> bool {
+    pub(super) fn send_direct<E: Env>(&mut self, env: &mut E) -> Directly {
         let position = self.sq.next;
         let sqe = self.sq.at(position);
         let (direction, remote) = match sqe.op {
             SendOp::Write(remote) => (Direction::Write, remote),
             SendOp::Read(remote) => (Direction::Read, remote),
-            _ => return false,
+            _ => return Directly::No,
         };
-        let is_answered = if self.init.qp_type.is_reliable() {
+        let is_reliable = self.init.qp_type.is_reliable();
+        let is_answered = if is_reliable {
             self.requester.una == self.requester.fresh_psn
         } else {
             // Without answers it is unknown when the peer has executed the packets.
             self.requester.fresh_cost == 0
         };
-        if !is_answered
-            || self.sq.done != position
+        let waits = is_reliable && !is_answered && sqe.len >= WORTH_WAITING;
+        if !(is_answered && self.sq.done == position || waits)
             || self.attr.state != QpState::Rts
             || self.rate.is_limited()
             || !(1..=MAX_DIRECT).contains(&sqe.len)
             || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
         {
-            return false;
+            return Directly::No;
         }
         let operation = Direct {
             dest_qpn: self.attr.dest_qpn,
@@ -105,12 +115,15 @@ impl Qp {
             },
             pd: self.init.pd,
         };
+        if waits {
+            return if env.admits(&operation) { Directly::Waits } else { Directly::No };
+        }
         if !env.direct(&operation) {
-            return false;
+            return Directly::No;
         }
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
         self.complete_oldest(WcStatus::Success, env);
-        true
+        Directly::Done
     }
 }

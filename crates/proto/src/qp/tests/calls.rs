@@ -1,6 +1,7 @@
 //! A queue pair's posts, packets and timers, each by itself.
 
 use super::*;
+use crate::direct::WORTH_WAITING;
 
 #[test]
 fn marked_packets_are_those_with_both_bits() {
@@ -454,6 +455,27 @@ fn a_write_behind_answered_requests_needs_no_message() {
     world.post(SendOp::Send, 10);
     world.post(SendOp::Write(world.remote()), 100);
     assert_eq!((world.device.direct.len(), world.sent().len()), (1, 2));
+}
+
+/// A long WRITE waits until what was sent before it is answered, if the peer admits it. A READ waits as well.
+#[test]
+fn a_long_operation_waits_for_the_answers_before_it() {
+    let run = |admits: bool, len: u32, read: bool| {
+        let props = LinkProps { segment: 64 << 10, ..LinkProps::new(1 << 20) };
+        let mut world = World::with(QpType::Rc, props, |_| {});
+        (world.device.does_directly, world.device.admits) = (true, admits);
+        let at = world.remote();
+        world.post(SendOp::WriteImm(at, 1), 10);
+        world.post(if read { SendOp::Read(at) } else { SendOp::Write(at) }, len);
+        let sent = world.sent().len();
+        world.answer(0, Syndrome::ACK);
+        (sent, world.device.direct.len())
+    };
+    for read in [false, true] {
+        assert_eq!(run(true, WORTH_WAITING, read), (1, 1));
+        assert_eq!(run(true, WORTH_WAITING - 1, read), (2, 0), "a short one is a message");
+        assert_eq!(run(false, WORTH_WAITING, read), (2, 0), "the peer does not take it");
+    }
 }
 
 /// One-sided operations that are done while they are posted end as those that are queued.
