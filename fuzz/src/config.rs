@@ -4,8 +4,9 @@
 
 use anyverbs::config::Config;
 
-const VARIABLES: [&str; 20] = [
+const VARIABLES: [&str; 21] = [
     "DEVICE",
+    "DEVICES",
     "UDP_PORT",
     "REGISTRY",
     "INTERFACES",
@@ -43,7 +44,10 @@ pub fn run(input: &[u8]) {
     match Config::parse("anyverbs.toml", file, variable) {
         Ok(config) => {
             assert!(config.udp_port != 0);
-            assert!((1..=48).contains(&config.device.len()) && !config.device.contains('/'));
+            let is_name = |name: &str| (1..=48).contains(&name.len()) && !name.contains('/');
+            assert!(is_name(&config.device));
+            assert!((1..=64).contains(&config.devices.len()));
+            assert!(config.devices.iter().all(|device| is_name(&device.name)));
             assert!((1..=32).contains(&config.registry.len()) && !config.registry.contains('/'));
             assert!((8192..=1 << 30).contains(&config.udp.window));
             assert!((4096..=1 << 30).contains(&config.udp.receive_buffer));

@@ -44,12 +44,10 @@ impl Context {
     /// [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let device = Device::current()?;
-        if name != device.core.config.device {
-            return Err(OpenError::NoSuchDevice(name.to_owned()));
-        }
+        let number = device.number_of(name).ok_or(OpenError::NoSuchDevice(name.to_owned()))?;
         let command = CommandFile::create(name)
             .map_err(|source| OpenError::System { what: "make a memfd", source })?;
-        Self::with(device, command)
+        Self::with(device, number, command)
     }
 
     /// Opens the device of a [`command_fd`](Self::command_fd) that was passed on, perhaps by another process
@@ -60,17 +58,28 @@ impl Context {
     /// [`OpenError::NotCommand`] for a descriptor of something else.
     pub fn import(fd: OwnedFd) -> Result<Self, OpenError> {
         let device = Device::current()?;
-        let command =
-            CommandFile::open(fd, &device.core.config.device).map_err(|_| OpenError::NotCommand)?;
-        Self::with(device, command)
+        let command = CommandFile::open(fd).map_err(|_| OpenError::NotCommand)?;
+        let mut names = device.core.config.devices.iter().map(|device| &device.name);
+        let number = names.position(|name| command.is_of(name)).ok_or(OpenError::NotCommand)?;
+        Self::with(device, number, command)
     }
 
-    fn with(device: &'static Device, command: CommandFile) -> Result<Self, OpenError> {
+    fn with(
+        device: &'static Device,
+        number: usize,
+        command: CommandFile,
+    ) -> Result<Self, OpenError> {
         let events = AsyncQueue::new()
             .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
-        let cell = Arc::new(ContextCell { events, command });
+        let cell = Arc::new(ContextCell { device: number, events, command });
         device.driver.listeners.add(&cell);
         Ok(Self(cell))
+    }
+
+    /// The number of its device, in the order of [`crate::devices`].
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.0.device
     }
 
     /// The core of this process's own device.
@@ -94,7 +103,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn device_attr(&self) -> Result<DeviceAttr, CreateError> {
-        Ok(self.core()?.attr)
+        Ok(self.device()?.attr(self.0.device))
     }
 
     /// The device's properties beside its attributes.
@@ -102,7 +111,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn details(&self) -> Result<Details, CreateError> {
-        Ok(self.device()?.details())
+        Ok(self.device()?.details(self.0.device))
     }
 
     /// State of a port (`ibv_query_port`).
@@ -111,7 +120,7 @@ impl Context {
     /// [`CreateError::Invalid`] unless `port` is 1.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, CreateError> {
         check_port(port)?;
-        Ok(self.device()?.port_attr())
+        Ok(self.device()?.port_attr(self.0.device))
     }
 
     /// An entry of the GID table (`ibv_query_gid`, `ibv_query_gid_ex`); `None` for an empty one.
@@ -120,7 +129,7 @@ impl Context {
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
         check_port(port)?;
-        let entry = self.core()?.gids.entry(index);
+        let entry = self.core()?.gids.entry(self.0.device, index);
         if entry.is_none() && index >= anyverbs_objects::limits::GID_TABLE_LEN {
             return Err(CreateError::Invalid("GID index"));
         }
@@ -132,7 +141,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn gids(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.core()?.gids.listed())
+        Ok(self.core()?.gids.listed(self.0.device))
     }
 
     /// All addresses of the device: the table's, and those of the loopback interface where the table does not list them.
@@ -140,7 +149,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn addresses(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.core()?.gids.entries())
+        Ok(self.core()?.gids.of_device(self.0.device))
     }
 
     /// An entry of the P_Key table (`ibv_query_pkey`).
@@ -157,7 +166,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
     pub fn resolve(&self, attr: &AhAttr) -> Result<AddressVector, CreateError> {
-        ah::resolve(self.core()?, attr)
+        ah::resolve(self.core()?, self.0.device, attr)
     }
 
     /// The Ethernet address to which packets for an address go, and the VLAN of the interface that they leave by
@@ -167,7 +176,7 @@ impl Context {
     /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if the neighbour does not
     /// answer.
     pub fn resolve_ethernet(&self, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
-        ah::resolve_ethernet(self.core()?, attr)
+        ah::resolve_ethernet(self.core()?, self.0.device, attr)
     }
 
     /// Makes a protection domain.

@@ -26,8 +26,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
-use listing::guids;
 pub use listing::{Details, DeviceInfo, PortAttr, PortState, devices};
+use listing::{guids, node_guid};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
 #[derive(Debug)]
@@ -110,14 +110,30 @@ impl Device {
         &self.core.counters
     }
 
-    pub(crate) fn port_attr(&self) -> PortAttr {
+    /// The number of the device called `name`.
+    pub(crate) fn number_of(&self, name: &str) -> Option<usize> {
+        self.core.config.devices.iter().position(|device| device.name == name)
+    }
+
+    /// The attributes of a device.
+    pub(crate) fn attr(&self, number: usize) -> DeviceAttr {
+        let node_guid = node_guid(self.core.attr.node_guid, number);
+        DeviceAttr { node_guid, ..self.core.attr }
+    }
+
+    /// The attributes of a device's port. Violations are counted for all devices together.
+    pub(crate) fn port_attr(&self, number: usize) -> PortAttr {
         let violations =
             |counter| u32::try_from(self.core.counters.read(counter)).unwrap_or(u32::MAX);
         PortAttr {
-            state: if self.core.gids.is_empty() { PortState::Down } else { PortState::Active },
+            state: if self.core.gids.is_empty(number) {
+                PortState::Down
+            } else {
+                PortState::Active
+            },
             max_mtu: Mtu::Mtu4096,
-            active_mtu: self.core.gids.active_mtu(),
-            lid: self.core.gids.entry(0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
+            active_mtu: self.core.gids.active_mtu(number),
+            lid: self.core.gids.entry(number, 0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
             pkey_tbl_len: self.core.attr.max_pkeys,
@@ -126,10 +142,10 @@ impl Device {
         }
     }
 
-    pub(crate) fn details(&self) -> Details {
+    pub(crate) fn details(&self, number: usize) -> Details {
         Details {
-            gids: self.core.gids.listed(),
-            port: self.port_attr(),
+            gids: self.core.gids.listed(number),
+            port: self.port_attr(number),
             udp_port: self.core.config.udp_port,
             registry: self.core.config.registry.clone(),
             inproc: self.core.config.inproc,

@@ -33,6 +33,7 @@ Examples:
   anyverbs run -- ibv_rc_pingpong -g 0
   anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
   anyverbs run --sockets -- iperf3 -s
+  anyverbs run --devices 8 --device mlx5_0 -- ibv_devices
   ANYVERBS_LOSS=0.01 anyverbs run -- ./my_test
   anyverbs run --print-env -- true";
 
@@ -114,6 +115,10 @@ pub(crate) struct Settings {
     /// Name of the device [env: ANYVERBS_DEVICE]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
+    /// How many devices there are: a number, for devices at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each,
+    /// with commas between them, each perhaps behind NAME= [env: ANYVERBS_DEVICES]
+    #[arg(long, value_name = "DEVICES")]
+    pub(crate) devices: Option<String>,
     /// Level of the messages on standard error: error, warn, info, debug, trace, or a `tracing` filter [env:
     /// ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
@@ -141,6 +146,7 @@ impl Settings {
         for (option, is_empty, wanted) in [
             ("config", is_empty(&self.config), "the name of a file"),
             ("device", self.device.as_deref() == Some(""), "the name of a device"),
+            ("devices", self.devices.as_deref() == Some(""), "a number, or interfaces"),
             ("lib-dir", is_empty(&self.lib_dir), "the name of a directory"),
         ] {
             anyhow::ensure!(!is_empty, "--{option} is empty: expected {wanted}");
@@ -153,6 +159,7 @@ impl Settings {
         [
             ("ANYVERBS_CONFIG", self.config.as_deref().map(absolute)),
             ("ANYVERBS_DEVICE", self.device.as_ref().map(OsString::from)),
+            ("ANYVERBS_DEVICES", self.devices.as_ref().map(OsString::from)),
             ("ANYVERBS_LOG", self.log.as_ref().map(OsString::from)),
             ("ANYVERBS_LIB_DIR", self.lib_dir.as_ref().map(|dir| dir.clone().into_os_string())),
         ]

@@ -146,7 +146,7 @@ mod tests {
             config: Some(config),
             device: Some("mlx5_0".into()),
             log: Some("debug".into()),
-            lib_dir: None,
+            ..Settings::default()
         };
         let specification = of(&settings).unwrap();
         let device = &specification["devices"][0];

@@ -37,7 +37,7 @@ const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// All of them. A test compares this list with the sources.
-pub(crate) const SETTINGS: [Setting; 27] = [
+pub(crate) const SETTINGS: [Setting; 28] = [
     only("ANYVERBS_CONFIG", "", "Configuration file (TOML)"),
     only(
         "ANYVERBS_LIB_DIR",
@@ -53,7 +53,12 @@ pub(crate) const SETTINGS: [Setting; 27] = [
     both(
         "ANYVERBS_DEVICE",
         "anyverbs0",
-        "Name of the device; some programs look for mlx5_0 or rxe0",
+        "Name of the device; some programs look for mlx5_0 or rxe0. Further devices count on",
+    ),
+    both(
+        "ANYVERBS_DEVICES",
+        "",
+        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=",
     ),
     both(
         "ANYVERBS_INTERFACES",

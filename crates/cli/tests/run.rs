@@ -73,6 +73,11 @@ fn the_program_finds_library_and_tree() {
         String::from_utf8(output.stdout).unwrap(),
         format!("{}:/before\ndebug\n700\ntest7\n", lib.display())
     );
+    let several = ["--devices", "2", "--device", "mlx5_0", "--", "sh", "-c"];
+    let script = "ls $ANYVERBS_VIEW/sys/class/infiniband; cat $ANYVERBS_VIEW/sys/class/infiniband/mlx5_1/ports/1/gids/0";
+    let output = scratch.run(&[&several[..], &[script]].concat()).output().unwrap();
+    let gid = "0000:0000:0000:0000:0000:ffff:7f00:0002";
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("mlx5_0\nmlx5_1\n{gid}\n"));
     let output = scratch
         .run(&["--no-view", "--no-preload", "--", "sh", "-c", "echo $LD_PRELOAD$ANYVERBS_VIEW"])
         .output()

@@ -114,8 +114,8 @@ pub struct IdInfo {
     pub local: Option<Address>,
     /// The peer's.
     pub peer: Option<Address>,
-    /// Whether the id has its device: bound to one of its addresses, resolved, or a request.
-    pub has_device: bool,
+    /// The number of the id's device, once it has one: bound to one of its addresses, resolved, or a request.
+    pub device: Option<usize>,
     /// Our port's GID, where there is a device.
     pub sgid: Gid,
     /// The peer's, once resolved.
@@ -244,7 +244,7 @@ impl Id {
         IdInfo {
             local: state.local,
             peer: state.peer,
-            has_device: state.place.is_some(),
+            device: state.place.map(|place| place.device),
             sgid: state.place.map_or(Gid::ZERO, |place| place.gid),
             dgid: state.dgid,
             pkey: PKey::DEFAULT,

@@ -22,6 +22,7 @@ pub(super) const HOP_LIMIT: u8 = 64;
 /// An address of the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocalAddress {
+    pub(super) device: usize,
     pub(super) gid: Gid,
     pub(super) index: u8,
     pub(super) interface: u32,
@@ -31,6 +32,7 @@ pub(super) struct LocalAddress {
 impl From<GidEntry> for LocalAddress {
     fn from(e: GidEntry) -> Self {
         Self {
+            device: e.device,
             gid: e.gid,
             index: u8::try_from(e.index).expect("the table has fewer than 256 entries"),
             interface: e.interface,
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn between_interfaces_of_a_host_the_smaller_mtu_counts() {
-        let at = |mtu| LocalAddress { gid: Gid([1; 16]), index: 0, interface: 1, mtu };
+        let at = |mtu| LocalAddress { device: 0, gid: Gid([1; 16]), index: 0, interface: 1, mtu };
         let (large, small) = (at(Mtu::Mtu4096), at(Mtu::Mtu1024));
         assert_eq!(large.mtu_towards(Some(small)), Mtu::Mtu1024);
         assert_eq!(small.mtu_towards(Some(large)), Mtu::Mtu1024);

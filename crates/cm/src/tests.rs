@@ -30,7 +30,7 @@ impl Heard {
     fn new(qp_type: QpType, is_silent: bool) -> Self {
         let gsi = Device::current().gsi;
         let channel = EventChannel::with(gsi).unwrap();
-        let place = LocalAddress::from(gsi.core().gids.entry(0).unwrap());
+        let place = LocalAddress::from(gsi.core().gids.entry(0, 0).unwrap());
         let state = State {
             phase: Phase::Connect,
             comm: Some(COMM),

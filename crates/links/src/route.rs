@@ -101,7 +101,7 @@ impl Route {
             }
         } else if let Some(link) = &links.shm
             && slot != 0
-            && links.core.gids.contains(av.dgid)
+            && links.core.gids.is_of_host(av.dgid)
             && let Some(route) = ShmRoute::new(links, link, av, slot, mtu)
         {
             return Self::Shm(route);

@@ -78,7 +78,7 @@ impl UdpRoute {
             to,
             flow,
             is_group: ip.is_multicast(),
-            path: links.paths.path(ip, av.scope_id, slot, links.core.gids.contains(av.dgid)),
+            path: links.paths.path(ip, av.scope_id, slot, links.core.gids.is_of_host(av.dgid)),
         }
     }
 }

@@ -51,12 +51,12 @@ pub struct Ah {
 }
 
 impl Ah {
-    pub(crate) fn create(pd: &Arc<PdCell>, attr: &AhAttr) -> Result<Self, CreateError> {
+    fn create(pd: &Arc<PdCell>, device: usize, attr: &AhAttr) -> Result<Self, CreateError> {
         let core = pd.core;
         if !core.is_current() {
             return Err(CreateError::Forked);
         }
-        let av = resolve(core, attr)?;
+        let av = resolve(core, device, attr)?;
         let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
         Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
@@ -87,10 +87,14 @@ impl Ah {
 }
 
 /// See `Context::resolve_ethernet`.
-pub fn resolve_ethernet(core: &Core, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
-    let av = resolve(core, attr)?;
+pub fn resolve_ethernet(
+    core: &Core,
+    device: usize,
+    attr: &AhAttr,
+) -> Result<([u8; 6], Option<u16>), CreateError> {
+    let av = resolve(core, device, attr)?;
     let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
-    let entry = core.gids.entry(av.sgid_index.into());
+    let entry = core.gids.entry(device, av.sgid_index.into());
     let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
     let interfaces = anyverbs_net::interfaces().map_err(system)?;
     let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
@@ -99,8 +103,8 @@ pub fn resolve_ethernet(core: &Core, attr: &AhAttr) -> Result<([u8; 6], Option<u
     Ok((mac, vlan))
 }
 
-/// Checks an address and completes it from the GID table.
-pub fn resolve(core: &Core, attr: &AhAttr) -> Result<AddressVector, CreateError> {
+/// Checks an address and completes it from the GID table of a device.
+pub fn resolve(core: &Core, device: usize, attr: &AhAttr) -> Result<AddressVector, CreateError> {
     if attr.port != 1 {
         return Err(CreateError::Invalid("port"));
     }
@@ -108,22 +112,22 @@ pub fn resolve(core: &Core, attr: &AhAttr) -> Result<AddressVector, CreateError>
     let attr = if attr.is_global {
         attr
     } else {
-        from_lid = globalize(core, attr).ok_or(CreateError::Invalid(
+        from_lid = globalize(core, device, attr).ok_or(CreateError::Invalid(
             "address without a global route (GRH), which RoCE needs",
         ))?;
         &from_lid
     };
     let source =
-        core.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+        core.gids.entry(device, attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
     let dest = attr.dgid.to_ip();
     let (mut sgid, mut scope_id) = (source.gid, 0);
     if attr.dgid.is_multicast() {
         // A group's datagrams leave by the interface of the GID, from an address of the group's family.
         scope_id = source.interface;
         if sgid.to_ip().is_ipv4() != dest.is_ipv4() {
-            sgid = core.gids.address(source.interface, dest.is_ipv4()).ok_or(
-                CreateError::Invalid("GID index: no address of the group's family beside it"),
-            )?;
+            sgid = core.gids.beside(&source, dest.is_ipv4()).ok_or(CreateError::Invalid(
+                "GID index: no address of the group's family beside it",
+            ))?;
         }
     } else if matches!(dest, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
         scope_id = source.interface;
@@ -145,8 +149,8 @@ pub fn resolve(core: &Core, attr: &AhAttr) -> Result<AddressVector, CreateError>
 }
 
 /// The global form of an address that names a LID.
-fn globalize(core: &Core, attr: &AhAttr) -> Option<AhAttr> {
-    let own = core.gids.entry(0)?.gid.to_ip();
+fn globalize(core: &Core, device: usize, attr: &AhAttr) -> Option<AhAttr> {
+    let own = core.gids.entry(device, 0)?.gid.to_ip();
     let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
     Some(AhAttr {
         dgid,
@@ -165,6 +169,6 @@ impl Pd {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, CreateError> {
-        Ah::create(&self.cell, attr)
+        Ah::create(&self.cell, self.context.device, attr)
     }
 }

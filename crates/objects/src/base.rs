@@ -24,7 +24,7 @@ use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
 use crate::fork;
-use crate::gid::GidTable;
+use crate::gid::GidTables;
 use crate::limits::DeviceAttr;
 use crate::memory::ProcessMemory;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
@@ -62,7 +62,7 @@ pub struct Core {
     /// The process's slot of the host.
     pub slot: u8,
     /// Addresses.
-    pub gids: GidTable,
+    pub gids: GidTables,
     /// Memory keys.
     pub mrs: MrTable,
     /// Copies from and to the memory of programs.

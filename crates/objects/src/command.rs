@@ -81,17 +81,20 @@ impl CommandFile {
         Ok(Self { identity: file.identity()?, file })
     }
 
-    /// From a descriptor that was passed on; `InvalidInput` for one of something else than a context of the device called
-    /// `name`.
-    pub fn open(fd: OwnedFd, name: &str) -> io::Result<Self> {
+    /// From a descriptor that was passed on; `InvalidInput` for one of something else than a context.
+    pub fn open(fd: OwnedFd) -> io::Result<Self> {
         let file = SharedFile::open(fd)?;
-        let word = |word| file.word(word).load(Ordering::Acquire);
-        let same = word(KIND) == MAGIC
-            && name_words(name).into_iter().enumerate().all(|(i, w)| word(NAME + i) == w);
-        if !same {
+        if file.word(KIND).load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         Ok(Self { identity: file.identity()?, file })
+    }
+
+    /// Whether it is of a context of the device called `name`.
+    #[must_use]
+    pub fn is_of(&self, name: &str) -> bool {
+        let word = |word| self.file.word(word).load(Ordering::Relaxed);
+        name_words(name).into_iter().enumerate().all(|(i, w)| word(NAME + i) == w)
     }
 
     /// Whether this process made it.
@@ -190,13 +193,13 @@ mod tests {
     fn a_passed_descriptor_leads_to_the_same_file() {
         let file = CommandFile::create("dev0").unwrap();
         let fd = || file.as_fd().try_clone_to_owned().unwrap();
-        let other = CommandFile::open(fd(), "dev0").unwrap();
+        let other = CommandFile::open(fd()).unwrap();
         assert_eq!(other.identity, file.identity);
         let piece = file.alloc(100).unwrap();
         assert_eq!(other.find(piece.handle), Some(piece));
         assert!(other.free(&piece) && !file.free(&piece));
-        assert!(CommandFile::open(fd(), "dev1").is_err());
+        assert!(other.is_of("dev0") && !other.is_of("dev1"));
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(CommandFile::open(null.into(), "dev0").is_err());
+        assert!(CommandFile::open(null.into()).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! Configuration: variables `ANYVERBS_*`, over a TOML file that `ANYVERBS_CONFIG` names, over the defaults.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use anyverbs_net::fault::FaultPolicy;
@@ -48,8 +49,10 @@ pub struct Config {
     pub udp_port: u16,
     /// Name of the registry in which the processes of this host find each other.
     pub registry: String,
-    /// Only these interfaces; all where empty.
+    /// Only these interfaces; all where empty. For a process with one device.
     pub interfaces: Vec<String>,
+    /// The devices, one at least.
+    pub devices: Vec<DeviceConfig>,
     /// How much is sent and received by UDP at once.
     pub udp: UdpConfig,
     /// Whether queue pairs of one process talk directly instead of through UDP.
@@ -69,6 +72,24 @@ pub struct Config {
     pub capture: Option<PathBuf>,
     /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
+}
+
+/// A device of the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Its name.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Addresses,
+}
+
+/// The addresses of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// Those of these interfaces; of all where empty.
+    Interfaces(Vec<String>),
+    /// One alone.
+    One(IpAddr),
 }
 
 /// How much is sent and received by UDP at once.
@@ -101,6 +122,10 @@ impl Default for Config {
             udp_port: 4791,
             registry: "anyverbs".into(),
             interfaces: Vec::new(),
+            devices: vec![DeviceConfig {
+                name: "anyverbs0".into(),
+                addresses: Addresses::Interfaces(Vec::new()),
+            }],
             udp: UdpConfig::default(),
             inproc: true,
             shm: true,
@@ -121,6 +146,7 @@ struct File {
     udp_port: Option<u16>,
     registry: Option<String>,
     interfaces: Option<Vec<String>>,
+    devices: Option<FileDevices>,
     window: Option<u32>,
     receive_buffer: Option<usize>,
     gso: Option<bool>,
@@ -135,6 +161,14 @@ struct File {
     reorder: Option<f64>,
     corruption: Option<f64>,
     fault_seed: Option<u64>,
+}
+
+/// The devices, as the file names them.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum FileDevices {
+    Number(usize),
+    List(Vec<String>),
 }
 
 impl Config {
@@ -202,16 +236,25 @@ impl Config {
             let fits = (1..=48).contains(&s.len()) && s != "." && s != "..";
             fits && !s.contains(|c: char| c == '/' || c.is_control())
         };
+        let device = env
+            .parse(
+                "DEVICE",
+                file.device,
+                "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
+                name,
+            )?
+            .unwrap_or(default.device);
+        let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
+        let asked = match (env.value("DEVICES"), file.devices) {
+            (Some(text), _) => Some(text),
+            (None, Some(FileDevices::Number(n))) => Some(n.to_string()),
+            (None, Some(FileDevices::List(items))) => Some(items.join(",")),
+            (None, None) => None,
+        };
+        let devices = devices(&device, &interfaces, asked.as_deref(), name)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         Ok(Self {
-            device: env
-                .parse(
-                    "DEVICE",
-                    file.device,
-                    "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
-                    name,
-                )?
-                .unwrap_or(default.device),
+            device,
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
                 .unwrap_or(default.udp_port),
@@ -223,7 +266,8 @@ impl Config {
                     registry_name,
                 )?
                 .unwrap_or(default.registry),
-            interfaces: env.list("INTERFACES").or(file.interfaces).unwrap_or_default(),
+            interfaces,
+            devices,
             udp: UdpConfig {
                 window: env
                     .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
@@ -258,6 +302,79 @@ impl Config {
             fault: faulty.then_some(policy),
         })
     }
+}
+
+/// Most devices of a process.
+const MOST_DEVICES: usize = 64;
+
+/// The devices of a process. `first` is the name of the first one, if `asked` does not name it, and the others count on.
+fn devices(
+    first: &str,
+    interfaces: &[String],
+    asked: Option<&str>,
+    is_name: impl Fn(&String) -> bool,
+) -> Result<Vec<DeviceConfig>, ConfigError> {
+    let Some(asked) = asked else {
+        let addresses = Addresses::Interfaces(interfaces.to_vec());
+        return Ok(vec![DeviceConfig { name: first.to_owned(), addresses }]);
+    };
+    let refuse = |variable: &str, value: &str, expected: &str| ConfigError::Value {
+        variable: variable.to_owned(),
+        value: value.to_owned(),
+        expected: expected.to_owned(),
+    };
+    if !interfaces.is_empty() {
+        let expected = "nothing beside ANYVERBS_DEVICES, which names the interfaces of each device";
+        return Err(refuse("ANYVERBS_INTERFACES", &interfaces.join(","), expected));
+    }
+    let invalid = || {
+        let expected = "a number from 1 to 64, or as many interfaces or addresses with commas between \
+                        them, each perhaps behind NAME=, and each once";
+        refuse("ANYVERBS_DEVICES", asked, expected)
+    };
+    // mlx5_0 counts on to mlx5_1.
+    let stem = first.trim_end_matches(|c: char| c.is_ascii_digit());
+    let number: usize = first[stem.len()..].parse().unwrap_or(0);
+    let name_of =
+        |n: usize| if n == 0 { first.to_owned() } else { format!("{stem}{}", number + n) };
+    let found: Vec<DeviceConfig> = match asked.trim().parse::<i64>() {
+        Ok(n) => (0..u8::try_from(n).unwrap_or(0))
+            .map(|n| DeviceConfig {
+                name: name_of(n.into()),
+                addresses: Addresses::One(Ipv4Addr::new(127, 0, 0, n.saturating_add(1)).into()),
+            })
+            .collect(),
+        Err(_) => asked
+            .split(',')
+            .map(str::trim)
+            .enumerate()
+            .map(|(n, item)| {
+                let (name, place) = match item.split_once('=') {
+                    Some((name, place)) => (name.trim().to_owned(), place.trim()),
+                    None => (name_of(n), item),
+                };
+                let addresses = match place.parse() {
+                    Ok(ip) => Addresses::One(ip),
+                    Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
+                };
+                DeviceConfig { name, addresses }
+            })
+            .collect(),
+    };
+    let is_once = |n: usize| {
+        let same = |other: &DeviceConfig| {
+            other.name == found[n].name || other.addresses == found[n].addresses
+        };
+        found.iter().filter(|other| same(other)).count() == 1
+    };
+    let is_place = |device: &DeviceConfig| match &device.addresses {
+        Addresses::Interfaces(names) => names.iter().all(|name| (1..16).contains(&name.len())),
+        Addresses::One(ip) => !ip.is_unspecified() && !ip.is_multicast(),
+    };
+    let is_valid = (1..=MOST_DEVICES).contains(&found.len())
+        && found.iter().all(|device| is_name(&device.name) && is_place(device))
+        && (0..found.len()).all(is_once);
+    if is_valid { Ok(found) } else { Err(invalid()) }
 }
 
 /// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a
@@ -327,6 +444,56 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The devices that a configuration has, as `name=addresses`.
+    fn devices_of(file: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let value = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name)?;
+            Some(found.1.to_owned())
+        };
+        let config = Config::parse("file", file, value).map_err(|error| error.to_string())?;
+        let shown = |device: &DeviceConfig| match &device.addresses {
+            Addresses::One(ip) => format!("{}={ip}", device.name),
+            Addresses::Interfaces(names) => format!("{}={}", device.name, names.join("+")),
+        };
+        Ok(config.devices.iter().map(shown).collect())
+    }
+
+    #[test]
+    fn devices_are_named_counted_or_given_an_address_each() {
+        let of = |asked: &str| devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap().join(" ");
+        assert_eq!(devices_of("", &[]).unwrap(), ["anyverbs0="]);
+        assert_eq!(of("2"), "anyverbs0=127.0.0.1 anyverbs1=127.0.0.2");
+        assert_eq!(of("eth0, 10.0.0.2"), "anyverbs0=eth0 anyverbs1=10.0.0.2");
+        assert_eq!(of("a=eth0,b=fd00::1,eth1"), "a=eth0 b=fd00::1 anyverbs2=eth1");
+        let named = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_DEVICE", "mlx5_4")];
+        let named = devices_of("", &named).unwrap().join(" ");
+        assert_eq!(named, "mlx5_4=127.0.0.1 mlx5_5=127.0.0.2 mlx5_6=127.0.0.3");
+        let nameless = devices_of("devices = 2\ndevice = \"rdma\"", &[]).unwrap().join(" ");
+        assert_eq!(nameless, "rdma=127.0.0.1 rdma1=127.0.0.2");
+        assert_eq!(devices_of("devices = [\"eth0\"]", &[]).unwrap(), ["anyverbs0=eth0"]);
+    }
+
+    #[test]
+    fn devices_that_cannot_be_are_refused() {
+        for asked in [
+            "0",
+            "65",
+            "-1",
+            "eth0,eth0",
+            "a=eth0,a=eth1",
+            "a=",
+            ",",
+            "0.0.0.0",
+            "a/b=eth0",
+            "224.0.0.1",
+        ] {
+            let error = devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap_err();
+            assert!(error.starts_with("ANYVERBS_DEVICES="), "{asked}: {error}");
+        }
+        let both = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "eth0")];
+        assert!(devices_of("", &both).unwrap_err().starts_with("ANYVERBS_INTERFACES="));
+    }
 
     fn config(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         Config::from_variables(|name| {

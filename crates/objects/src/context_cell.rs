@@ -10,6 +10,8 @@ use crate::command::CommandFile;
 /// The part of a context that its objects hold.
 #[derive(Debug)]
 pub struct ContextCell {
+    /// The number of its device.
+    pub device: usize,
     /// Asynchronous events.
     pub events: AsyncQueue,
     /// The file behind its descriptor.
@@ -28,10 +30,10 @@ impl PortListeners {
         contexts.push(Arc::downgrade(context));
     }
 
-    /// Raises an event of the port in every context.
-    pub fn raise(&self, kind: AsyncEventKind) {
+    /// Raises an event of the port of a device in every context of that.
+    pub fn raise(&self, device: usize, kind: AsyncEventKind) {
         let contexts: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
-        for context in contexts {
+        for context in contexts.iter().filter(|context| context.device == device) {
             context.events.raise(kind, EventElement::Port(1), None);
         }
     }

@@ -255,6 +255,14 @@ impl Holdable for CqCell {
 }
 
 impl CqCell {
+    /// Whether it belongs to the device of a context.
+    #[must_use]
+    pub fn is_of(&self, core: &Core, context: &ContextCell) -> bool {
+        std::ptr::eq(self.core, core) && self.context.device == context.device
+    }
+}
+
+impl CqCell {
     /// Completions that it can hold.
     pub fn capacity(&self) -> usize {
         self.state.lock().queue.capacity()

@@ -1,4 +1,4 @@
-//! GID table: the addresses of the port.
+//! GID tables: the addresses of the devices' ports.
 //!
 //! A device that has another address does not list 127.0.0.1 and ::1, as devices of an Ethernet interface do not.
 //! Programs that look for an address to give to peers would find them. They are addresses of the device all the same,
@@ -11,12 +11,15 @@ use anyverbs_locks::{RwLock, rank};
 use anyverbs_net::Interface;
 use anyverbs_proto::types::{Gid, Mtu};
 
+use crate::config::Addresses;
 use crate::limits::GID_TABLE_LEN;
 
-/// An address in the GID table. All are of type RoCE v2.
+/// An address in a GID table. All are of type RoCE v2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place.
+    /// The device that has it.
+    pub device: usize,
+    /// Its place in that one's table.
     pub index: usize,
     /// The address.
     pub gid: Gid,
@@ -30,73 +33,103 @@ pub struct GidEntry {
     pub link_mtu: u32,
 }
 
-/// Places behind the table, for addresses that are not listed.
+/// Places behind a table, for addresses that are not listed.
 const UNLISTED_LEN: usize = 4;
 
-/// The table. Entry 0 is the IPv4 address of the first interface that is up and not the loopback, or 127.0.0.1.
+/// A device's table, and behind it the addresses that are not listed. Entry 0 is the IPv4 address of the first interface that is
+/// up and not the loopback, or 127.0.0.1.
+type Table = Vec<Option<GidEntry>>;
+
+/// The tables of all devices of a process.
 #[derive(Debug)]
-pub struct GidTable {
-    /// The table, and behind it the addresses that are not listed.
-    entries: RwLock<rank::Gids, Vec<Option<GidEntry>>>,
-    /// All addresses of the host, also of interfaces that are not in `only`, which other processes may use.
+pub struct GidTables {
+    tables: RwLock<rank::Gids, Vec<Table>>,
+    /// All addresses of the host, also of interfaces that no device has, which other processes may use.
     host: RwLock<rank::HostGids, Vec<Gid>>,
-    only: Vec<String>,
+    sources: Vec<Addresses>,
 }
 
-impl GidTable {
-    /// A table of the interfaces named in `only`, or of all where that is empty.
-    pub fn new(only: &[String]) -> io::Result<Self> {
-        let entries = RwLock::new(vec![None; GID_TABLE_LEN + UNLISTED_LEN]);
-        let table = Self { entries, host: RwLock::default(), only: only.to_vec() };
-        table.refresh()?;
-        Ok(table)
+impl GidTables {
+    /// A table for each of `sources`.
+    ///
+    /// # Errors
+    /// Those of listing the host's interfaces.
+    pub fn new(sources: Vec<Addresses>) -> io::Result<Self> {
+        let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
+        let tables = RwLock::new(vec![empty; sources.len()]);
+        let tables = Self { tables, host: RwLock::default(), sources };
+        tables.refresh()?;
+        Ok(tables)
     }
 
-    /// Reads the host's addresses again. Whether anything changed.
-    pub fn refresh(&self) -> io::Result<bool> {
+    /// Reads the host's addresses again. The devices whose addresses have changed.
+    ///
+    /// # Errors
+    /// Those of listing the host's interfaces.
+    pub fn refresh(&self) -> io::Result<Vec<usize>> {
         let interfaces = anyverbs_net::interfaces()?;
         *self.host.write() =
             interfaces.iter().flat_map(|i| &i.addresses).map(|a| Gid::from(a.ip)).collect();
-        let found = candidates(&interfaces, &self.only);
-        Ok(update(&mut self.entries.write(), found))
+        let mut tables = self.tables.write();
+        let tables = tables.iter_mut().zip(&self.sources).enumerate();
+        Ok(tables
+            .filter_map(|(device, (table, source))| {
+                update(table, device, candidates(&interfaces, source)).then_some(device)
+            })
+            .collect())
     }
 
-    /// An entry that holds an address.
-    pub fn entry(&self, index: usize) -> Option<GidEntry> {
-        self.entries.read().get(index).cloned().flatten()
+    /// Calls `f` with an entry for which `is_it` holds, the first in the order of the devices.
+    fn first<T>(
+        &self,
+        is_it: impl Fn(&GidEntry) -> bool,
+        f: impl FnOnce(&GidEntry) -> T,
+    ) -> Option<T> {
+        self.tables.read().iter().flatten().flatten().find(|e| is_it(e)).map(f)
     }
 
-    /// Every address of the device.
+    /// An entry of a device that holds an address.
+    pub fn entry(&self, device: usize, index: usize) -> Option<GidEntry> {
+        self.tables.read().get(device)?.get(index)?.clone()
+    }
+
+    /// Every address of every device.
     pub fn entries(&self) -> Vec<GidEntry> {
-        self.entries.read().iter().flatten().cloned().collect()
+        self.tables.read().iter().flatten().flatten().cloned().collect()
     }
 
-    /// The entries that the table lists.
-    pub fn listed(&self) -> Vec<GidEntry> {
-        self.entries.read()[..GID_TABLE_LEN].iter().flatten().cloned().collect()
+    /// Every address of a device.
+    pub fn of_device(&self, device: usize) -> Vec<GidEntry> {
+        self.tables.read().get(device).into_iter().flatten().flatten().cloned().collect()
     }
 
-    /// Whether an address is ours.
+    /// The entries that a device's table lists.
+    pub fn listed(&self, device: usize) -> Vec<GidEntry> {
+        self.of_device(device).into_iter().filter(|e| e.index < GID_TABLE_LEN).collect()
+    }
+
+    /// Whether an address is one of a device.
     pub fn contains(&self, gid: Gid) -> bool {
-        self.entries.read().iter().flatten().any(|e| e.gid == gid)
+        self.first(|e| e.gid == gid, |_| ()).is_some()
     }
 
-    /// Tells whether an address belongs to any interface of the host.
+    /// Tells whether an address belongs to any interface of the host. The loopback interface has all addresses of 127.0.0.0/8.
     pub fn is_of_host(&self, gid: Gid) -> bool {
-        self.host.read().contains(&gid)
+        let host = self.host.read();
+        host.contains(&gid)
+            || (is_v4_loopback(gid.to_ip()) && host.iter().any(|own| is_v4_loopback(own.to_ip())))
     }
 
     /// The entry of an address; of one interface unless that is 0.
     pub fn find(&self, gid: Gid, interface: u32) -> Option<GidEntry> {
-        let entries = self.entries.read();
-        let is_it = |e: &&GidEntry| e.gid == gid && (interface == 0 || e.interface == interface);
-        entries.iter().flatten().find(is_it).cloned()
+        let is_it = |e: &GidEntry| e.gid == gid && (interface == 0 || e.interface == interface);
+        self.first(is_it, GidEntry::clone)
     }
 
-    /// The interfaces that have addresses of a family, in the order of the table.
+    /// The interfaces that have addresses of a family, in the order of the tables.
     pub fn interfaces(&self, v4: bool) -> Vec<u32> {
         let mut found = Vec::new();
-        for entry in self.entries.read().iter().flatten() {
+        for entry in self.tables.read().iter().flatten().flatten() {
             if entry.gid.to_ip().is_ipv4() == v4 && !found.contains(&entry.interface) {
                 found.push(entry.interface);
             }
@@ -104,44 +137,69 @@ impl GidTable {
         found
     }
 
-    /// The first address of a family that an interface has.
-    pub(crate) fn address(&self, interface: u32, v4: bool) -> Option<Gid> {
-        let entries = self.entries.read();
-        let mut of_interface = entries.iter().flatten().filter(|e| e.interface == interface);
-        of_interface.find(|e| e.gid.to_ip().is_ipv4() == v4).map(|e| e.gid)
+    /// The first address of a family beside an entry: of its device and its interface.
+    pub(crate) fn beside(&self, entry: &GidEntry, v4: bool) -> Option<Gid> {
+        let is_it = |e: &GidEntry| {
+            (e.device, e.interface) == (entry.device, entry.interface)
+                && e.gid.to_ip().is_ipv4() == v4
+        };
+        self.first(is_it, |e| e.gid)
     }
 
     /// Largest path MTU of the interface that has `gid`.
     pub fn mtu_of(&self, gid: Gid) -> Option<Mtu> {
-        self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.mtu)
+        self.first(|e| e.gid == gid, |e| e.mtu)
     }
 
     /// Index of the interface that has `gid`.
     pub fn interface_of(&self, gid: Gid) -> Option<u32> {
-        self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.interface)
+        self.first(|e| e.gid == gid, |e| e.interface)
     }
 
-    /// Largest path MTU of entry 0's interface.
-    pub fn active_mtu(&self) -> Mtu {
-        self.entries.read()[0].as_ref().map_or(Mtu::Mtu1024, |e| e.mtu)
+    /// Largest path MTU of the interface of a device's entry 0.
+    pub fn active_mtu(&self, device: usize) -> Mtu {
+        self.entry(device, 0).map_or(Mtu::Mtu1024, |e| e.mtu)
     }
 
-    /// Why interfaces that were asked for by name give no address.
-    pub fn unusable(&self) -> Vec<String> {
-        match anyverbs_net::interfaces() {
-            Ok(interfaces) if !self.only.is_empty() => unusable(&interfaces, &self.only),
+    /// Why a device has fewer addresses than it was given.
+    pub fn unusable(&self, device: usize) -> Vec<String> {
+        match (anyverbs_net::interfaces(), self.sources.get(device)) {
+            (Ok(interfaces), Some(source)) => unusable(&interfaces, source),
             _ => Vec::new(),
         }
     }
 
-    /// Whether there is no address.
-    pub fn is_empty(&self) -> bool {
-        self.entries.read().iter().all(Option::is_none)
+    /// Whether a device has no address.
+    pub fn is_empty(&self, device: usize) -> bool {
+        self.first(|e| e.device == device, |_| ()).is_none()
     }
 }
 
+/// Whether it is an address of 127.0.0.0/8.
+fn is_v4_loopback(ip: IpAddr) -> bool {
+    ip.is_ipv4() && ip.is_loopback()
+}
+
+/// The interface that has an address, if that is up.
+fn interface_with(interfaces: &[Interface], ip: IpAddr) -> Option<&Interface> {
+    interfaces.iter().find(|i| {
+        i.up && (i.addresses.iter().any(|a| a.ip == ip && !a.tentative)
+            || (is_v4_loopback(ip) && i.loopback))
+    })
+}
+
 /// The fault of each name of a list of interfaces, if it gives no address.
-fn unusable(interfaces: &[Interface], only: &[String]) -> Vec<String> {
+fn unusable(interfaces: &[Interface], source: &Addresses) -> Vec<String> {
+    let only = match source {
+        Addresses::Interfaces(only) => only,
+        Addresses::One(ip) => {
+            let lacks = interface_with(interfaces, *ip).is_none();
+            return lacks
+                .then(|| format!("no interface that is up has {ip}"))
+                .into_iter()
+                .collect();
+        }
+    };
     let reason = |name: &String| {
         let Some(interface) = interfaces.iter().find(|i| i.name == *name) else {
             if name.contains(char::is_whitespace) {
@@ -168,20 +226,27 @@ struct Candidates {
 
 /// Every address of every interface that is up. Loopback addresses are listed if their interface was asked for by name, or
 /// if there is no other address than link-local ones.
-fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
+fn candidates(interfaces: &[Interface], source: &Addresses) -> Candidates {
+    let entry = |i: &Interface, ip: IpAddr| GidEntry {
+        device: 0,
+        index: 0,
+        gid: Gid::from(ip),
+        interface: i.index,
+        interface_name: i.name.clone(),
+        mtu: Mtu::fitting(i.mtu),
+        link_mtu: i.mtu,
+    };
+    let only = match source {
+        Addresses::Interfaces(only) => only,
+        Addresses::One(ip) => {
+            let listed = interface_with(interfaces, *ip).map(|i| entry(i, *ip));
+            return Candidates { listed: listed.into_iter().collect(), unlisted: Vec::new() };
+        }
+    };
     let found = interfaces
         .iter()
         .filter(|i| i.up && (only.is_empty() || only.contains(&i.name)))
-        .flat_map(|i| {
-            i.addresses.iter().filter(|a| !a.tentative).map(|a| GidEntry {
-                index: 0,
-                gid: Gid::from(a.ip),
-                interface: i.index,
-                interface_name: i.name.clone(),
-                mtu: Mtu::fitting(i.mtu),
-                link_mtu: i.mtu,
-            })
-        });
+        .flat_map(|i| i.addresses.iter().filter(|a| !a.tentative).map(|a| entry(i, a.ip)));
     let is_loopback = |e: &GidEntry| e.gid.to_ip().is_loopback();
     let (mut unlisted, mut listed): (Vec<_>, Vec<_>) =
         found.partition(|e| is_loopback(e) && only.is_empty());
@@ -212,7 +277,7 @@ fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
 
 /// Enters the addresses found. Present addresses keep their places, and new ones take free places; the last of the
 /// table stays empty.
-fn update(entries: &mut [Option<GidEntry>], found: Candidates) -> bool {
+fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates) -> bool {
     let before = entries.to_vec();
     entries.fill(None);
     let len = entries.len() - UNLISTED_LEN;
@@ -223,6 +288,7 @@ fn update(entries: &mut [Option<GidEntry>], found: Candidates) -> bool {
     }
     enter(&mut table[..len - 1], 1, 0, &before, listed);
     enter(behind, 0, len, &before, unlisted);
+    entries.iter_mut().flatten().for_each(|entry| entry.device = device);
     before != entries
 }
 
@@ -287,6 +353,10 @@ mod tests {
         vec![None; 8 + UNLISTED_LEN]
     }
 
+    fn candidates_of(interfaces: &[Interface], only: &[String]) -> Candidates {
+        candidates(interfaces, &Addresses::Interfaces(only.to_vec()))
+    }
+
     fn shown(entries: &[Option<GidEntry>]) -> Vec<String> {
         let places = entries.iter().enumerate().filter_map(|(i, e)| Some((i, e.as_ref()?)));
         places
@@ -302,12 +372,16 @@ mod tests {
         down.up = false;
         let eth = interface(3, "eth1", 1500, &["fe80::1", "10.0.0.1"]);
         let mut entries = table();
-        assert!(update(&mut entries, candidates(&[lo.clone(), down.clone(), eth.clone()], &[])));
+        assert!(update(
+            &mut entries,
+            0,
+            candidates_of(&[lo.clone(), down.clone(), eth.clone()], &[])
+        ));
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=fe80::1", "8=127.0.0.1", "9=::1"]);
         assert_eq!(entries[0].as_ref().unwrap().mtu, Mtu::Mtu1024);
-        assert!(!update(&mut entries, candidates(&[lo.clone(), down, eth], &[])));
+        assert!(!update(&mut entries, 0, candidates_of(&[lo.clone(), down, eth], &[])));
         let mut alone = table();
-        update(&mut alone, candidates(&[lo], &[]));
+        update(&mut alone, 0, candidates_of(&[lo], &[]));
         assert_eq!(shown(&alone), ["0=127.0.0.1", "1=::1"]);
     }
 
@@ -318,15 +392,17 @@ mod tests {
         let eth = |ips: &[&str]| interface(2, "eth0", 9000, ips);
         update(
             &mut entries,
-            candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.2", "10.0.0.3"])], &[]),
+            0,
+            candidates_of(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.2", "10.0.0.3"])], &[]),
         );
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=10.0.0.2", "2=10.0.0.3", "8=127.0.0.1"]);
         update(
             &mut entries,
-            candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.3", "10.0.0.4"])], &[]),
+            0,
+            candidates_of(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.3", "10.0.0.4"])], &[]),
         );
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=10.0.0.4", "2=10.0.0.3", "8=127.0.0.1"]);
-        update(&mut entries, candidates(&[lo, eth(&["10.0.0.3"])], &[]));
+        update(&mut entries, 0, candidates_of(&[lo, eth(&["10.0.0.3"])], &[]));
         assert_eq!(shown(&entries), ["0=10.0.0.3", "8=127.0.0.1"]);
     }
 
@@ -335,7 +411,7 @@ mod tests {
         let ips: Vec<String> = (0..20).map(|i| format!("10.0.0.{i}")).collect();
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
         let mut entries = table();
-        update(&mut entries, candidates(&[interface(2, "eth0", 1500, &ips)], &[]));
+        update(&mut entries, 0, candidates_of(&[interface(2, "eth0", 1500, &ips)], &[]));
         assert_eq!(shown(&entries).len(), 7);
         assert!(entries[7].is_none());
     }
@@ -345,20 +421,24 @@ mod tests {
         let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1", "192.0.2.7"]);
         let mut entries = table();
         // A service's address on the loopback interface is as good as another.
-        update(&mut entries, candidates(std::slice::from_ref(&lo), &[]));
+        update(&mut entries, 0, candidates_of(std::slice::from_ref(&lo), &[]));
         assert_eq!(shown(&entries), ["0=192.0.2.7", "8=127.0.0.1", "9=::1"]);
         let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1"]);
         let eth = |ips: &[&str]| interface(2, "eth0", 1500, ips);
         let mut entries = table();
-        update(&mut entries, candidates(&[lo.clone(), eth(&["fe80::1"])], &[]));
+        update(&mut entries, 0, candidates_of(&[lo.clone(), eth(&["fe80::1"])], &[]));
         assert_eq!(shown(&entries), ["0=127.0.0.1", "1=::1", "2=fe80::1"]);
-        assert!(update(&mut entries, candidates(&[lo.clone(), eth(&["fe80::1", "fd00::1"])], &[])));
+        assert!(update(
+            &mut entries,
+            0,
+            candidates_of(&[lo.clone(), eth(&["fe80::1", "fd00::1"])], &[])
+        ));
         assert_eq!(shown(&entries), ["0=fd00::1", "2=fe80::1", "8=127.0.0.1", "9=::1"]);
-        assert!(update(&mut entries, candidates(&[lo.clone(), eth(&[])], &[])));
+        assert!(update(&mut entries, 0, candidates_of(&[lo.clone(), eth(&[])], &[])));
         assert_eq!(shown(&entries), ["0=127.0.0.1", "1=::1"]);
         // A configuration that names the interface wants its addresses.
         let named = ["lo".into(), "eth0".into()];
-        update(&mut entries, candidates(&[lo, eth(&["10.0.0.1"])], &named));
+        update(&mut entries, 0, candidates_of(&[lo, eth(&["10.0.0.1"])], &named));
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=::1", "2=127.0.0.1"]);
     }
 
@@ -371,7 +451,7 @@ mod tests {
         let interfaces = [lo, down, bare];
         let said = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-            unusable(&interfaces, &names).join("; ")
+            unusable(&interfaces, &Addresses::Interfaces(names)).join("; ")
         };
         assert_eq!(said(&["lo"]), "");
         assert_eq!(said(&["lo", "nosuch"]), "there is no interface \"nosuch\", but lo, eth0, eth1");
@@ -385,7 +465,29 @@ mod tests {
         let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
         let eth = interface(2, "eth0", 1500, &["10.0.0.1"]);
         let mut entries = table();
-        update(&mut entries, candidates(&[lo, eth], &["lo".into()]));
+        update(&mut entries, 0, candidates_of(&[lo, eth], &["lo".into()]));
         assert_eq!(shown(&entries), ["0=127.0.0.1"]);
+    }
+
+    #[test]
+    fn a_device_of_one_address_lists_that_alone() {
+        let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1"]);
+        let eth = interface(2, "eth0", 1500, &["10.0.0.1", "10.0.0.2"]);
+        let mut down = interface(3, "eth1", 1500, &["10.0.0.3"]);
+        down.up = false;
+        let interfaces = [lo, eth, down];
+        let listed = |ip: &str| {
+            let mut entries = table();
+            let source = Addresses::One(ip.parse().unwrap());
+            update(&mut entries, 3, candidates(&interfaces, &source));
+            assert!(entries.iter().flatten().all(|e| e.device == 3));
+            (shown(&entries).join(" "), unusable(&interfaces, &source).join("; "))
+        };
+        assert_eq!(listed("10.0.0.2"), ("0=10.0.0.2".into(), String::new()));
+        // The loopback interface takes all of 127.0.0.0/8.
+        assert_eq!(listed("127.0.0.9"), ("0=127.0.0.9".into(), String::new()));
+        for ip in ["10.0.0.3", "10.0.0.9", "::2"] {
+            assert_eq!(listed(ip), (String::new(), format!("no interface that is up has {ip}")));
+        }
     }
 }

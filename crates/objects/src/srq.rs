@@ -114,6 +114,14 @@ impl Holdable for SrqCell {
 }
 
 impl SrqCell {
+    /// Whether it belongs to the device of a context.
+    #[must_use]
+    pub fn is_of(&self, core: &Core, context: &ContextCell) -> bool {
+        std::ptr::eq(self.core, core) && self.context.device == context.device
+    }
+}
+
+impl SrqCell {
     fn new(
         pd: &Pd,
         init: &SrqInitAttr,
@@ -240,7 +248,7 @@ impl Srq {
     ) -> Result<Self, CreateError> {
         let (pd_hold, ticket) = Self::hold(&pd.cell, init)?;
         let core = pd.cell.core;
-        if !std::ptr::eq(cq.0.core, core) {
+        if !cq.0.is_of(core, &pd.context) {
             return Err(CreateError::Foreign("completion queue"));
         }
         let cq_hold =

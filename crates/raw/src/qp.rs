@@ -123,10 +123,10 @@ impl RawQp {
         open_switch(switch, pd)?;
         let cap = actual_cap(switch, init)?;
         let foreign = |what| CreateError::Foreign(what);
-        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.core, switch.core())) {
+        if [init.send_cq, init.recv_cq].iter().any(|cq| !cq.0.is_of(switch.core(), &pd.context)) {
             return Err(foreign("completion queue"));
         }
-        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, switch.core())) {
+        if init.srq.is_some_and(|srq| !srq.0.is_of(switch.core(), &pd.context)) {
             return Err(foreign("SRQ"));
         }
         if init.srq.is_some_and(|srq| srq.number().is_some()) {

@@ -130,7 +130,7 @@ impl Wq {
         if !std::ptr::eq(pd.core, switch.core()) {
             return Err(CreateError::Forked);
         }
-        if !std::ptr::eq(init.cq.0.core, switch.core()) {
+        if !init.cq.0.is_of(switch.core(), context) {
             return Err(CreateError::Foreign("completion queue"));
         }
         if init.max_wr == 0 || init.max_wr > switch.core().attr.max_qp_wr {

@@ -17,7 +17,7 @@ use anyverbs_links::Links;
 use anyverbs_locks::{Mutex, RwLock, rank};
 use anyverbs_net::UdpPort;
 use anyverbs_objects::error::{AttachError, DestroyError};
-use anyverbs_objects::gid::GidTable;
+use anyverbs_objects::gid::GidTables;
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_proto::types::{Gid, Qpn};
 
@@ -158,7 +158,7 @@ impl<M: Member> Groups<M> {
     }
 
     /// The interfaces have changed: joins where there are new ones, leaves where they are gone.
-    pub(crate) fn follow(&self, port: &UdpPort, gids: &GidTable) {
+    pub(crate) fn follow(&self, port: &UdpPort, gids: &GidTables) {
         for (gid, group) in &mut self.control.lock().groups {
             if let Err(error) = group.follow(port, gids, gid.to_ip()) {
                 tracing::warn!(group = %gid, %error, "the group is joined nowhere");
@@ -229,7 +229,7 @@ impl<M> Group<M> {
 
     /// Joins on all interfaces that have an address of the group's family, leaves on others. Fails if it is joined on
     /// none of them. Where there is no such interface nothing can come, and the group waits for one.
-    fn follow(&mut self, port: &UdpPort, gids: &GidTable, group: IpAddr) -> io::Result<()> {
+    fn follow(&mut self, port: &UdpPort, gids: &GidTables, group: IpAddr) -> io::Result<()> {
         let wanted = gids.interfaces(group.is_ipv4());
         self.interfaces.retain(|interface| {
             let stays = wanted.contains(interface);

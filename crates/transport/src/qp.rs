@@ -217,10 +217,10 @@ impl Qp {
             return Err(CreateError::Forked);
         }
         let cqs = [parts.send_cq, parts.recv_cq];
-        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.core, transport.core)) {
+        if cqs.into_iter().flatten().any(|cq| !cq.0.is_of(transport.core, context)) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, transport.core)) {
+        if parts.srq.is_some_and(|srq| !srq.0.is_of(transport.core, context)) {
             return Err(CreateError::Foreign("SRQ"));
         }
         if parts.srq.is_some_and(|srq| srq.number().is_some()) {

@@ -9,7 +9,7 @@ use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::fork;
-use anyverbs_objects::gid::GidTable;
+use anyverbs_objects::gid::GidTables;
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_objects::srq::table::SrqTable;
@@ -116,20 +116,24 @@ impl DataPath {
     }
 }
 
-/// The addresses of the interfaces that the configuration names.
-fn gids(config: &Config) -> Result<GidTable, OpenError> {
-    let gids = GidTable::new(&config.interfaces)
+/// The addresses of the devices. Only a process whose devices have no address at all has none.
+fn gids(config: &Config) -> Result<GidTables, OpenError> {
+    let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
+    let gids = GidTables::new(sources)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
-    let unusable = gids.unusable();
-    if gids.is_empty() {
+    let devices = 0..config.devices.len();
+    let unusable: Vec<_> = devices.clone().flat_map(|device| gids.unusable(device)).collect();
+    if devices.clone().all(|device| gids.is_empty(device)) {
         return Err(if unusable.is_empty() {
             OpenError::NoInterface
         } else {
             OpenError::Interfaces(unusable.join("; "))
         });
     }
-    for reason in unusable {
-        tracing::warn!("ANYVERBS_INTERFACES: {reason}");
+    for device in devices {
+        for reason in gids.unusable(device) {
+            tracing::warn!("device {}: {reason}", config.devices[device].name);
+        }
     }
     Ok(gids)
 }

@@ -1,6 +1,6 @@
 //! The devices that exist.
 
-use anyverbs_objects::config::Config;
+use anyverbs_objects::config::{Config, DeviceConfig};
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::gid::GidEntry;
 use anyverbs_proto::types::Mtu;
@@ -70,18 +70,29 @@ pub struct PortAttr {
     pub qkey_viol_cntr: u32,
 }
 
-/// The devices of this process: one, unless the configuration cannot be read. Whether it can be opened shows when it is opened
-/// ([`Context::open`](crate::Context::open)): many programs list the devices and open none, and nothing is started for them.
+/// The devices of this process: one, unless the configuration asks for more or cannot be read. Whether one can be opened shows
+/// when it is opened ([`Context::open`](crate::Context::open)): many programs list the devices and open none, and nothing is
+/// started for them.
 ///
 /// # Errors
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    let name = match Device::running() {
-        Some(device) => device.core.config.device.clone(),
-        None => Config::load()?.device,
+    let devices = match Device::running() {
+        Some(device) => device.core.config.devices.clone(),
+        None => Config::load()?.devices,
     };
-    let (node_guid, sys_image_guid) = guids();
-    Ok(vec![DeviceInfo { name, node_guid, sys_image_guid }])
+    let (first, sys_image_guid) = guids();
+    let info = |(number, device): (usize, DeviceConfig)| DeviceInfo {
+        name: device.name,
+        node_guid: node_guid(first, number),
+        sys_image_guid,
+    };
+    Ok(devices.into_iter().enumerate().map(info).collect())
+}
+
+/// The GUID of a device's node, if that of the first device is `first`.
+pub(crate) fn node_guid(first: u64, number: usize) -> u64 {
+    first ^ number as u64
 }
 
 /// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.

@@ -124,7 +124,15 @@ impl Endpoint {
     }
 
     pub(crate) fn with(qp_type: QpType, cap: QpCap, cqe: u32) -> Self {
-        let context = context();
+        Self::of(context(), qp_type, cap, cqe)
+    }
+
+    /// One on a device.
+    pub(crate) fn on(context: Context, qp_type: QpType) -> Self {
+        Self::of(context, qp_type, CAP, 256)
+    }
+
+    fn of(context: Context, qp_type: QpType, cap: QpCap, cqe: u32) -> Self {
         let pd = context.alloc_pd().unwrap();
         let channel = context.create_comp_channel().unwrap();
         let cq = context.create_cq(cqe, Some(&channel), 0, 7).unwrap();

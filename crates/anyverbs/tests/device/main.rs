@@ -25,6 +25,7 @@ mod raw;
 mod rules;
 mod same_host;
 mod scarce;
+mod several;
 mod silence;
 mod spoiler;
 mod too_early;

@@ -1,4 +1,4 @@
-//! The open device that the ids of a process share.
+//! The open devices that the ids of a process share.
 
 use std::{
     ffi::c_int,
@@ -14,7 +14,7 @@ use crate::{
     cancel::Uncancelled,
     errno::{Errno, pointer},
     object,
-    verbs::{self, Pd, Xrcd},
+    verbs::{self, MOST_DEVICES, Pd, Xrcd},
 };
 
 /// The parts that ids share: `id->verbs`, and the domains for programs that give none.
@@ -27,7 +27,8 @@ pub(crate) struct SharedDevice {
     process: u32,
 }
 
-static SHARED: AtomicPtr<SharedDevice> = AtomicPtr::new(ptr::null_mut());
+static SHARED: [AtomicPtr<SharedDevice>; MOST_DEVICES] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; MOST_DEVICES];
 
 impl SharedDevice {
     /// Whether it is this process's, and not destroyed by the program, which has the pointers.
@@ -36,26 +37,14 @@ impl SharedDevice {
         self.process == std::process::id() && verbs::context(self.context).is_ok() && pd.is_ok()
     }
 
-    /// Opens the device, which stays open.
-    fn open() -> Result<Self, Errno> {
-        let mut n = 0;
-        // SAFETY: `n` is writable.
-        let list = unsafe { verbs::ibv_get_device_list(&raw mut n) };
-        if list.is_null() {
+    /// Opens a device, which stays open.
+    fn open(number: usize) -> Result<Self, Errno> {
+        let device = *verbs::devices().get(number).ok_or(Errno::ENODEV)?;
+        // SAFETY: a device that was listed.
+        let context = unsafe { verbs::ibv_open_device(device.pointer()) };
+        if context.is_null() {
             return Err(Errno::last());
         }
-        // SAFETY: the list ends with NULL, so it has a first entry.
-        let device = unsafe { list.read() };
-        let opened = if device.is_null() {
-            Err(Errno::ENODEV)
-        } else {
-            // SAFETY: a device of the list.
-            let context = unsafe { verbs::ibv_open_device(device) };
-            if context.is_null() { Err(Errno::last()) } else { Ok(context) }
-        };
-        // SAFETY: from `ibv_get_device_list`, and not used again.
-        unsafe { verbs::ibv_free_device_list(list) };
-        let context = opened?;
         // SAFETY: a context that was just opened.
         let pd = unsafe { verbs::ibv_alloc_pd(context) };
         if pd.is_null() {
@@ -104,17 +93,18 @@ impl SharedDevice {
     }
 }
 
-/// The process's shared device, opened at first use.
-pub(crate) fn shared_device() -> Result<&'static SharedDevice, Errno> {
+/// A device of the process, opened at first use.
+pub(crate) fn shared_device(number: usize) -> Result<&'static SharedDevice, Errno> {
+    let shared = SHARED.get(number).ok_or(Errno::ENODEV)?;
     loop {
-        let current = SHARED.load(Ordering::Acquire);
+        let current = shared.load(Ordering::Acquire);
         // SAFETY: NULL or a leaked box.
         if let Some(device) = unsafe { current.as_ref() }.filter(|d| d.is_usable()) {
             return Ok(device);
         }
-        let new = Box::into_raw(Box::new(SharedDevice::open()?));
+        let new = Box::into_raw(Box::new(SharedDevice::open(number)?));
         // The old one stays: a thread may be looking at it, and there is a second one only after a fork or a mistake.
-        match SHARED.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
+        match shared.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: leaked from here on.
             Ok(_) => return Ok(unsafe { &*new }),
             // SAFETY: `new` was never shared.
@@ -130,22 +120,33 @@ pub(crate) fn shared_device() -> Result<&'static SharedDevice, Errno> {
 /// `num_devices` is NULL or writable.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let _uncancelled = Uncancelled::new();
-    let list = shared_device().and_then(|device| {
-        // SAFETY: calloc has no preconditions.
-        let list: *mut *mut ibv_context =
-            unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast();
-        if list.is_null() {
-            return Err(Errno::ENOMEM);
-        }
-        // SAFETY: room for an entry and the terminator, which is there already.
-        unsafe { list.write(device.context) };
-        Ok(list)
-    });
+    let devices: Result<Vec<_>, Errno> =
+        (0..verbs::devices().len().max(1)).map(shared_device).collect();
+    let (n, list) = match devices {
+        Ok(devices) => (devices.len(), context_list(&devices)),
+        Err(error) => (0, Err(error)),
+    };
     if !num_devices.is_null() {
+        let n = if list.is_ok() { n as c_int } else { 0 };
         // SAFETY: the caller's promise.
-        unsafe { num_devices.write(list.is_ok().into()) };
+        unsafe { num_devices.write(n) };
     }
     pointer(list)
+}
+
+/// A NULL-terminated array of contexts.
+fn context_list(devices: &[&SharedDevice]) -> Result<*mut *mut ibv_context, Errno> {
+    // SAFETY: calloc has no preconditions.
+    let list: *mut *mut ibv_context =
+        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_context>()) }.cast();
+    if list.is_null() {
+        return Err(Errno::ENOMEM);
+    }
+    for (n, device) in devices.iter().enumerate() {
+        // SAFETY: room for all entries and the terminator, which is there already.
+        unsafe { list.add(n).write(device.context) };
+    }
+    Ok(list)
 }
 
 /// `rdma_free_devices`. The devices stay open.

@@ -19,7 +19,7 @@ use crate::{
     errno::Errno,
     log,
     object::{self, Object},
-    rdmacm::{Channel, OwnChannel, release_event, shared_device, storage, zero},
+    rdmacm::{Channel, OwnChannel, SharedDevice, release_event, shared_device, storage, zero},
     verbs::{self, Qp, qp},
 };
 
@@ -219,10 +219,8 @@ pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
             (&raw mut (*addr).dst.dst_storage).write(storage(peer));
         }
     }
-    if !info.has_device {
-        return Ok(());
-    }
-    let shared = shared_device()?;
+    let Some(number) = info.device else { return Ok(()) };
+    let shared = shared_device(number)?;
     // SAFETY: as above.
     unsafe {
         let ibaddr = &raw mut (*public).route.addr.addr.ibaddr;
@@ -246,6 +244,11 @@ pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// The device of an id; the first, if it has none yet.
+pub(crate) fn device_of(id: &Id) -> Result<&'static SharedDevice, Errno> {
+    shared_device(id.inner.device.info().device.unwrap_or(0))
 }
 
 /// "Exactly", of a value in a path record.

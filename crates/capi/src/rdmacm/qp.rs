@@ -9,7 +9,7 @@ use crate::{
     rdmacm::{
         Id,
         cqs::{self, Cqs},
-        id, shared_device, zero,
+        id, zero,
     },
     verbs::{self, qp},
 };
@@ -93,7 +93,7 @@ fn create_ex(id: &Arc<Id>, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> 
     if asked.qp_type == IBV_QPT_XRC_RECV {
         if asked.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || asked.xrcd.is_null() {
             asked.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
-            asked.xrcd = shared_device()?.xrcd()?;
+            asked.xrcd = id::device_of(id)?.xrcd()?;
         }
     } else if asked.srq.is_null() && receives {
         asked.srq = public.srq;

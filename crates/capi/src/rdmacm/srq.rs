@@ -9,7 +9,7 @@ use crate::{
     rdmacm::{
         Id,
         cqs::{self, Cqs},
-        id, shared_device, zero,
+        id, zero,
     },
     verbs,
 };
@@ -72,7 +72,7 @@ fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
     }
     if asked.srq_type == IBV_SRQT_XRC {
         if asked.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || asked.xrcd.is_null() {
-            asked.xrcd = shared_device()?.xrcd()?;
+            asked.xrcd = id::device_of(id)?.xrcd()?;
         }
         if asked.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || asked.cq.is_null() {
             if before.recv().is_null() {

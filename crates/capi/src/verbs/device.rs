@@ -43,9 +43,12 @@ unsafe impl Sync for DeviceObject {}
 /// The target of `DeviceObject::driver`: as large as any table of operations that might be read there.
 static NO_DRIVER: [usize; 64] = [0; 64];
 
-/// Devices that were ever listed, in the order of their first appearance; a process has one, unless its configuration
-/// changes under it.
-static DEVICES: [OnceLock<DeviceObject>; 8] = [const { OnceLock::new() }; 8];
+/// Most devices of a process that a program sees.
+pub(crate) const MOST_DEVICES: usize = 72;
+
+/// Devices that were ever listed, in the order of their first appearance. More than the configuration may name
+/// (`ANYVERBS_DEVICES`), since that may change under a process.
+static DEVICES: [OnceLock<DeviceObject>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
 
 /// Copies as much of `text` as fits, and a terminator.
 fn fill<const N: usize>(field: &mut [c_char; N], text: &str) {

@@ -38,8 +38,8 @@ fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
     let passed = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
     let duplicate = passed.try_clone_to_owned();
     let duplicate = duplicate.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EBADF)))?;
-    let found = devices().into_iter().next().ok_or(Errno::ENODEV)?;
     let device = anyverbs::Context::import(duplicate)?;
+    let found = devices().into_iter().nth(device.number()).ok_or(Errno::ENODEV)?;
     // SAFETY: the program passes the descriptor on: from here on it is the context's.
     let passed = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
     publish_context(found, device, Some(passed))

@@ -224,7 +224,7 @@ impl<I: Events> Gsi<I> {
         transmit: &Transmit,
         service_id: ServiceId,
     ) -> (u8, u8) {
-        if self.transport.core.gids.contains(transmit.dgid) {
+        if self.transport.core.gids.is_of_host(transmit.dgid) {
             let slot = self.listener(service_id, transmit.dgid);
             // If there is no listener, this process says so.
             return (slot.unwrap_or(self.transport.core.slot), 0);

@@ -133,7 +133,7 @@ pub(crate) fn cq(gsi: &'static Gsi) -> Cq {
 /// A context of a device of any name.
 pub(crate) fn context() -> Arc<ContextCell> {
     let command = CommandFile::create("tests").unwrap();
-    Arc::new(ContextCell { events: AsyncQueue::new().unwrap(), command })
+    Arc::new(ContextCell { device: 0, events: AsyncQueue::new().unwrap(), command })
 }
 
 fn service(port: u16) -> ServiceId {

@@ -85,7 +85,7 @@ impl Srq {
         if init.max_ops > attr.max_tag_ops {
             return Err(CreateError::Invalid("max_ops"));
         }
-        if !std::ptr::eq(init.cq.0.core, pd.cell.core) {
+        if !init.cq.0.is_of(pd.cell.core, &pd.context) {
             return Err(CreateError::Foreign("completion queue"));
         }
         let cq_hold =

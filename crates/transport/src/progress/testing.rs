@@ -121,8 +121,11 @@ pub(super) struct Connected {
 impl Connected {
     fn new(driver: &'static Driver) -> Self {
         let events = AsyncQueue::new().unwrap();
-        let context =
-            Arc::new(ContextCell { events, command: CommandFile::create("test").unwrap() });
+        let context = Arc::new(ContextCell {
+            device: 0,
+            events,
+            command: CommandFile::create("test").unwrap(),
+        });
         let pd = Pd::new(driver.core, &context).unwrap();
         let cq = Cq::create(driver.core, &context, &CqInitAttr::new(1024)).unwrap();
         let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, ..QpCap::default() };
@@ -141,12 +144,12 @@ impl Connected {
 
     fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
         use QpAttrMask as M;
-        let gid = driver.core.gids.listed()[0].gid;
+        let gid = driver.core.gids.listed(0)[0].gid;
         let attr =
             AhAttr { dgid: gid, hop_limit: 64, is_global: true, port: 1, ..AhAttr::default() };
         let attr = QpAttr {
             port: 1,
-            av: ah::resolve(driver.core, &attr).unwrap(),
+            av: ah::resolve(driver.core, 0, &attr).unwrap(),
             path_mtu: Mtu::Mtu1024,
             dest_qpn,
             rq_psn: Psn::new(100),

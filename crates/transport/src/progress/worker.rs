@@ -540,17 +540,23 @@ fn refresh_addresses(driver: &'static Driver) {
     {
         tracing::debug!(%error, "reading address changes");
     }
-    let was_empty = driver.core.gids.is_empty();
-    match driver.core.gids.refresh() {
-        Ok(false) => {}
-        Ok(true) => {
-            driver.transport.groups.follow(&driver.links.port, &driver.core.gids);
-            driver.listeners.raise(AsyncEventKind::GidChange);
+    let gids = &driver.core.gids;
+    let devices = 0..driver.core.config.devices.len();
+    let were_empty: Vec<bool> = devices.map(|device| gids.is_empty(device)).collect();
+    match gids.refresh() {
+        Ok(changed) if changed.is_empty() => {}
+        Ok(changed) => {
+            driver.transport.groups.follow(&driver.links.port, gids);
+            for &device in &changed {
+                driver.listeners.raise(device, AsyncEventKind::GidChange);
+            }
             driver.above().management.addresses_changed();
-            match (was_empty, driver.core.gids.is_empty()) {
-                (false, true) => driver.listeners.raise(AsyncEventKind::PortErr),
-                (true, false) => driver.listeners.raise(AsyncEventKind::PortActive),
-                _ => {}
+            for device in changed {
+                match (were_empty[device], gids.is_empty(device)) {
+                    (false, true) => driver.listeners.raise(device, AsyncEventKind::PortErr),
+                    (true, false) => driver.listeners.raise(device, AsyncEventKind::PortActive),
+                    _ => {}
+                }
             }
         }
         Err(error) => tracing::warn!(%error, "the host's addresses could not be read"),

@@ -304,23 +304,19 @@ impl QpCell {
             return Err(ModifyObjectError::NotPermitted);
         }
         let mut state = self.lock()?;
-        let mut attr = *attr;
-        let mut max_mtu = transport.core.gids.active_mtu();
+        let mut max_mtu = transport.core.gids.active_mtu(0);
         if mask.contains(QpAttrMask::AV) {
-            let entry = transport
-                .core
-                .gids
-                .entry(attr.av.sgid_index.into())
+            let gids = &transport.core.gids;
+            max_mtu = gids
+                .mtu_of(attr.av.sgid)
                 .ok_or(ModifyObjectError::Invalid("GID index of the address vector"))?;
-            attr.av.sgid = entry.gid;
-            max_mtu = entry.mtu;
         } else if !state.machine.attr().av.sgid.is_zero() {
             max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = transport.modify_limits(max_mtu);
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
-        machine.modify(&attr, mask, &limits, &mut call.env(link))?;
+        machine.modify(attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path(self.qpn);
             link.xrc.srq = None;

@@ -65,7 +65,7 @@ pub(super) fn connect_send_and_part(ip: &str) {
     let (ours, theirs) = (active.id.info(), passive.id.info());
     assert_eq!((ours.local, ours.peer), (theirs.peer, theirs.local));
     assert_eq!((ours.sgid, ours.dgid), (theirs.dgid, theirs.sgid));
-    assert!(ours.has_device && theirs.has_device);
+    assert_eq!((ours.device, theirs.device), (Some(0), Some(0)));
     assert_eq!(theirs.path.map(|p| p.mtu), ours.path.map(|p| p.mtu));
     passive.attach(QpType::Rc);
     passive.id.accept(Some(&ConnParam { private_data: b"welcome", ..PARAM })).unwrap();

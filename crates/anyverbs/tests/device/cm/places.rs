@@ -23,14 +23,14 @@ fn an_id_is_bound_to_addresses_of_the_device() {
         node.id.bind_addr(&at(ip, 7171)).unwrap();
         let info = node.id.info();
         assert_eq!(info.local, Some(at(ip, 7171)));
-        assert!(info.has_device);
+        assert_eq!(info.device, Some(0));
         assert_eq!(info.sgid, Gid::from(ip.parse::<IpAddr>().unwrap()));
         assert_eq!(node.id.bind_addr(&at(ip, 7171)).unwrap_err().errno(), libc::EINVAL);
     }
     for any in ["0.0.0.0", "::"] {
         let node = Node::tcp();
         node.id.bind_addr(&at(any, 0)).unwrap();
-        assert!(!node.id.info().has_device);
+        assert_eq!(node.id.info().device, None);
         assert_ne!(local(&node.id).port(), 0, "a port of its own");
     }
     for (foreign, errno) in [

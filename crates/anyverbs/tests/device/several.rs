@@ -1,0 +1,113 @@
+//! Several devices of one process.
+
+use anyverbs::error::CreateError;
+use anyverbs::*;
+use anyverbs_testing::in_own_process;
+
+use crate::cm::{Node, at};
+use crate::endpoint::*;
+
+/// Runs a test of this module in a process with three devices.
+fn with_three(name: &str, test: impl FnOnce()) {
+    in_own_process(&format!("several::{name}"), || {
+        for (variable, value) in [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_INTERFACES", "")] {
+            // SAFETY: before the device is opened, and by the only thread that runs a test.
+            unsafe { std::env::set_var(variable, value) };
+        }
+        isolate();
+        test();
+    });
+}
+
+fn open(number: usize) -> Context {
+    Context::open(&devices().unwrap()[number].name).unwrap()
+}
+
+#[test]
+fn each_device_has_a_name_a_guid_and_an_address() {
+    with_three("each_device_has_a_name_a_guid_and_an_address", || {
+        let listed = devices().unwrap();
+        let names: Vec<_> = listed.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["anyverbs0", "anyverbs1", "anyverbs2"]);
+        for (number, device) in listed.iter().enumerate() {
+            let context = open(number);
+            assert_eq!(context.number(), number);
+            assert_eq!(context.device_attr().unwrap().node_guid, device.node_guid);
+            let gids = context.gids().unwrap();
+            let ip = format!("127.0.0.{}", number + 1);
+            assert_eq!(gids.len(), 1);
+            assert_eq!((gids[0].index, gids[0].gid.to_ip()), (0, ip.parse().unwrap()));
+            assert_eq!(context.port_attr(1).unwrap().state, PortState::Active);
+            let again = Context::import(context.command_fd().try_clone_to_owned().unwrap());
+            assert_eq!(again.unwrap().number(), number);
+        }
+        let mut guids: Vec<_> = listed.iter().map(|device| device.node_guid).collect();
+        guids.dedup();
+        assert_eq!(guids.len(), 3);
+        assert!(Context::open("anyverbs3").is_err());
+    });
+}
+
+#[test]
+fn a_device_refuses_the_objects_of_another() {
+    with_three("a_device_refuses_the_objects_of_another", || {
+        let [one, other] = [0, 1].map(|number| Endpoint::on(open(number), QpType::Rc));
+        let init = |cq| QpInitAttr {
+            qp_type: QpType::Rc,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            cap: CAP,
+            sq_sig_all: false,
+            cookie: 0,
+        };
+        let refused = one.context.create_qp(&one.pd, &init(&other.cq)).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("completion queue")), "{refused}");
+        let srq = SrqInitAttr { max_wr: 4, max_sge: 1, ..SrqInitAttr::default() };
+        let srq = other.pd.create_srq(&srq).unwrap();
+        let with_srq = QpInitAttr { srq: Some(&srq), ..init(&one.cq) };
+        let refused = one.context.create_qp(&one.pd, &with_srq).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("SRQ")), "{refused}");
+        // A key of the other device is none of this one.
+        one.connect(other.address());
+        other.connect(one.address());
+        let (mine, theirs) = (Buffer::new(&one.pd, 64), Buffer::new(&other.pd, 64));
+        one.send(1, SendOp::Write(theirs.remote(0)), &[theirs.sge(0, 8)]);
+        assert_eq!(one.poll(1)[0].status, WcStatus::LocProtErr);
+        drop(mine);
+    });
+}
+
+#[test]
+fn queue_pairs_of_two_devices_talk() {
+    with_three("queue_pairs_of_two_devices_talk", || {
+        let [a, b] = [0, 2].map(|number| Endpoint::on(open(number), QpType::Rc));
+        a.connect(b.address());
+        b.connect(a.address());
+        let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+        src.write(0, b"rails");
+        a.send(1, SendOp::Write(dst.remote(8)), &[src.sge(0, 5)]);
+        assert_eq!(a.poll(1)[0].status, WcStatus::Success);
+        assert_eq!(dst.read(8, 5), b"rails");
+        // An index of the GID table is one of the device's own.
+        let attr = AhAttr { dgid: b.address().gid, is_global: true, port: 1, ..AhAttr::default() };
+        assert_eq!(b.context.resolve(&attr).unwrap().sgid, b.address().gid);
+        assert_eq!(a.context.resolve(&attr).unwrap().sgid, a.address().gid);
+        assert!(a.context.resolve(&AhAttr { sgid_index: 1, ..attr }).is_err());
+    });
+}
+
+#[test]
+fn an_id_is_bound_to_the_device_of_its_address() {
+    with_three("an_id_is_bound_to_the_device_of_its_address", || {
+        for number in 0..3 {
+            let node = Node::tcp();
+            node.id.bind_addr(&at(&format!("127.0.0.{}", number + 1), 0)).unwrap();
+            assert_eq!(node.id.info().device, Some(number));
+        }
+        let node = Node::tcp();
+        // An address of the host, and of no device.
+        let refused = node.id.bind_addr(&at("127.0.0.9", 0)).unwrap_err();
+        assert_eq!(refused.errno(), libc::ENODEV, "{refused}");
+    });
+}
