@@ -179,6 +179,43 @@ mod tests {
         }
     }
 
+    /// Runs `test` in a forked child, after `prepare`, which may fail. None then.
+    fn in_child(prepare: impl Fn() -> i32, test: impl Fn() -> bool) -> Option<bool> {
+        // SAFETY: the child of a process with one test ends without returning to the harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = if prepare() != 0 { 2 } else { i32::from(!test()) };
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        (status >> 8 != 2).then_some(status == 0)
+    }
+
+    /// All users that a namespace does not know have one number there, and are not one user.
+    #[test]
+    fn a_user_that_the_namespace_does_not_know_trusts_nobody() {
+        let name = "host::name::tests::a_user_that_the_namespace_does_not_know_trusts_nobody";
+        anyverbs_testing::in_own_process(name, || {
+            let uid = || Registry::new("whoever").unwrap().uid;
+            assert_eq!(uid(), Some(geteuid().as_raw()));
+            // SAFETY: they change the child's own user alone.
+            let unknown = || unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+            // SAFETY: as before.
+            let nobody = || unsafe { libc::setresuid(OVERFLOW_UID, OVERFLOW_UID, OVERFLOW_UID) };
+            for (prepare, wanted) in
+                [(&unknown as &dyn Fn() -> i32, None), (&nobody, Some(OVERFLOW_UID))]
+            {
+                match in_child(prepare, || uid() == wanted) {
+                    Some(right) => assert!(right, "{wanted:?}"),
+                    None => anyverbs_testing::skip("this user may not become another one"),
+                }
+            }
+        });
+    }
+
     #[test]
     fn both_ends_are_asked_who_they_are() {
         let name = format!("av-name-{}", std::process::id());

@@ -129,6 +129,19 @@ fn a_stopped_process_is_told_from_others() {
 }
 
 #[test]
+fn only_a_process_that_was_here_has_ended() {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let pid = child.id().cast_signed();
+    assert!(!has_ended(pid), "it is not waited for");
+    child.wait().unwrap();
+    assert!(has_ended(pid));
+    // A process of another PID namespace has the number 0. A negative one is none.
+    for pid in [std::process::id().cast_signed(), 0, -1, -i32::MAX] {
+        assert!(!has_ended(pid), "{pid}");
+    }
+}
+
+#[test]
 fn a_store_without_proc_is_asked_for() {
     let registry = registry("asked");
     let slot = Arc::new(Slot::claim_in(&registry).unwrap());
@@ -218,7 +231,7 @@ fn a_limit_on_the_length_of_files_ends_nobody() {
             let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
             // SAFETY: a limit to read.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-            let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+            let [a, b] = [(); 2].map(|()| Arc::new(Slot::claim_in(&registry).unwrap()));
             assert_ne!(a.number(), b.number());
             assert_eq!(a.store().file.is_some(), bytes > 0);
             let mut both = [a.number(), b.number()];
@@ -229,6 +242,11 @@ fn a_limit_on_the_length_of_files_ends_nobody() {
             );
             let _said = a.store().share(7).unwrap();
             assert_eq!(b.store().sharers(7).is_empty(), bytes == 0);
+            // Of others a private store knows that they live, and not their ports.
+            let _announced = a.announce(4791);
+            let has = |port, slot: &Slot| a.store().has_port(port, slot.number());
+            assert!(has(4791, &a) && !has(4792, &a));
+            assert_eq!((has(4791, &b), has(4792, &b)), (bytes == 0, bytes == 0));
             drop(b);
             assert_eq!(a.store().live_slots(), [a.number()]);
         }
