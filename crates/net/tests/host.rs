@@ -6,9 +6,12 @@ mod netns;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyverbs_net::{AddressMonitor, Lock, Registry, Slot, Store, interfaces};
+use anyverbs_net::{
+    AddressMonitor, Lock, Registry, ServiceAddress, Services, Slot, Store, interfaces,
+};
 
 #[test]
 fn interfaces_are_those_that_ip_shows() {
@@ -163,4 +166,59 @@ fn a_neighbour_is_waited_for_until_the_kernel_decides() {
         assert!(waited >= Duration::from_millis(100), "{waited:?}");
         assert!(waited < Duration::from_secs(3), "{waited:?}");
     }
+}
+
+/// A process is stopped in the microseconds of `rdma_bind_addr` or `ibv_open_xrcd` in which it has a lock. Others wait as long as
+/// docs/reliability.md says, then say for whom. Who looks for a listener does not wait.
+#[test]
+fn a_stopped_holder_of_a_lock_holds_others_up_for_two_seconds() {
+    if !netns::isolate() {
+        return;
+    }
+    let mut child = Command::new("/proc/self/exe")
+        .args(["--ignored", "--exact", "hold_the_locks_of_reservations", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("holding") {
+        assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "{line}");
+    }
+    anyverbs_testing::stop(&child);
+    let slot = Slot::claim("host-test").unwrap();
+    let services = Services::new(Arc::new(slot));
+    let bound = Duration::from_secs(2);
+    for refused in [&|| services.reserve(7, ServiceAddress::Any, false).map(drop), &|| {
+        services.store().lock(Lock::Xrc).map(drop)
+    }] as [&dyn Fn() -> std::io::Result<()>; 2]
+    {
+        let begin = Instant::now();
+        let error = refused().unwrap_err();
+        let took = begin.elapsed();
+        assert!((bound..bound + Duration::from_secs(1)).contains(&took), "{took:?}");
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+        let stopped = format!("stopped (by SIGSTOP or a debugger): {}", child.id());
+        assert!(error.to_string().contains(&stopped), "{error}");
+    }
+    let begin = Instant::now();
+    assert_eq!(services.holder(7, [10, 0, 0, 1].into()), None);
+    assert!(services.store().live_slots().len() == 2 && begin.elapsed() < bound / 4);
+    // It goes on, and then ends.
+    // SAFETY: signals our child.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGCONT) }, 0);
+    drop(child.stdin.take());
+    let _kept = services.reserve(7, ServiceAddress::Any, false).unwrap();
+    services.store().lock(Lock::Xrc).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "a child process of a_stopped_holder_of_a_lock_holds_others_up_for_two_seconds"]
+fn hold_the_locks_of_reservations() {
+    let slot = Slot::claim("host-test").unwrap();
+    let _locks = [Lock::Entries, Lock::Xrc].map(|lock| slot.store().try_lock(lock).unwrap());
+    println!("holding");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

@@ -119,6 +119,8 @@ impl Domains {
             .slot()
             .ok_or(CreateError::Unsupported("XRC domains of files"))?;
         let (store, name) = (slot.store(), name(id));
+        // Before the lock: a process that is stopped while it has it holds up the others.
+        shared.start_sharing().map_err(refused)?;
         // If two processes make it at the same time, one comes first.
         let locked = store.lock(Lock::Xrc).map_err(refused)?;
         let exists = !store.sharers(name).is_empty();
@@ -128,7 +130,6 @@ impl Domains {
         if !exists && !init.create {
             return Err(CreateError::NoXrcDomain);
         }
-        shared.start_sharing().map_err(refused)?;
         let shared = store.share(name).map_err(refused)?;
         drop(locked);
         let domain = self.new_domain(Some((file, shared)));

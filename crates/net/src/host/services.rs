@@ -152,10 +152,12 @@ impl Services {
         share: bool,
     ) -> io::Result<(u16, Reservation)> {
         let _uncancelled = Uncancelled::new();
+        // Without the lock: a process that is stopped while it has it holds up the others.
+        let mut ports = ephemeral_ports();
         let lock = self.lock()?;
         let is_free =
             |port: &u16| self.refuse_conflicts(service(*port), address, false, None).is_ok();
-        let port = ephemeral_ports().find(is_free).ok_or_else(|| {
+        let port = ports.find(is_free).ok_or_else(|| {
             io::Error::new(io::ErrorKind::AddrNotAvailable, "all ephemeral ports are taken")
         })?;
         Ok((port, self.take(service(port), address, share, &lock)?))
