@@ -141,7 +141,7 @@ ranks! {
     CompletionQueue,
     /// The handles of a queue pair, which get its asynchronous events.
     QueuePairHandles,
-    /// Completion queues whose events are put off.
+    /// Completion queues whose events are put off, and raw queue pairs whose frames are.
     ModeratedQueues,
 
     // Links.

@@ -11,6 +11,7 @@ mod flow;
 mod flow_action;
 mod ind_table;
 mod number;
+mod pacing;
 mod qp;
 mod receive;
 mod send;

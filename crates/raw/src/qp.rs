@@ -15,6 +15,7 @@ use anyverbs_objects::pd::{Pd, PdCell};
 use anyverbs_objects::srq::{Srq, SrqCell};
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState};
+use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::raw::rss::RxHash;
 use anyverbs_proto::raw::transition;
 use anyverbs_proto::raw::tso::MAX_HEADER;
@@ -26,6 +27,7 @@ use anyverbs_transport::qp::{held, inline_room};
 
 use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
+use super::pacing;
 use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
 use super::send::{RawPoster, Sends};
 use super::switch::{CqUser, Switch};
@@ -290,6 +292,9 @@ impl RawCell {
     fn enter(&self, sends: &mut Sends, to: QpState) {
         let was = self.current(sends);
         sends.state = to;
+        if to == QpState::Err {
+            pacing::flush(self, sends);
+        }
         let Some(queue) = self.own_queue() else { return };
         queue.set_mode(match to {
             QpState::Reset => Mode::Closed,
@@ -309,6 +314,12 @@ impl RawCell {
             }
             _ => {}
         }
+    }
+
+    fn limit_rate(self: &Arc<Self>, sends: &mut Sends, limit: &RateLimit) {
+        let mtu = self.switch.core().gids.active_mtu();
+        pacing::limit(self, sends, limit, mtu.bytes());
+        self.switch.flush(&mut sends.batch);
     }
 
     fn end(&self) {
@@ -355,7 +366,10 @@ impl RawQp {
         self.check()?;
         let sends = self.0.sends.lock();
         let state = self.0.current(&sends);
-        Ok((QpAttr { state, cur_state: state, port: sends.port, ..QpAttr::default() }, sends.cap))
+        let rate_limit = sends.paced.as_ref().map_or(0, |paced| paced.kbps());
+        let attr =
+            QpAttr { state, cur_state: state, port: sends.port, rate_limit, ..QpAttr::default() };
+        Ok((attr, sends.cap))
     }
 
     /// State now.
@@ -379,19 +393,41 @@ impl RawQp {
             ));
         }
         let mut sends = cell.sends.lock();
-        let to = transition::check(
-            cell.current(&sends),
-            attr,
-            mask,
-            cell.switch.core().attr.phys_port_cnt,
-        )?;
+        let limits = &cell.switch.core().attr;
+        let (ports, max_rate) = (limits.phys_port_cnt, limits.max_rate_limit);
+        let to = transition::check(cell.current(&sends), attr, mask, ports, max_rate)?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;
         }
         if mask.contains(QpAttrMask::STATE) {
             cell.enter(&mut sends, to);
         }
+        if mask.contains(QpAttrMask::RATE_LIMIT) {
+            cell.limit_rate(
+                &mut sends,
+                &RateLimit { kbps: attr.rate_limit, ..RateLimit::default() },
+            );
+        }
         drop(sends);
+        cell.switch.transport.after_unlock();
+        Ok(())
+    }
+
+    /// Limits the rate of its sends (`ibv_modify_qp_rate_limit`), in any state; RESET ends the limit. Frames count with the bytes that are
+    /// posted.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Invalid`] for a rate beyond the device's highest, or of a queue pair that spreads frames.
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<(), ModifyObjectError> {
+        self.check()?;
+        let cell = &self.0;
+        if cell.own_queue().is_none() {
+            return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
+        }
+        if limit.kbps > cell.switch.core().attr.max_rate_limit {
+            return Err(ModifyObjectError::Invalid("rate_limit"));
+        }
+        cell.limit_rate(&mut cell.sends.lock(), limit);
         cell.switch.transport.after_unlock();
         Ok(())
     }

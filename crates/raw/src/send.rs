@@ -1,4 +1,4 @@
-//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for.
+//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for. Only a rate limit holds it back ([`super::pacing`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::{QpCap, QpState};
 use anyverbs_proto::qp::{PostSendError, SqCredit};
 use anyverbs_proto::raw::frame::ETHERNET_LEN;
-use anyverbs_proto::raw::tso::Segmenter;
+use anyverbs_proto::raw::tso::{MAX_HEADER, Segmenter};
 use anyverbs_proto::raw::{MAX_FRAME, checksum};
 use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
 use anyverbs_proto::wr::{SendFlags, Sge};
 
+use super::pacing::{self, Paced};
 use super::qp::RawCell;
 
 /// A frame to send, or several.
@@ -57,11 +58,13 @@ pub(super) struct Sends {
     /// Requests posted, as [`SqCredit`] counts them.
     head: u32,
     /// The frame that is being sent.
-    frame: Vec<u8>,
+    pub(super) frame: Vec<u8>,
     /// The payload that leaves in segments.
-    payload: Vec<u8>,
+    pub(super) payload: Vec<u8>,
     /// Frames for other processes.
-    batch: FrameBatch,
+    pub(super) batch: FrameBatch,
+    /// Its rate limit, if it has one.
+    pub(super) paced: Option<Box<Paced>>,
 }
 
 impl Sends {
@@ -82,6 +85,7 @@ impl Sends {
             frame: Vec::new(),
             payload: Vec::new(),
             batch: FrameBatch::default(),
+            paced: None,
         }
     }
 
@@ -90,8 +94,9 @@ impl Sends {
         Self::new(QpCap::default(), false, 0, Arc::default())
     }
 
-    /// All slots are free.
+    /// All slots are free, and nothing waits.
     pub(super) fn reset(&mut self) {
+        self.paced = None;
         self.credit.release(self.head);
     }
 
@@ -102,13 +107,13 @@ impl Sends {
 
 /// Posts sends to a raw queue pair; see [`super::RawQp::post`].
 pub struct RawPoster<'a> {
-    cell: &'a RawCell,
+    cell: &'a Arc<RawCell>,
     /// Some until the drop.
     sends: Option<MutexGuard<'a, rank::RawQueuePair, Sends>>,
 }
 
 impl<'a> RawPoster<'a> {
-    pub(super) fn new(cell: &'a RawCell) -> Self {
+    pub(super) fn new(cell: &'a Arc<RawCell>) -> Self {
         Self { cell, sends: Some(cell.sends.lock()) }
     }
 
@@ -128,6 +133,9 @@ impl<'a> RawPoster<'a> {
         let Some(sends) = self.sends.as_deref_mut() else { return Err(PostError::Gone) };
         check(cell, sends, wr)?;
         let state = cell.current(sends);
+        if state == QpState::Rts && sends.paced.is_some() {
+            return pacing::post(cell, sends, wr);
+        }
         let status = if state == QpState::Rts {
             match fill(cell, sends, wr)? {
                 Ok(()) => transmit(cell, sends, wr),
@@ -136,30 +144,58 @@ impl<'a> RawPoster<'a> {
         } else {
             WcStatus::WrFlushErr
         };
+        let posted = Posted::new(sends, wr);
+        complete(cell, sends, &posted, status);
+        Ok(())
+    }
+}
+
+/// A request that has its place in the queue, as its completion needs it.
+#[derive(Debug)]
+pub(super) struct Posted {
+    wr_id: u64,
+    /// A completion is wanted also if it succeeds.
+    is_signaled: bool,
+    opcode: WcOpcode,
+    /// Requests posted up to this one.
+    count: u32,
+}
+
+impl Posted {
+    /// Gives a request the next place.
+    pub(super) fn new(sends: &mut Sends, wr: &RawSendWr<'_>) -> Self {
         sends.head = sends.head.wrapping_add(1);
-        if status != WcStatus::Success && state == QpState::Rts {
+        Self {
+            wr_id: wr.wr_id,
+            is_signaled: sends.sig_all || wr.flags.contains(SendFlags::SIGNALED),
+            opcode: if wr.segmentation.is_some() { WcOpcode::Tso } else { WcOpcode::Send },
+            count: sends.head,
+        }
+    }
+}
+
+/// Completes a request. A fault moves the queue pair to SQE.
+pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, status: WcStatus) {
+    if status != WcStatus::Success {
+        if cell.current(sends) == QpState::Rts {
             // IBA 10.3.1.6: the receives of an unreliable queue pair go on.
             sends.state = QpState::Sqe;
         }
-        let wanted = sends.sig_all || wr.flags.contains(SendFlags::SIGNALED);
-        if status != WcStatus::Success {
-            cell.switch().core().count(Counter::ReqCqeError, 1);
-        } else if !wanted {
-            return Ok(());
-        }
-        let Some(cq) = &cell.send_cq else { return Ok(()) };
-        let wc = Wc {
-            wr_id: wr.wr_id,
-            status,
-            opcode: if wr.segmentation.is_some() { WcOpcode::Tso } else { WcOpcode::Send },
-            qpn: cell.qpn(),
-            sq_count: sends.head,
-            ..Wc::default()
-        };
-        if cq.push(wc, false) {
-            cell.switch().core().progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
-        }
-        Ok(())
+        cell.switch().core().count(Counter::ReqCqeError, 1);
+    } else if !posted.is_signaled {
+        return;
+    }
+    let Some(cq) = &cell.send_cq else { return };
+    let wc = Wc {
+        wr_id: posted.wr_id,
+        status,
+        opcode: posted.opcode,
+        qpn: cell.qpn(),
+        sq_count: posted.count,
+        ..Wc::default()
+    };
+    if cq.push(wc, false) {
+        cell.switch().core().progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
     }
 }
 
@@ -190,7 +226,7 @@ fn check(cell: &RawCell, sends: &Sends, wr: &RawSendWr<'_>) -> Result<(), PostSe
 }
 
 /// Gathers the frame, or the payload. Inline data that cannot be read is refused, as it is by others.
-fn fill(
+pub(super) fn fill(
     cell: &RawCell,
     sends: &mut Sends,
     wr: &RawSendWr<'_>,
@@ -219,39 +255,72 @@ fn fill(
     Ok(Ok(()))
 }
 
-fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
-    let switch = cell.switch();
-    let Sends { frame, payload, batch, .. } = sends;
+/// The segments of a request, but for their payload.
+#[derive(Debug)]
+pub(super) struct Segments {
+    segmenter: Segmenter,
+    header: [u8; MAX_HEADER],
+    header_len: usize,
+    mss: usize,
+}
+
+impl Segments {
+    /// Segments of so many bytes of payload. A payload of nothing is one segment, too.
+    pub(super) fn count(&self, payload_len: usize) -> usize {
+        payload_len.div_ceil(self.mss).max(1)
+    }
+
+    /// Makes one of them.
+    pub(super) fn make(&self, payload: &[u8], index: usize, frame: &mut Vec<u8>) {
+        let offset = index * self.mss;
+        let end = payload.len().min(offset + self.mss);
+        frame.clear();
+        frame.extend_from_slice(&self.header[..self.header_len]);
+        frame.extend_from_slice(&payload[offset..end]);
+        self.segmenter.finish(frame, index, offset, end == payload.len());
+    }
+}
+
+/// Completes the frame that was gathered, or finds out the segments of the payload that was.
+pub(super) fn prepare(
+    cell: &RawCell,
+    sends: &mut Sends,
+    wr: &RawSendWr<'_>,
+) -> Result<Option<Segments>, WcStatus> {
+    let Sends { frame, payload, .. } = sends;
     let Some(Segmentation { header_addr, header_len, mss }) = wr.segmentation else {
         if frame.len() < ETHERNET_LEN {
-            return WcStatus::LocLenErr;
+            return Err(WcStatus::LocLenErr);
         }
         if wr.fill_in_checksums {
             checksum::fill_in(frame);
         }
+        return Ok(None);
+    };
+    let (header_len, mss) = (usize::from(header_len), usize::from(mss));
+    let mut header = [0; MAX_HEADER];
+    let read = cell.switch().core().memory.read(header_addr, &mut header[..header_len]);
+    read.map_err(|_| WcStatus::LocProtErr)?;
+    let segmenter = Segmenter::new(&header[..header_len]).map_err(|_| WcStatus::LocQpOpErr)?;
+    if header_len + payload.len().min(mss) > MAX_FRAME {
+        return Err(WcStatus::LocLenErr);
+    }
+    Ok(Some(Segments { segmenter, header, header_len, mss }))
+}
+
+fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
+    let segments = match prepare(cell, sends, wr) {
+        Ok(segments) => segments,
+        Err(status) => return status,
+    };
+    let switch = cell.switch();
+    let Sends { frame, payload, batch, .. } = sends;
+    let Some(segments) = segments else {
         switch.send(cell.qpn(), frame, batch);
         return WcStatus::Success;
     };
-    let header_len = usize::from(header_len);
-    let mss = usize::from(mss);
-    frame.resize(header_len, 0);
-    if switch.core().memory.read(header_addr, frame).is_err() {
-        return WcStatus::LocProtErr;
-    }
-    let Ok(segmenter) = Segmenter::new(frame) else { return WcStatus::LocQpOpErr };
-    if header_len + payload.len().min(mss) > MAX_FRAME {
-        return WcStatus::LocLenErr;
-    }
-    let mut header = [0; anyverbs_proto::raw::tso::MAX_HEADER];
-    header[..header_len].copy_from_slice(frame);
-    let last = payload.len().saturating_sub(1) / mss;
-    // A payload of nothing is one segment, too.
-    for index in 0..=last {
-        let offset = index * mss;
-        frame.clear();
-        frame.extend_from_slice(&header[..header_len]);
-        frame.extend_from_slice(&payload[offset..payload.len().min(offset + mss)]);
-        segmenter.finish(frame, index, offset, index == last);
+    for index in 0..segments.count(payload.len()) {
+        segments.make(payload, index, frame);
         switch.send(cell.qpn(), frame, batch);
     }
     WcStatus::Success

@@ -12,6 +12,7 @@ use anyverbs::*;
 use crate::endpoint::*;
 
 mod flow_action;
+mod rate;
 
 const ALICE: u64 = 0x0200_0000_000a;
 const BOB: u64 = 0x0200_0000_000b;

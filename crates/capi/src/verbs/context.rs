@@ -18,6 +18,10 @@ use crate::{
     verbs::{DeviceObject, device, extended, new_context},
 };
 
+/// The types of queue pairs that take a rate limit.
+const PACED: [ibv_qp_type; 5] =
+    [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_RAW_PACKET];
+
 /// An open device; the program's pointer is to the `ibv_context` at its end.
 pub(crate) type Context = Object<verbs_context>;
 
@@ -256,9 +260,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ex.packet_pacing_caps = ibv_packet_pacing_caps {
             qp_rate_limit_min: 1,
             qp_rate_limit_max: device.max_rate_limit,
-            supported_qpts: [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND]
-                .into_iter()
-                .fold(0, |mask, qp_type| mask | 1 << qp_type),
+            supported_qpts: PACED.into_iter().fold(0, |mask, qp_type| mask | 1 << qp_type),
         };
         ex.tm_caps = ibv_tm_caps {
             max_rndv_hdr_size: device.max_rndv_hdr_size,

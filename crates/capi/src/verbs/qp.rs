@@ -590,11 +590,16 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
-        Ok(qp.inner.device.transport()?.limit_rate(&RateLimit {
+        let limit = RateLimit {
             kbps: attr.rate_limit,
             max_burst: attr.max_burst_sz,
             typical_packet: attr.typical_pkt_sz,
-        })?)
+        };
+        match &qp.inner.device {
+            Device::Transport(qp) => qp.limit_rate(&limit)?,
+            Device::Raw(qp) => qp.limit_rate(&limit)?,
+        }
+        Ok(())
     }))
 }
 

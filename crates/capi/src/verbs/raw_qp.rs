@@ -129,6 +129,7 @@ pub(crate) fn modify_raw(qp: &RawQp, attr: &ibv_qp_attr, mask: QpAttrMask) -> Re
         state: state(QpAttrMask::STATE, attr.qp_state)?,
         cur_state: state(QpAttrMask::CUR_STATE, attr.cur_qp_state)?,
         port: attr.port_num,
+        rate_limit: attr.rate_limit,
         ..QpAttr::default()
     };
     Ok(qp.modify(&to, mask)?)

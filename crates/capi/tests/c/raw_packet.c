@@ -148,6 +148,29 @@ static void refuse_counters(struct ibv_context *ctx, struct ibv_counters *counte
 	REFUSES(ibv_read_counters(counters, NULL, 0, 0), EINVAL);
 }
 
+/* A rate limit, by both calls. */
+static void limit_rate(struct ibv_qp *qp, uint32_t max)
+{
+	struct ibv_qp_rate_limit_attr limit = { .rate_limit = 5000, .max_burst_sz = 9000, .typical_pkt_sz = 1500 };
+	OK(ibv_modify_qp_rate_limit(qp, &limit));
+	struct ibv_qp_attr a;
+	struct ibv_qp_init_attr init;
+	OK(ibv_query_qp(qp, &a, IBV_QP_RATE_LIMIT, &init));
+	EQ(a.rate_limit, 5000);
+	limit.rate_limit = max + 1;
+	EQ(ibv_modify_qp_rate_limit(qp, &limit), EINVAL);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .rate_limit = 7000 };
+	OK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_RATE_LIMIT));
+	OK(ibv_query_qp(qp, &a, IBV_QP_RATE_LIMIT, &init));
+	EQ(a.rate_limit, 7000);
+	a.rate_limit = max + 1;
+	REFUSES(ibv_modify_qp(qp, &a, IBV_QP_RATE_LIMIT), EINVAL);
+	limit.rate_limit = 0;
+	OK(ibv_modify_qp_rate_limit(qp, &limit));
+	OK(ibv_query_qp(qp, &a, IBV_QP_RATE_LIMIT, &init));
+	EQ(a.rate_limit, 0);
+}
+
 int main(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -165,6 +188,7 @@ int main(void)
 	EQ(dev.raw_packet_caps, IBV_RAW_PACKET_CAP_CVLAN_STRIPPING | IBV_RAW_PACKET_CAP_SCATTER_FCS | IBV_RAW_PACKET_CAP_IP_CSUM);
 	EQ(dev.tso_caps.supported_qpts, 1 << IBV_QPT_RAW_PACKET);
 	TRUE(dev.tso_caps.max_tso >= 65536);
+	TRUE(ibv_is_qpt_supported(dev.packet_pacing_caps.supported_qpts, IBV_QPT_RAW_PACKET));
 
 	if (geteuid() != 0) {
 		fprintf(stderr, "SKIPPED but for the refusal: not root\n");
@@ -182,6 +206,7 @@ int main(void)
 	EQ(post_recv(&b, 1, 2048), EINVAL);
 	EQ(post_send(&a, 1, 64, 0), EINVAL);
 	start(a.qp), start(b.qp);
+	limit_rate(a.qp, dev.packet_pacing_caps.qp_rate_limit_max);
 	REFUSES(ibv_attach_mcast(a.qp, &(union ibv_gid){ .raw = { 0xff } }, 0), EINVAL);
 
 	refuse_rules(b.qp, ud, rc);

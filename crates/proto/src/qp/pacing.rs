@@ -57,7 +57,7 @@ const BURST: Duration = Duration::from_millis(2);
 
 /// The state of a limit: a bucket of `burst` that fills at the rate.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pacing {
+pub struct Pacing {
     kbps: u32,
     burst: Duration,
     /// When everything that was sent would have left at the rate.
@@ -66,7 +66,8 @@ pub(super) struct Pacing {
 
 impl Pacing {
     /// Makes the pacing for a limit; `None` if there is none. A packet has `packet` bytes at most.
-    pub(super) fn new(limit: &RateLimit, packet: u32) -> Option<Self> {
+    #[must_use]
+    pub fn new(limit: &RateLimit, packet: u32) -> Option<Self> {
         let RateLimit { kbps, max_burst, typical_packet } = *limit;
         if kbps == 0 {
             return None;
@@ -93,13 +94,15 @@ impl Pacing {
     }
 
     /// How long sends have to wait from now, until half of the burst is free again. `None`: a packet may leave now.
-    pub(super) fn wait(&self, now: Time) -> Option<Duration> {
+    #[must_use]
+    pub fn wait(&self, now: Time) -> Option<Duration> {
         // A packet goes out whole. If it needs more than there is, the next ones wait for the rest.
         let admits = self.drained_at < now + self.burst;
         (!admits).then(|| self.drained_at.since(now).saturating_sub(self.burst / 2))
     }
 
-    pub(super) fn note_sent(&mut self, bytes: u32, now: Time) {
+    /// A packet of this many bytes leaves now.
+    pub fn note_sent(&mut self, bytes: u32, now: Time) {
         self.drained_at = self.drained_at.max(now) + duration(bytes, self.kbps);
     }
 }

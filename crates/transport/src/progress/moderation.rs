@@ -1,5 +1,5 @@
-//! Completion queues with a delayed notification: it comes when the period of their moderation is over
-//! (`ibv_modify_cq`).
+//! Objects that have something to do at a time: completion queues whose notification comes when the period of their moderation is
+//! over (`ibv_modify_cq`), and raw queue pairs whose frames wait for a rate limit.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +11,10 @@ use anyverbs_proto::time::Time;
 
 use super::Driver;
 
-/// A queue, and until when it waits.
+/// An object, and until when it waits.
 type Scheduled = (Time, Weak<dyn Timed>);
 
-/// The queues that wait, in no order, each of them once: they are few, and for a short time.
+/// The objects that wait, in no order, each of them once: they are few, and for a short time.
 #[derive(Debug)]
 pub(super) struct Moderated {
     waiting: Mutex<rank::ModeratedQueues, Vec<Scheduled>>,
