@@ -262,3 +262,26 @@ fn more_orphans_than_there_may_be_are_forgotten() {
         assert_eq!(w.hosts[0].cm.disconnect_for(now, &record), expected);
     }
 }
+
+#[test]
+fn a_repeated_disconnect_waits_for_the_programs_answer() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let names = |w: &World| [0, 1].map(|host| w.hosts[host].cm.usage().names);
+    assert_eq!(names(&w), [1, 2], "the passive side knows the peer by its ID, too");
+    w.hosts[0].cm.disconnect(w.now, a, b"bye").unwrap();
+    w.run();
+    assert!(matches!(w.event(1), CmEvent::Disconnected { id, .. } if id == b));
+    let before = w.datagrams(1);
+    // Its client asks again and again.
+    w.run_for(Duration::from_secs(5));
+    let again = w.hosts[1].cm.counters().rx_duplicates.of(Attribute::Dreq);
+    assert!(again > 0);
+    assert_eq!((w.datagrams(1), w.state(1, b)), (before, S::DreqRcvd));
+    assert!(w.poll_event(1).is_none());
+    w.hosts[1].cm.disconnect(w.now, b, b"so long").unwrap();
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::Disconnected { id, .. } if id == a));
+    w.tear_down();
+}

@@ -217,6 +217,75 @@ fn a_forged_answer_to_a_challenge_ends_nothing() {
     w.tear_down();
 }
 
+/// The messages that a host has made.
+fn sent(w: &mut World, host: usize) -> Vec<Message> {
+    let cm = &mut w.hosts[host].cm;
+    let all = std::iter::from_fn(|| cm.poll_transmit(w.now));
+    all.map(|sent| Mad::parse(&sent.mad.emit()).unwrap().message).collect()
+}
+
+/// A sender that insists is refused in the end, since the peer would have answered by then. Each of its messages is asked about anew.
+#[test]
+fn the_peer_is_asked_three_times_for_each_message() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let local_qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn.unwrap();
+    let mut req = bytes(Req { local_qpn, ..good_req() });
+    for transaction in [7, 8] {
+        req[15] = transaction;
+        for n in 1..=5 {
+            w.inject(gid(0), 1, &req);
+            let sent = sent(&mut w, 1);
+            let [Message::Dreq(_), refusal @ ..] = &sent[..] else { panic!("{sent:?}") };
+            match refusal {
+                [] => assert!(n <= 3, "{n}"),
+                [Message::Rej(rej)] => {
+                    assert!(n > 3 && rej.reason == RejReason::StaleConn, "{n}: {rej:?}");
+                }
+                more => panic!("{more:?}"),
+            }
+        }
+    }
+    assert_eq!(w.state(1, b), S::Established);
+    w.tear_down();
+}
+
+/// Before a connection is established, the side that waits for the RTU asks by its REP, and the other as later.
+#[test]
+fn a_connection_that_is_being_made_is_asked_about_too() {
+    let mut w = World::new(1, 2);
+    w.listen(0);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::RepRcvd, S::RepSent));
+    let qpn = |w: &World, host: usize, id| w.hosts[host].cm.qp_params(id).unwrap().qpn.unwrap();
+    let (of_a, of_b) = (qpn(&w, 0, a), qpn(&w, 1, b));
+    w.inject(gid(0), 1, &bytes(Req { local_qpn: of_a, ..good_req() }));
+    let asked = sent(&mut w, 1);
+    assert!(matches!(&asked[..], [Message::Rep(rep)] if rep.local_comm_id == b), "{asked:?}");
+    let primary = PathRecord { local_gid: gid(1), remote_gid: gid(0), ..good_req().primary };
+    w.inject(gid(1), 0, &bytes(Req { local_qpn: of_b, primary, ..good_req() }));
+    let challenge = w.hosts[0].cm.poll_transmit(w.now).unwrap().mad.emit();
+    let Ok(Mad { transaction_id, message: Message::Dreq(dreq), .. }) = Mad::parse(&challenge)
+    else {
+        panic!()
+    };
+    assert_eq!((dreq.local_comm_id, dreq.remote_comm_id), (a, b));
+    // The peer has forgotten: the program hears that its request is void.
+    let drep = Drep { local_comm_id: b, remote_comm_id: a, ..Drep::default() };
+    w.inject(gid(1), 0, &Mad { transaction_id, modifier: 0, message: drep.into() }.emit());
+    let event = w.event(0);
+    let CmEvent::Rejected { id, rejection } = event else { panic!("{event:?}") };
+    assert_eq!((id, rejection.reason, rejection.about), (a, RejReason::StaleConn, About::Rep));
+    assert_eq!(w.state(0, a), S::Timewait);
+    w.tear_down();
+}
+
 /// The program's reaction to a forged request.
 #[derive(Clone, Copy, Debug)]
 enum Program {
