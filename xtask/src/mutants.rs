@@ -60,6 +60,9 @@ pub(crate) struct Options {
     /// With --together: every K-th mutant of each part
     #[arg(long, default_value_t = 1)]
     every: usize,
+    /// With --every: the first of them, from 0 on, for another sample
+    #[arg(long, default_value_t = 0)]
+    first: usize,
     /// With --together: also those that survived before
     #[arg(long)]
     again: bool,

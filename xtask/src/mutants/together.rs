@@ -189,7 +189,8 @@ fn pick(mutants: &[Mutant], options: &Options) -> Vec<Id> {
         }
     }
     let every = options.every.max(1);
-    parts.into_iter().flat_map(|ids| ids.into_iter().step_by(every)).collect()
+    let sample = |ids: Vec<Id>| ids.into_iter().skip(options.first).step_by(every);
+    parts.into_iter().flat_map(sample).collect()
 }
 
 /// The key of a result: the mutant, and the digest of its file without the tests at the end.
@@ -429,6 +430,8 @@ mod tests {
         let mutants: Vec<_> = files.iter().flat_map(|file| vec![mutant(file); 5]).collect();
         let options = |every| Options { every, ..Options::default() };
         assert_eq!(pick(&mutants, &options(2)), [6, 8, 10, 11, 13, 15, 1, 3, 5]);
+        let other = Options { first: 1, ..options(2) };
+        assert_eq!(pick(&mutants, &other), [7, 9, 12, 14, 2, 4]);
         let one = Options { file: vec![files[1].to_owned()], ..options(1) };
         assert_eq!(pick(&mutants, &one), [6, 7, 8, 9, 10]);
     }
