@@ -231,7 +231,7 @@ fn a_limit_on_the_length_of_files_ends_nobody() {
             let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
             // SAFETY: a limit to read.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-            let [a, b] = [(); 2].map(|()| Arc::new(Slot::claim_in(&registry).unwrap()));
+            let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
             assert_ne!(a.number(), b.number());
             assert_eq!(a.store().file.is_some(), bytes > 0);
             let mut both = [a.number(), b.number()];
@@ -242,15 +242,25 @@ fn a_limit_on_the_length_of_files_ends_nobody() {
             );
             let _said = a.store().share(7).unwrap();
             assert_eq!(b.store().sharers(7).is_empty(), bytes == 0);
-            // Of others a private store knows that they live, and not their ports.
-            let _announced = a.announce(4791);
-            let has = |port, slot: &Slot| a.store().has_port(port, slot.number());
-            assert!(has(4791, &a) && !has(4792, &a));
-            assert_eq!((has(4791, &b), has(4792, &b)), (bytes == 0, bytes == 0));
             drop(b);
             assert_eq!(a.store().live_slots(), [a.number()]);
         }
     });
+}
+
+#[test]
+fn a_private_store_knows_that_others_live_and_not_their_ports() {
+    let registry = registry("private");
+    let bits = *ENTRY_BITS.start();
+    let table = Table::new(Area::private(table::len(bits)).unwrap(), bits);
+    table.begin();
+    let store = Store::with(&registry, table, None, Owner::Description);
+    assert!(store.take_slot(7));
+    store.table.set_port(7, Some(4791));
+    let _other = registry.listen(Name::Slot(9)).unwrap();
+    assert_eq!([7, 8, 9].map(|slot| store.has_port(4791, slot)), [true, false, true]);
+    assert_eq!([7, 8, 9].map(|slot| store.has_port(4792, slot)), [false, false, true]);
+    assert_eq!(store.live_slots(), [7, 9]);
 }
 
 /// A process that is stopped as it starts holds up others for 2 s, and makes no second store when it goes on.

@@ -675,3 +675,45 @@ fn the_values_of_attributes_are_those_of_the_mask() {
     let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }.values(M::AV);
     assert!(av.starts_with("ah_attr with port_num 1, sgid_index 3, dgid "), "{av}");
 }
+
+#[test]
+fn a_refused_move_names_the_bits_of_the_mask() {
+    use super::attr::ModifyError;
+    use QpAttrMask as M;
+    let error = ModifyError::Missing(M::PORT | M::QKEY).to_string();
+    assert_eq!(error, "the move needs IBV_QP_PORT and IBV_QP_QKEY, which the mask lacks");
+}
+
+#[test]
+fn posted_receives_count_where_packets_are_taken() {
+    let mut world = World::new(QpType::Uc);
+    (0..3).for_each(|_| world.recv(10));
+    assert_eq!(world.qp.recvs_posted(), Some(3));
+    let attr = world.qp.attr();
+    world.go(QpState::Err, &attr);
+    assert_eq!(world.qp.recvs_posted(), None);
+}
+
+#[test]
+fn the_packets_that_a_device_keeps_are_bounded_together() {
+    let shared = Arc::default();
+    let make = || {
+        let props = LinkProps { out_of_order_room: usize::MAX, ..LinkProps::new(1 << 20) };
+        let World { qp, device } = World::with(QpType::Rc, props, |_| {});
+        World { qp: qp.with_out_of_order_bytes(Arc::clone(&shared)), device }
+    };
+    /// The last packet that a queue pair acknowledges of two that came in the wrong order.
+    fn acknowledges(mut world: World) -> Option<u32> {
+        for psn in [1, 0] {
+            world.receive_message(Operation::WriteOnly, psn, 1024);
+        }
+        world.qp.acknowledge(&mut world.device);
+        world.sent().last().map(|(psn, _)| *psn)
+    }
+    assert_eq!(acknowledges(make()), Some(1));
+    let mut full = make();
+    (1..20_000).for_each(|psn| full.receive_message(Operation::WriteOnly, psn, 1024));
+    assert_eq!(acknowledges(make()), Some(0));
+    drop(full);
+    assert_eq!(acknowledges(make()), Some(1));
+}
