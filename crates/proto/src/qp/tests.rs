@@ -2,6 +2,8 @@
 
 mod answers;
 mod calls;
+mod lending;
+mod short_ways;
 mod silence;
 #[cfg(feature = "general-way")]
 mod stream;

@@ -439,8 +439,7 @@ pub(super) fn request_name(opcode: Opcode) -> &'static str {
         Operation::AtomicWrite => "an ATOMIC WRITE",
         Operation::Flush => "a FLUSH",
         _ if opcode.is_write() => "a WRITE",
-        _ if opcode.is_send() => "a SEND",
-        _ => "a request",
+        _ => "a SEND",
     }
 }
 

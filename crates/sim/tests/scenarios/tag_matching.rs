@@ -161,3 +161,17 @@ fn a_made_up_key_fails_the_tag_and_both_ends() {
     assert_eq!(w.sim.get(w.sender).state(), QpState::Err);
     assert_eq!(w.sim.get(w.matcher).state(), QpState::Err);
 }
+
+/// The program gets what the queue pair cannot fetch.
+#[test]
+fn a_rendezvous_without_reads_is_the_programs() {
+    let mut w = world(1, &QpOptions { max_rd_atomic: 0, ..QpOptions::rc() });
+    w.add(1);
+    let sges = [w.to.sge(0, 4096)];
+    w.sim.post_srq_recv(w.srq, &RecvWr { wr_id: 9, sges: &sges }).unwrap();
+    w.send(TmOp::Rndv, 1, 500);
+    w.sim.run();
+    let got: Vec<_> = w.polled().iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(got, [(9, Success)]);
+    assert_eq!(w.sim.get(w.sender).state(), QpState::Rts);
+}

@@ -413,6 +413,18 @@ fn a_refused_request_names_its_cause_at_both_ends() {
     let place = format!("(key {rkey:#x}, 8 bytes at {:#x})", IOVA + 4);
     assert!(world.device.lines[0].contains(&place), "{}", world.device.lines[0]);
 
+    // The key of a message that has begun is gone: the log says what the packet was for.
+    let mut world = World::new(QpType::Rc);
+    let keys = world.region(PD, Access::REMOTE_WRITE | Access::LOCAL_WRITE, 4096);
+    let mut first = world.headers(Operation::WriteFirst, 0);
+    first.reth = Some(Reth { va: IOVA, rkey: keys.rkey, len: 2 * MTU });
+    world.receive(first, &[1; MTU as usize]);
+    world.device.mrs.deregister(keys.lkey).unwrap();
+    let headers = world.headers(Operation::WriteLast, 1);
+    assert_eq!(refused(&mut world, headers, &[1; MTU as usize]).1.cause, Cause::RkeyDeregistered);
+    let place = format!("key {:#x}, {MTU} bytes at {:#x}", keys.rkey, IOVA + u64::from(MTU));
+    assert!(world.device.lines[0].contains(&place), "{}", world.device.lines[0]);
+
     // Packets of another path MTU, at the beginning and at the end.
     for (operation, len) in [(Operation::SendFirst, 512u32), (Operation::SendOnly, MTU + 4)] {
         let mut world = World::new(QpType::Rc);

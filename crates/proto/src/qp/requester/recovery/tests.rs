@@ -139,6 +139,28 @@ fn one_missing_packet_is_sent_alone_once() {
 }
 
 #[test]
+fn an_ack_of_less_than_the_packet_that_is_sent_alone_changes_nothing() {
+    let mut r = Requester::new();
+    r.repaired(1, 3);
+    assert_eq!(r.ack(2, 3), Decision::Wait);
+    assert_eq!(r.window(), LINK - LINK / 8);
+    // Nothing is missing behind it.
+    let mut r = Requester::new();
+    r.repaired(1, 9);
+    assert_eq!(r.ack(2, 10), Decision::Wait);
+    assert_eq!(r.window(), LINK - LINK / 8 + 1000 / 8);
+}
+
+#[test]
+fn each_packet_that_is_sent_alone_costs_a_retry() {
+    let mut r = Requester::new();
+    r.recovery.set_retries(Some(2), None);
+    r.repaired(1, 0);
+    assert_eq!(r.expire(Timer::Ack, 69), Decision::GoBackN);
+    assert_eq!(r.expire(Timer::Ack, 300), Decision::Fail(WcStatus::RetryExcErr));
+}
+
+#[test]
 fn go_back_n_follows_an_insufficient_selective_retransmit() {
     // The ACK covers the packet and no more; or a NAK asks for the next one.
     for nak in [false, true] {

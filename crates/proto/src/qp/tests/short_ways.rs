@@ -1,0 +1,201 @@
+//! Where the short ways of frequent requests are open.
+
+use super::*;
+use crate::mr::{Bind, WindowType};
+
+fn open(world: &World) -> [bool; 3] {
+    let ways = world.qp.short_ways(&world.device.props);
+    [ways.sends, ways.receives, ways.directs]
+}
+
+/// On a link that loses nothing, after a message each way. No timer has to run.
+fn plain(change: impl FnOnce(&mut QpAttr)) -> World {
+    let props = LinkProps { immediate: true, ..LinkProps::new(1 << 20) };
+    let mut world = World::with(QpType::Rc, props, |attr| {
+        attr.timeout = 0;
+        change(attr);
+    });
+    world.recv(10);
+    world.receive_message(Operation::SendOnly, 0, 10);
+    world.qp.acknowledge(&mut world.device);
+    world.post(SendOp::Send, 10);
+    world.answer(0, Syndrome::ACK);
+    world
+}
+
+#[test]
+fn they_are_open_unless_something_is_unusual() {
+    assert_eq!(open(&plain(|_| {})), [true; 3]);
+    type Change = fn(&mut World);
+    let cases: [(Change, [bool; 3], &str); 12] = [
+        (|w| w.qp.count(CompCntrOps::SEND), [false; 3], "counted"),
+        (
+            |w| w.qp.limit_rate(&RateLimit { kbps: 8, ..RateLimit::default() }),
+            [false, true, false],
+            "limited",
+        ),
+        (
+            |w| {
+                let attr = w.qp.attr();
+                w.go(QpState::Sqd, &attr);
+            },
+            [false, true, false],
+            "SQD",
+        ),
+        (
+            |w| {
+                let attr = w.qp.attr();
+                w.go(QpState::Err, &attr);
+            },
+            [false; 3],
+            "ERR",
+        ),
+        (|w| w.device.props.immediate = false, [false, true, true], "a link that may lose packets"),
+        (|w| w.post(SendOp::Send, 10), [true; 3], "a request under way"),
+        (
+            |w| {
+                w.device.room = 0;
+                w.post(SendOp::Send, 10);
+            },
+            [false, true, true],
+            "no room",
+        ),
+        (
+            |w| {
+                w.post(SendOp::Send, 10);
+                w.answer(1, Syndrome::RnrNak { timer: 1 });
+            },
+            [false, true, true],
+            "no receive",
+        ),
+        (
+            |w| {
+                w.post(SendOp::Send, 10);
+                w.post(SendOp::Send, 10);
+                w.answer(1, Syndrome::Nak(NakCode::PsnSequence));
+            },
+            [false, true, true],
+            "a loss",
+        ),
+        (
+            |w| {
+                w.recv(2 * MTU);
+                let headers = w.headers(Operation::SendFirst, 1);
+                w.receive(headers, &[1; MTU as usize]);
+            },
+            [true, false, true],
+            "the middle of a message",
+        ),
+        (
+            |w| {
+                let headers = w.headers(Operation::WriteMiddle, 2);
+                w.receive(headers, &[1; MTU as usize]);
+            },
+            [true, false, true],
+            "a missing packet",
+        ),
+        (|w| w.receive_message(Operation::WriteOnly, 1, 8), [true, false, true], "an ACK owed"),
+    ];
+    for (change, wanted, what) in cases {
+        let mut world = plain(|_| {});
+        change(&mut world);
+        assert_eq!(open(&world), wanted, "{what}");
+    }
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let props = LinkProps { immediate: true, ..LinkProps::new(1 << 20) };
+        assert_eq!(open(&World::with(qp_type, props, |_| {})), [false; 3], "{qp_type:?}");
+    }
+}
+
+/// A READ that the peer does not grant, and what is too long, leave as a message or not at all.
+#[test]
+fn an_operation_that_is_not_granted_is_not_done_directly() {
+    use Direction::{Read, Write};
+    for granted in [0, 1] {
+        let world = plain(|attr| attr.max_rd_atomic = granted);
+        let may = |direction, flags, len| world.qp.may_do_directly(direction, flags, len);
+        let (none, inline) = (SendFlags::empty(), SendFlags::INLINE);
+        assert_eq!(may(Read, none, 8), granted > 0);
+        assert!(!may(Read, inline, 8) && may(Write, none, 8) && !may(Write, none, 0));
+        assert!(may(Write, inline, 64) && !may(Write, inline, 65));
+    }
+}
+
+/// A local operation completes behind the requests before it. Those behind it have left and do not leave again.
+#[test]
+fn requests_behind_a_local_operation_leave_once() {
+    let mut world = World::new(QpType::Rc);
+    let keys = world.device.mrs.register(Region {
+        pd: PD,
+        access: Access::MW_BIND | Access::LOCAL_WRITE,
+        iova: IOVA,
+        len: 64,
+        addr: 0,
+    });
+    let window = world.device.mrs.alloc_window(PD, WindowType::Type2).unwrap();
+    let (lkey, access) = (keys.unwrap().lkey, Access::REMOTE_READ);
+    let bind = Bind { window, rkey: window ^ 1, lkey, access, addr: IOVA, len: 8 };
+    for op in [SendOp::Send, SendOp::BindMw(bind), SendOp::Send, SendOp::Send] {
+        world.post(op, if op == SendOp::Send { 10 } else { 0 });
+    }
+    assert_eq!(world.sent(), [(0, 10), (1, 10), (2, 10)]);
+    world.answer(0, Syndrome::ACK);
+    world.qp.transmit(&mut world.device);
+    assert_eq!((world.statuses(), world.sent()), (vec![WcStatus::Success; 2], vec![]));
+    world.answer(2, Syndrome::ACK);
+    assert_eq!(world.statuses(), [WcStatus::Success; 2]);
+}
+
+/// A message that came by a lane, as the device executes it.
+#[test]
+fn a_short_message_takes_the_next_receive_that_it_fits() {
+    let mut world = plain(|_| {});
+    let psn = world.qp.expected();
+    let execute = |world: &mut World, psn, len| {
+        let mut written = None;
+        let wc = world.qp.execute_short(psn, len, |pd, sge| {
+            written = Some((pd, sge.addr, sge.len));
+            true
+        });
+        (wc, written)
+    };
+    assert_eq!(execute(&mut world, psn, 8), (None, None), "no receive");
+    world.recv(8);
+    assert_eq!(execute(&mut world, psn.plus(1), 8), (None, None), "not its turn");
+    assert_eq!(execute(&mut world, psn, 9), (None, None), "too long");
+    assert_eq!(world.qp.execute_short(psn, 8, |_, _| false), None, "the memory has gone");
+    let wanted = Wc {
+        wr_id: 2,
+        opcode: WcOpcode::Recv,
+        byte_len: 8,
+        qpn: Qpn::new(OURS),
+        src_qpn: Qpn::new(PEER),
+        ..Wc::default()
+    };
+    assert_eq!(execute(&mut world, psn, 8), (Some(wanted), Some((PD, IOVA, 8))));
+    assert_eq!((world.qp.expected(), world.qp.executed()), (psn.plus(1), Some(psn)));
+    // A message of nothing needs no memory.
+    world.recv(8);
+    let (wc, written) = execute(&mut world, psn.plus(1), 0);
+    assert_eq!((wc.map(|wc| wc.byte_len), written), (Some(0), None));
+    // One that is longer than a packet came by no lane.
+    world.recv(2 * MTU);
+    assert_eq!(execute(&mut world, psn.plus(2), MTU + 1), (None, None));
+}
+
+#[test]
+fn what_a_peer_executed_completes_up_to_there() {
+    let mut world = plain(|_| {});
+    (0..3).for_each(|_| world.post(SendOp::Send, 10));
+    let complete = |world: &mut World, psn| {
+        let mut all = Vec::new();
+        let done = world.qp.complete_short(Psn::new(psn), |wc| all.push(wc));
+        (done, all.iter().map(|wc| (wc.opcode, wc.byte_len, wc.sq_count)).collect::<Vec<_>>())
+    };
+    assert_eq!(complete(&mut world, 4), (false, vec![]), "it was not sent");
+    let send = |count| (WcOpcode::Send, 10, count);
+    assert_eq!(complete(&mut world, 2), (true, vec![send(2), send(3)]));
+    assert_eq!(complete(&mut world, 2), (true, vec![]), "told twice");
+    world.post(SendOp::Write(world.remote()), 10);
+    assert_eq!(complete(&mut world, 4), (false, vec![send(4)]), "the general way takes the WRITE");
+}
