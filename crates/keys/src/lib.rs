@@ -218,6 +218,20 @@ impl MrTable {
         Some(keys)
     }
 
+    /// The number of regions, and their bytes. A snapshot, for people: regions may come and go meanwhile. One of the whole address space
+    /// has none.
+    #[must_use]
+    pub fn totals(&self) -> (u32, u64) {
+        let all = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
+        let is_region = |slot: &&Slot| {
+            slot.lkey.load(Ordering::Relaxed) != 0 && !slot.access().contains(Access::WINDOW)
+        };
+        all.filter(is_region).fold((0, 0), |(regions, bytes), slot| {
+            let len = slot.len.load(Ordering::Relaxed);
+            (regions + 1, bytes.saturating_add(if len >> 48 == 0 { len } else { 0 }))
+        })
+    }
+
     /// The slot of an `lkey`, in use.
     #[inline]
     fn hold_local(&self, lkey: u32) -> Option<Held<'_>> {

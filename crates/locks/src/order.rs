@@ -185,6 +185,8 @@ ranks! {
     // Leaves.
     /// Memory keys that have ended.
     EndedKeys,
+    /// The completion queues, for those who look.
+    CompletionQueues,
     /// Completion queues that have overrun.
     Overruns,
     /// Queue pairs that owe an ACK.

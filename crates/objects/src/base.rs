@@ -23,6 +23,7 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
+use crate::cq::table::CqTable;
 use crate::fork;
 use crate::gid::GidTables;
 use crate::limits::DeviceAttr;
@@ -71,6 +72,8 @@ pub struct Core {
     pub counters: Counters,
     /// Objects that may still be made.
     pub quotas: Quotas,
+    /// The completion queues.
+    pub cqs: CqTable,
     /// The machines' clock.
     pub clock: DeviceClock,
     /// Numbers of protection domains.

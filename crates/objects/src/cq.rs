@@ -1,5 +1,7 @@
 //! Completion queue.
 
+pub mod table;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -80,6 +82,8 @@ pub struct Cq(#[doc(hidden)] pub Arc<CqCell>);
 pub struct CqCell {
     /// The device.
     pub core: &'static Core,
+    /// Tells it from the others of its process.
+    pub number: u32,
     context: Arc<ContextCell>,
     state: Mutex<rank::CompletionQueue, State>,
     /// There are completions; written under the lock. A poller without any need not take it.
@@ -502,8 +506,9 @@ impl Cq {
         let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
         let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
         let ticket = core.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
-        Ok(Self(Arc::new(CqCell {
+        Ok(Self(core.cqs.enter(|number| CqCell {
             core,
+            number,
             context: Arc::clone(context),
             state: Mutex::new(State {
                 queue,

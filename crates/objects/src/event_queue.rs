@@ -211,6 +211,12 @@ impl Acks {
         }
     }
 
+    /// Events that were read and not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self) -> u64 {
+        self.unacknowledged.lock().events
+    }
+
     /// The program acknowledges `n` events. More than it read count as all.
     pub fn acknowledge(&self, n: u32) {
         let mut unacknowledged = self.unacknowledged.lock();

@@ -109,6 +109,12 @@ impl Cq {
         self.wcs.len()
     }
 
+    /// The place of the oldest completion, which changes when one is taken.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        self.wcs.head()
+    }
+
     /// Tells whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -6,6 +6,7 @@
 pub mod attr;
 mod congestion;
 mod datagram;
+pub mod facts;
 pub mod grh;
 pub mod pacing;
 mod posting;
@@ -588,7 +589,7 @@ impl Qp {
     /// Tells whether [`transmit`](Self::transmit) might send a packet now.
     #[inline]
     fn has_to_send(&self) -> bool {
-        self.sq.next != self.sq.head || self.keeps_any() || self.rate.is_limited()
+        self.sq.next != self.sq.head() || self.keeps_any() || self.rate.is_limited()
     }
 
     /// Tells whether a delayed ACK waits. The device calls [`acknowledge`](Self::acknowledge) soon, best after the last

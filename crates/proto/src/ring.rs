@@ -25,6 +25,11 @@ impl<T: Copy> Ring<T> {
         self.len
     }
 
+    /// The place of the oldest value, which changes when one is taken.
+    pub(crate) fn head(&self) -> usize {
+        self.head
+    }
+
     /// Adds a value; the caller checked that there is room.
     #[inline]
     pub(crate) fn push_back(&mut self, value: T) {

@@ -20,6 +20,12 @@ impl Quota {
         Self { max, used: AtomicU32::new(0) }
     }
 
+    /// Objects that exist.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     pub fn take(&'static self) -> Option<Ticket> {
         let used = self
             .used
@@ -38,18 +44,24 @@ impl Drop for Ticket {
 /// Objects of each type that may still be made.
 #[derive(Debug)]
 pub struct Quotas {
-    pub(crate) pd: Quota,
-    pub(crate) mr: Quota,
-    pub(crate) mw: Quota,
-    pub(crate) cq: Quota,
-    pub(crate) srq: Quota,
+    /// Protection domains.
+    pub pd: Quota,
+    /// Memory regions.
+    pub mr: Quota,
+    /// Memory windows.
+    pub mw: Quota,
+    /// Completion queues.
+    pub cq: Quota,
+    /// Shared receive queues.
+    pub srq: Quota,
     /// XRC domains.
     pub xrcd: Quota,
     /// Work queues.
     pub wq: Quota,
     /// Indirection tables.
     pub ind_table: Quota,
-    pub(crate) ah: Quota,
+    /// Address handles.
+    pub ah: Quota,
     /// Queue pairs.
     pub qp: Quota,
     pub(crate) comp_cntr: Quota,

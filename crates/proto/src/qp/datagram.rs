@@ -22,7 +22,7 @@ impl Qp {
     pub(super) fn send_datagrams<E: Env>(&mut self, env: &mut E) -> bool {
         let mut sent = false;
         while self.attr.state == QpState::Rts
-            && self.sq.next != self.sq.head
+            && self.sq.next != self.sq.head()
             && self.paces_next(env)
         {
             let bytes = self.sq.at(self.sq.next).len;
@@ -168,6 +168,7 @@ impl Qp {
 
     fn finish_datagram_recv<E: Env>(&mut self, wc: Wc, solicited: bool, env: &mut E) {
         let wr_id = self.release_recv();
+        self.responder.note_datagram(wc.byte_len.saturating_sub(GRH_LEN as u32));
         self.count_completion(CompCntrOps::RECV, wc.byte_len, false, env);
         env.complete(Side::Recv, Wc { wr_id, qpn: self.qpn, ..wc }, solicited);
     }

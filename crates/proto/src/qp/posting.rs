@@ -100,7 +100,7 @@ impl Qp {
     #[must_use]
     #[inline]
     pub fn has_unsent(&self) -> bool {
-        self.sq.next != self.sq.head
+        self.sq.next != self.sq.head()
     }
 
     /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`LinkProps::batch`](crate::env::LinkProps::batch)).
@@ -108,11 +108,11 @@ impl Qp {
     /// calls [`transmit`](Self::transmit) soon all the same.
     #[must_use]
     pub fn may_gather(&self, batch: u32) -> bool {
-        let waiting = self.sq.head.wrapping_sub(self.sq.next);
+        let waiting = self.sq.head().wrapping_sub(self.sq.next);
         if waiting == 0 || waiting >= requester::BATCH_PACKETS || !self.awaits_answer() {
             return false;
         }
-        let newest = self.sq.at(self.sq.head.wrapping_sub(1));
+        let newest = self.sq.at(self.sq.head().wrapping_sub(1));
         let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
         !newest.op.has_response()
             && !newest.op.is_local()

@@ -87,11 +87,31 @@ pub(super) struct Requester {
     /// The peer has executed everything up to this PSN, and said so before the response to a request among that has come.
     executed: Option<Psn>,
     accepted: Accepted,
+    repeats: Repeats,
     /// PSN of the next datagram.
     pub(super) next_datagram: Psn,
 }
 
+/// How often something went wrong, for those who watch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repeats {
+    /// Timeouts and NAKs after which packets were sent again.
+    pub retries: u32,
+    /// RNR NAKs of the peer.
+    pub rnr_naks: u32,
+}
+
 impl Requester {
+    /// How often packets were sent again.
+    pub(super) fn repeats(&self) -> Repeats {
+        self.repeats
+    }
+
+    /// The PSN of the next new packet.
+    pub(super) fn fresh_psn(&self) -> Psn {
+        self.fresh_psn
+    }
+
     /// Retries that a modify grants anew.
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
         self.recovery.set_retries(retry_cnt, rnr_retry);
@@ -129,6 +149,11 @@ impl Qp {
         };
     }
 
+    /// Whether the peer has answered since the ACK timer began.
+    pub(super) fn has_answered_lately(&self) -> bool {
+        self.requester.recovery.has_answered()
+    }
+
     /// The PSN of the packet under the cursor.
     fn cursor_psn(&self) -> Psn {
         if self.sq.next == self.sq.started {
@@ -160,14 +185,14 @@ impl Qp {
     pub(super) fn send_requests<E: Env>(&mut self, env: &mut E) -> bool {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
             || self.timers.is_running(Timer::RnrWait)
-            || self.sq.next == self.sq.head
+            || self.sq.next == self.sq.head()
         {
             return false;
         }
         let Some(window) = self.open_window(env) else { return false };
         self.requester.window_closed = false;
         let mut sent = false;
-        while !self.is_halted_here() && self.sq.next != self.sq.head {
+        while !self.is_halted_here() && self.sq.next != self.sq.head() {
             if self.sq.next == self.sq.started {
                 match self.send_direct(env) {
                     Directly::Done => continue,

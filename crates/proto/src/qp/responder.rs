@@ -53,6 +53,17 @@ enum Inbound {
     Write { va: u64, rkey: u32, left: u32, received: u32 },
 }
 
+impl Inbound {
+    /// Bytes so far.
+    fn received(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Send { received } => received,
+            Self::Write { received, .. } => received.into(),
+        }
+    }
+}
+
 /// Which side sends next, where the programs of both ends answer each other's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PingPong {
@@ -74,8 +85,9 @@ pub(super) struct Responder {
     pub(super) established: bool,
     /// Before RTR: the PSN of the last request that was dropped.
     before_rtr: Option<Psn>,
-    /// Messages completed, and READs and atomics begun: 24 bits.
-    msn: u32,
+    /// Messages completed, and READs and atomics begun, and the bytes of them.
+    executed: u64,
+    executed_bytes: u64,
     inbound: Inbound,
     /// The receive WQE in use, if `recv_taken`.
     recv: RecvWqe,
@@ -117,6 +129,29 @@ impl Responder {
     #[inline]
     pub(super) fn note_request_sent(&mut self) {
         self.acks.ping_pong = PingPong::Theirs;
+    }
+
+    /// The low bits of the number of messages, as an ACK has it (IBA 9.7.7.1.4).
+    #[inline]
+    fn msn(&self) -> u32 {
+        self.executed as u32 & 0xff_ffff
+    }
+
+    /// A message of the peer, or the READ or atomic of it, was executed. `len`: its bytes, or those that were not counted yet.
+    #[inline]
+    fn note_executed(&mut self, len: u64) {
+        self.executed += 1;
+        self.executed_bytes = self.executed_bytes.wrapping_add(len);
+    }
+
+    /// A datagram of `len` bytes was received.
+    pub(super) fn note_datagram(&mut self, len: u32) {
+        self.note_executed(len.into());
+    }
+
+    /// Messages that were executed, and their bytes.
+    pub(super) fn executed(&self) -> (u64, u64) {
+        (self.executed, self.executed_bytes)
     }
 
     /// A modify has changed how many READs and atomics the peer may have outstanding.
@@ -235,6 +270,7 @@ impl Qp {
             Err(Stop::NotReady) => {
                 env.count(Counter::RnrNakSent, 1);
                 self.responder.nak_sent = true;
+                self.note_no_receive(psn, env.now());
                 let timer = self.attr.min_rnr_timer;
                 self.send_nak(psn, Syndrome::RnrNak { timer }, env);
                 return false;
@@ -355,6 +391,11 @@ impl Qp {
             AnswerKind::Atomic { .. } | AnswerKind::Placed => Reason::new(Cause::PeerMemoryGone),
         };
         self.refuse(psn, "a READ", Refusal::ACCESS, &reason, env);
+    }
+
+    /// The peer was told to wait, for it has found no receive, or to repeat.
+    pub(super) fn has_sent_nak(&self) -> bool {
+        self.responder.nak_sent
     }
 
     /// Whether `psn` may be the oldest request that the peer has without an answer. A peer whose requests were executed before

@@ -73,8 +73,10 @@ pub(super) struct SendQueue {
     capacity: u32,
     max_sge: usize,
     max_inline: usize,
-    /// The position of the next post.
-    pub(super) head: u32,
+    /// WQEs that were posted since the beginning.
+    posted: u64,
+    /// Their bytes.
+    posted_bytes: u64,
     /// WQEs before this one have PSNs.
     pub(super) started: u32,
     /// The WQE that is being sent.
@@ -103,7 +105,8 @@ impl SendQueue {
             capacity: cap.max_send_wr,
             max_sge,
             max_inline,
-            head: 0,
+            posted: 0,
+            posted_bytes: 0,
             started: 0,
             next: 0,
             done: 0,
@@ -117,12 +120,12 @@ impl SendQueue {
 
     /// Tells whether no slot is free. `released` is the count that pollers handed back.
     pub(super) fn is_full(&self, released: u32) -> bool {
-        self.head.wrapping_sub(released) >= self.capacity
+        self.head().wrapping_sub(released) >= self.capacity
     }
 
     /// Slots that are free, `released` being the count that pollers handed back.
     pub(super) fn room(&self, released: u32) -> u32 {
-        self.capacity.saturating_sub(self.head.wrapping_sub(released))
+        self.capacity.saturating_sub(self.head().wrapping_sub(released))
     }
 
     pub(super) fn max_sge(&self) -> usize {
@@ -136,7 +139,7 @@ impl SendQueue {
     /// Adds a WQE; the caller checked that it fits. Inline data follows through [`Self::inline_mut`], before
     /// [`Self::commit`].
     pub(super) fn stage(&mut self, wr: &SendWr<'_>, len: u32) {
-        let slot = self.slot(self.head);
+        let slot = self.slot(self.head());
         let inline = wr.flags.contains(SendFlags::INLINE);
         let sge_count = if inline { 0 } else { wr.sges.len() };
         self.slots[slot] = Sqe {
@@ -167,7 +170,7 @@ impl SendQueue {
         sge: Sge,
         (first_psn, cost_before): (Psn, u64),
     ) {
-        let slot = self.slot(self.head);
+        let slot = self.slot(self.head());
         self.slots[slot] = Sqe {
             wr_id,
             flags,
@@ -179,31 +182,55 @@ impl SendQueue {
             ..Sqe::default()
         };
         self.sges[slot * self.max_sge] = sge;
-        self.head = self.head.wrapping_add(1);
-        (self.next, self.started) = (self.head, self.head);
+        self.note_posted(sge.len);
+        let head = self.head();
+        (self.next, self.started) = (head, head);
     }
 
-    /// A WQE was posted, sent and completed in one. There was none that is not complete.
-    pub(super) fn pass(&mut self) {
-        self.head = self.head.wrapping_add(1);
-        (self.started, self.next, self.done) = (self.head, self.head, self.head);
+    /// A WQE of `len` bytes was posted, sent and completed in one. There was none that is not complete.
+    #[inline]
+    pub(super) fn pass(&mut self, len: u32) {
+        self.note_posted(len);
+        let head = self.head();
+        (self.started, self.next, self.done) = (head, head, head);
+    }
+
+    #[inline]
+    fn note_posted(&mut self, len: u32) {
+        self.posted += 1;
+        self.posted_bytes = self.posted_bytes.wrapping_add(len.into());
+    }
+
+    /// The position of the next post.
+    #[inline]
+    pub(super) fn head(&self) -> u32 {
+        self.posted as u32
+    }
+
+    /// WQEs that are complete, and their bytes. Those that a reset has forgotten count as complete.
+    pub(super) fn completed(&self) -> (u64, u64) {
+        let outstanding = self.outstanding();
+        let positions = (0..outstanding).map(|n| self.done.wrapping_add(n));
+        let bytes: u64 = positions.map(|position| u64::from(self.at(position).len)).sum();
+        (self.posted - u64::from(outstanding), self.posted_bytes.wrapping_sub(bytes))
     }
 
     /// Room for the inline data of the staged WQE.
     pub(super) fn inline_mut(&mut self) -> &mut [u8] {
-        let first = self.slot(self.head) * self.max_inline;
+        let first = self.slot(self.head()) * self.max_inline;
         &mut self.inline[first..first + self.max_inline]
     }
 
     /// The same, to read.
     pub(super) fn inline_next(&self) -> &[u8] {
-        let first = self.slot(self.head) * self.max_inline;
+        let first = self.slot(self.head()) * self.max_inline;
         &self.inline[first..first + self.max_inline]
     }
 
     /// Posts the staged WQE.
     pub(super) fn commit(&mut self) {
-        self.head = self.head.wrapping_add(1);
+        let len = self.at(self.head()).len;
+        self.note_posted(len);
     }
 
     pub(super) fn at(&self, position: u32) -> &Sqe {
@@ -234,15 +261,14 @@ impl SendQueue {
 
     /// Forgets every WQE; returns the count by which all slots are free.
     pub(super) fn clear(&mut self) -> u32 {
-        self.started = self.head;
-        self.next = self.head;
-        self.done = self.head;
-        self.head
+        let head = self.head();
+        (self.started, self.next, self.done) = (head, head, head);
+        head
     }
 
     /// WQEs that are not complete.
     pub(super) fn outstanding(&self) -> u32 {
-        self.head.wrapping_sub(self.done)
+        self.head().wrapping_sub(self.done)
     }
 
     fn slot(&self, position: u32) -> usize {

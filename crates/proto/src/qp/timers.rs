@@ -69,6 +69,11 @@ impl Timers {
         self.deadlines[timer as usize] != STOPPED
     }
 
+    /// When a timer that runs was started.
+    pub(super) fn started(&self, timer: Timer) -> Option<Time> {
+        self.is_running(timer).then(|| self.started[timer as usize])
+    }
+
     /// Tells whether a timer has run out.
     pub(super) fn is_due(&self, timer: Timer, now: Time) -> bool {
         self.is_running(timer) && self.deadlines[timer as usize] <= now

@@ -44,6 +44,8 @@ pub(super) struct Trouble {
     silent: Option<(Psn, Time)>,
     /// The oldest packet that the peer was not ready for, and when it said so first.
     not_ready: Option<(Psn, Time)>,
+    /// The peer's packet for which there was no receive, and when it came first.
+    no_receive: Option<(Psn, Time)>,
 }
 
 impl Qp {
@@ -96,6 +98,37 @@ impl Qp {
         if since.is_none_or(|(psn, _)| psn != una) {
             *since = Some((una, now));
         }
+    }
+
+    /// There is no receive for this packet of the peer.
+    pub(super) fn note_no_receive(&mut self, psn: Psn, now: Time) {
+        let since = &mut self.trouble().no_receive;
+        if since.is_none_or(|(known, _)| known != psn) {
+            *since = Some((psn, now));
+        }
+    }
+
+    /// The first cause of a failure.
+    pub(super) fn first_cause(&self) -> Option<Cause> {
+        self.trouble.as_ref()?.first
+    }
+
+    /// Since when the peer is not ready for the oldest packet.
+    pub(super) fn not_ready_since(&self) -> Option<Time> {
+        let (psn, since) = self.trouble.as_ref()?.not_ready?;
+        (psn == self.first_unanswered()).then_some(since)
+    }
+
+    /// Since when the oldest packet has no answer, once a timeout has passed.
+    pub(super) fn silent_since(&self) -> Option<Time> {
+        let (psn, since) = self.trouble.as_ref()?.silent?;
+        (psn == self.first_unanswered()).then_some(since)
+    }
+
+    /// Since when the peer's next packet finds no receive.
+    pub(super) fn no_receive_since(&self) -> Option<Time> {
+        let (psn, since) = self.trouble.as_ref()?.no_receive?;
+        (psn == self.expected()).then_some(since)
     }
 
     /// The oldest packet has had no answer since then. Asks the network and the peer's device why, if the retries are about to
@@ -204,7 +237,7 @@ impl Qp {
             return;
         }
         let first = self.attached.credit.released();
-        let queued = self.sq.head.wrapping_sub(first);
+        let queued = self.sq.head().wrapping_sub(first);
         let is_queued = |position: u32| position.wrapping_sub(first) < queued;
         let trouble = self.trouble.get_or_insert_default();
         // A program may try again and again, and most find what they found the last time.

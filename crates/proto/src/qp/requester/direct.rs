@@ -44,7 +44,7 @@ impl Qp {
             Direction::Read => !is_inline && self.attr.max_rd_atomic > 0,
         };
         is_valid
-            && self.sq.done == self.sq.head
+            && self.sq.done == self.sq.head()
             && self.requester.una == self.requester.fresh_psn
             && (1..=MAX_DIRECT).contains(&len)
             && !self.sq.is_full(self.attached.credit.released())
@@ -60,7 +60,7 @@ impl Qp {
         flags: SendFlags,
         len: u32,
     ) -> Option<Wc> {
-        self.sq.pass();
+        self.sq.pass(len);
         (self.init.sq_sig_all || flags.contains(SendFlags::SIGNALED)).then(|| Wc {
             wr_id,
             opcode: match direction {

@@ -46,6 +46,11 @@ impl Qp {
     fn count_and_carry_out<E: Env>(&mut self, counter: Counter, decision: Decision, env: &mut E) {
         if decision != Decision::Wait {
             env.count(counter, 1);
+            let repeats = &mut self.requester.repeats;
+            match counter {
+                Counter::RnrNakReceived => repeats.rnr_naks += 1,
+                _ => repeats.retries += 1,
+            }
         }
         self.carry_out(decision, env);
     }
@@ -141,6 +146,7 @@ impl Qp {
         let decision = recovery.on_probe_timeout(silence, moment);
         if decision == Decision::GoBackN {
             self.requester.window_closed = false;
+            self.requester.repeats.retries += 1;
         }
         self.carry_out(decision, env);
     }

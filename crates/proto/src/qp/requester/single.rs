@@ -74,7 +74,7 @@ impl Qp {
             && self.may_shorten()
             && self.attr.state == QpState::Rts
             && self.init.qp_type == QpType::Rc
-            && sq.next == sq.head
+            && sq.next == sq.head()
             && sq.next == sq.started
             && requester.max_sent == requester.fresh_psn
             && sq.max_sge() > 0

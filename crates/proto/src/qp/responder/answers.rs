@@ -374,7 +374,7 @@ impl Qp {
     fn aeth_headers(&self, psn: Psn, syndrome: Syndrome) -> Headers {
         let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
-        headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
+        headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn() });
         headers
     }
 

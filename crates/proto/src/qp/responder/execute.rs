@@ -48,18 +48,14 @@ impl Qp {
             if let Inbound::Write { received, .. } = self.responder.inbound {
                 self.count_completion(CompCntrOps::REMOTE_RDMA_WRITE, received, false, env);
             }
-            self.responder.inbound = Inbound::None;
-            self.next_message();
+            let last = std::mem::take(&mut self.responder.inbound);
+            self.responder.note_executed(last.received());
             self.responder.acks.ping_pong = match self.responder.acks.ping_pong {
                 PingPong::Theirs if opcode.is_write() && !opcode.has_imm() => PingPong::Ours,
                 _ => PingPong::None,
             };
         }
         Ok(())
-    }
-
-    fn next_message(&mut self) {
-        self.responder.msn = (self.responder.msn + 1) & 0xff_ffff;
     }
 
     /// FIRST after LAST, MIDDLE after FIRST, and all of one kind (IBA 9.7.4.1.2).
@@ -208,11 +204,11 @@ impl Qp {
         self.check_remote(&reth, Access::REMOTE_READ, pd, env)?;
         let psn = packet.headers.bth.psn;
         let packets = reth.len.div_ceil(self.mtu()).max(1);
-        self.next_message();
+        self.responder.note_executed(reth.len.into());
         let answer = Answer {
             psn,
             packets,
-            msn: self.responder.msn,
+            msn: self.responder.msn(),
             kind: AnswerKind::Read {
                 va: reth.va,
                 rkey: reth.rkey,
@@ -320,8 +316,8 @@ impl Qp {
     /// A request of one packet was executed; its answer is owed, and remembered.
     fn answer(&mut self, packet: &Incoming<'_>, kind: AnswerKind) {
         let psn = packet.headers.bth.psn;
-        self.next_message();
-        let msn = self.responder.msn;
+        self.responder.note_executed(8);
+        let msn = self.responder.msn();
         self.responder.answers.add(Answer { psn, packets: 1, msn, kind });
         self.responder.expected = psn.plus(1);
     }

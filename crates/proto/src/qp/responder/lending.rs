@@ -112,7 +112,7 @@ impl Qp {
             state: self.attr.state,
             established: self.responder.established,
             expected: responder.expected,
-            msn: responder.msn,
+            msn: responder.msn(),
             nak_sent: responder.nak_sent,
             answers: responder.answers.remembered().map(Remembered::of).collect(),
         })
@@ -172,7 +172,7 @@ impl Qp {
     /// As [`resume`](Self::resume), where nothing is left of the responder but how far it had come.
     pub fn advance(&mut self, expected: Psn, msn: u32) {
         let responder = &mut self.responder;
-        (responder.expected, responder.msn) = (expected, msn & 0xff_ffff);
+        (responder.expected, responder.executed) = (expected, (msn & 0xff_ffff).into());
         (responder.inbound, responder.recv_taken) = (Inbound::None, false);
         (responder.nak_sent, responder.acks.owed, responder.acks.held) = (false, false, None);
         responder.acks.bytes = 0;
@@ -182,7 +182,7 @@ impl Qp {
     /// The responder's position: the PSN that comes next, and the MSN.
     #[must_use]
     pub fn progress(&self) -> (Psn, u32) {
-        (self.responder.expected, self.responder.msn)
+        (self.responder.expected, self.responder.msn())
     }
 }
 

@@ -113,7 +113,7 @@ impl Qp {
         }
         rq.skip();
         responder.expected = psn.plus(1);
-        responder.msn = (responder.msn + 1) & 0xff_ffff;
+        responder.note_executed(len.into());
         responder.acks.ping_pong = PingPong::None;
         Some(Wc {
             wr_id,
@@ -210,7 +210,7 @@ impl Qp {
     ) {
         let responder = &mut self.responder;
         responder.expected = request.psn.plus(1);
-        responder.msn = (responder.msn + 1) & 0xff_ffff;
+        responder.note_executed(len as u64);
         responder.acks.ping_pong = ping_pong;
         responder.acks.owed |= request.ack_req;
         responder.acks.bytes = responder.acks.bytes.saturating_add(len as u32);
