@@ -5,8 +5,6 @@ mod listing;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use anyverbs_cm::gsi::STEERING;
 use anyverbs_cm::{CmError, EventChannel, Gsi};
 use anyverbs_objects::base::Core;
@@ -42,8 +40,6 @@ pub(crate) struct Device {
     /// Raw packets.
     pub(crate) switch: &'static Switch,
     exit_thread: ExitThread,
-    /// Datagrams that the kernel dropped, as last read.
-    kernel_drops: AtomicU64,
 }
 
 impl Device {
@@ -92,22 +88,12 @@ impl Device {
         // Each is set once.
         let _ = transport.sharing.set(xrc);
         let _ = driver.above.set(Above { management: gsi, frames: switch });
-        let (exit_thread, kernel_drops) = (ExitThread::default(), AtomicU64::new(0));
-        Ok((Self { core, transport, driver, gsi, xrc, switch, exit_thread, kernel_drops }, starter))
+        let exit_thread = ExitThread::default();
+        Ok((Self { core, transport, driver, gsi, xrc, switch, exit_thread }, starter))
     }
 
     pub(crate) fn counters(&self) -> &Counters {
-        if let Some(shm) = &self.transport.links.shm {
-            shm.traffic().count(&self.core.counters);
-        }
-        if let Some(directory) = &self.core.directory {
-            directory.count(&self.core.counters);
-        }
-        // The kernel's own count of datagrams that found the socket full.
-        let dropped = self.transport.links.port.dropped() + self.switch.dropped_frames();
-        let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
-        self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
-        &self.core.counters
+        self.driver.counters()
     }
 
     /// The number of the device called `name`.

@@ -75,6 +75,7 @@ mod ordinary;
 pub mod prelude;
 pub mod raw;
 mod region;
+pub mod watch;
 #[cfg(feature = "tokio")]
 pub mod with_tokio;
 

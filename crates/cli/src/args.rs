@@ -17,6 +17,8 @@ Examples:
   anyverbs doctor
   anyverbs doctor -- ./my_program
   anyverbs explain 12
+  anyverbs top
+  anyverbs show qp 0x30011
 
 `anyverbs COMMAND --help` says more about a command.";
 
@@ -62,6 +64,10 @@ pub(crate) enum Command {
         #[arg(value_name = "WORD")]
         words: Vec<String>,
     },
+    /// Watch the device's processes: their queue pairs, rates, and what each waits for
+    Top(Top),
+    /// Show the device's processes and their queue pairs
+    Show(Show),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -97,6 +103,8 @@ impl Command {
             Self::Doctor(doctor) => Some(&doctor.settings),
             Self::LibDir(settings) => Some(settings),
             Self::Cdi(cdi) => Some(&cdi.settings),
+            Self::Top(top) => Some(&top.settings),
+            Self::Show(show) => Some(&show.settings),
             Self::Explain { .. }
             | Self::Completions { .. }
             | Self::DeviceFacts
@@ -239,6 +247,69 @@ impl Sockets {
             Self::Dgram => "dgram",
             Self::All => "stream,dgram",
         }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Keys: q ends it, the arrow keys and Page Up and Page Down scroll.
+
+Only processes of your own user are shown. None of them is disturbed.
+
+Examples:
+  anyverbs top
+  anyverbs top --once
+  anyverbs top --json | jq '.[].page.queue_pairs[].waiting'")]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Print one list, with the rates of one second; as if standard output were no terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print JSON: what `show --json` prints
+    #[arg(long, conflicts_with = "once")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Only processes of your own user are shown. None of them is disturbed.
+
+Examples:
+  anyverbs show
+  anyverbs show qp 0x30011
+  anyverbs show process 4711
+  anyverbs show --json")]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    #[command(subcommand)]
+    pub(crate) what: Option<ShowWhat>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ShowWhat {
+    /// All about a queue pair, its multicast groups among it
+    Qp {
+        /// Its number, decimal or as 0x30011
+        #[arg(value_parser = number)]
+        number: u32,
+    },
+    /// All about a process
+    Process {
+        /// Its process number
+        pid: u32,
+    },
+}
+
+/// A number, decimal or hexadecimal.
+fn number(text: &str) -> Result<u32, std::num::ParseIntError> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
     }
 }
 

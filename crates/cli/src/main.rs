@@ -9,9 +9,12 @@ mod doctor;
 mod embedded;
 mod explain;
 mod libraries;
+mod look;
 mod run;
 mod settings;
+mod show;
 mod stop_signals;
+mod top;
 mod view_netlink;
 mod view_tree;
 
@@ -51,6 +54,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::DeviceFacts => device::answer(),
         Command::DisconnectAbandoned => run::disconnect_abandoned(),
+        Command::Top(top) => top::run(&top),
+        Command::Show(show) => show::print(&show),
         Command::Explain { words } => explain::print(&words),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),

@@ -30,6 +30,10 @@
 //! | a file that is none of ours | A file is taken only if it is unlinked, of this user, cannot shrink and begins with the magic number: nothing is written before. |
 //! | a process of the same user | It may write anything into the store. Lengths and indices are bounded, and all loops are (fuzz target `host_store`). |
 //!
+//! # Pages
+//! A process says nothing of itself before another one of its user asks, by a message over the same connections. Then it keeps a file
+//! fresh for some seconds, and gives the other a descriptor of it ([`Page`], [`Watcher`]).
+//!
 //! # Use
 //! [`Slot`] is a place on the host, [`Services`] tells which process listens where, and [`Journal`] outlives its
 //! processes.
@@ -37,16 +41,20 @@
 mod journal;
 mod lock;
 mod name;
+mod page;
 mod pass;
 mod services;
 mod slot;
 mod store;
 mod table;
+mod watch;
 
 pub use journal::{Abandoned, Journal, PAYLOAD_LEN, Payload, Section};
 pub(crate) use name::Name;
 pub use name::Registry;
+pub use page::{MAX_PAGE, Page};
 pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_ports};
 pub use slot::Slot;
 pub(crate) use slot::{Announced, Received};
 pub use store::{LOOK_AGAIN, Lock, LockGuard, Said, Store, TIME_SLICES, WAIT};
+pub use watch::{Seen, Watcher};

@@ -103,6 +103,7 @@ pub use layout::{LANES, MAX_HEADER};
 pub use memory::{Area, Memory, SharedWords};
 pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, LaneId, LaneLook, Poller};
+pub(crate) use process::{PeerProcess, peer as peer_process};
 pub use published::{Copied, Published};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Message, ONE_LINE, Reservation};

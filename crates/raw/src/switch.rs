@@ -290,6 +290,10 @@ impl Switch {
 }
 
 impl Frames for Switch {
+    fn dropped(&self) -> u64 {
+        self.dropped_frames()
+    }
+
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let sockets = if self.is_listening() { self.sockets() } else { &[] };
         sockets.iter().map(AsFd::as_fd).collect()

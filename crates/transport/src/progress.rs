@@ -9,6 +9,7 @@ mod handing;
 mod ip_ids;
 mod lanes;
 mod moderation;
+mod observer;
 mod owed;
 mod receive;
 mod ring;
@@ -24,7 +25,7 @@ pub mod worker;
 use std::any::Any;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyverbs_links::Links;
@@ -34,7 +35,7 @@ use anyverbs_net::Datagram;
 use anyverbs_objects::base::{AdaptiveSpin, Caller, Core, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
 use anyverbs_objects::cq::CqCell;
-use anyverbs_proto::counters::Counter;
+use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -91,6 +92,9 @@ pub trait Frames: Sync {
     /// The descriptors on which frames arrive, two at most; none before there is a rule.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
+    /// Frames that the kernel dropped, since the sockets were full.
+    fn dropped(&self) -> u64;
+
     /// Fails all that use a completion queue for which `overrun` holds.
     fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool);
 }
@@ -124,6 +128,8 @@ pub struct Driver {
     polls: AtomicU64,
     /// Threads that wait for a completion event.
     waiters: AtomicU32,
+    /// Datagrams that the kernel dropped, as last read.
+    kernel_drops: AtomicU64,
 }
 
 impl std::fmt::Debug for Driver {
@@ -148,12 +154,28 @@ impl Driver {
             rx_empty_at: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
+            kernel_drops: AtomicU64::new(0),
         }
     }
 
     #[inline]
     fn above(&self) -> &Above {
         self.above.get().expect("set before the first object is made")
+    }
+
+    /// The port's counters, up to date.
+    pub fn counters(&self) -> &Counters {
+        if let Some(shm) = &self.links.shm {
+            shm.traffic().count(&self.core.counters);
+        }
+        if let Some(directory) = &self.core.directory {
+            directory.count(&self.core.counters);
+        }
+        // The kernel's own count of datagrams that found the socket full.
+        let dropped = self.links.port.dropped() + self.above().frames.dropped();
+        let known = self.kernel_drops.fetch_max(dropped, Ordering::Relaxed);
+        self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
+        &self.core.counters
     }
 
     /// Bytes of packets in and out, since the start.

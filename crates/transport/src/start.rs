@@ -114,6 +114,9 @@ impl DataPath {
         let driver = leak(Driver::new(transport, rx, worker));
         // Set once.
         let _ = core.progress.set(driver);
+        if let Some(slot) = links.port.slot() {
+            slot.page().on_look(|| links.waker.kick());
+        }
         Ok(Self { transport, driver, services, kept, starter })
     }
 }

@@ -80,6 +80,10 @@ impl Frames for NoFrames {
         0
     }
 
+    fn dropped(&self) -> u64 {
+        0
+    }
+
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }

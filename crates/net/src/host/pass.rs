@@ -1,4 +1,4 @@
-//! Passes the store from one process to another: one message each way over a connection between two processes that know
+//! Passes the store, or a process's page, from one process to another: one message each way over a connection between two processes that know
 //! each other's user.
 
 use std::fs::File;
@@ -14,6 +14,9 @@ use crate::sys;
 /// The first byte of a message that asks for the store. Other messages are forwarded datagrams.
 pub(super) const ASK: u8 = 0xf3;
 
+/// The first byte of a message that asks for the page of the process ([`super::page`]), and that it be kept fresh.
+pub(super) const LOOK: u8 = 0xf4;
+
 /// The owner of a descriptor's open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
@@ -27,6 +30,10 @@ const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
 pub(super) fn ask(socket: &Socket) -> io::Result<()> {
     socket.send_with_flags(&[ASK], FLAGS).map(drop)
+}
+
+pub(super) fn look(socket: &Socket) -> io::Result<()> {
+    socket.send_with_flags(&[LOOK], FLAGS).map(drop)
 }
 
 /// Gives the store, or says that there is none to give.

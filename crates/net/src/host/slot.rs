@@ -1,6 +1,6 @@
 //! One process's place on the host, and the way to it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::name::{Name, Registry};
+use super::page::Page;
 use super::pass;
 use super::store::{Start, Store};
 use crate::random_u64;
@@ -33,14 +34,25 @@ pub struct Slot {
     /// Watches the listener and the accepted connections.
     epoll: OwnedFd,
     connections: Mutex<rank::HostConnections, Connections>,
+    /// What it tells others of itself.
+    page: Page,
 }
 
 #[derive(Debug, Default)]
 struct Connections {
     by_key: HashMap<u64, Socket>,
+    /// The connections that were given the page.
+    have_page: HashSet<u64>,
     next: u64,
     /// There was no descriptor for one that waits.
     accept_again: bool,
+}
+
+impl Connections {
+    fn forget(&mut self, key: u64) {
+        self.by_key.remove(&key);
+        self.have_page.remove(&key);
+    }
 }
 
 /// The result of [`Slot::receive`].
@@ -111,7 +123,7 @@ impl Slot {
     fn with(store: Arc<Store>, number: u8, listener: Socket) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let connections = Mutex::new(Connections { next: LISTENER + 1, ..Default::default() });
-        let slot = Self { store, number, listener, epoll, connections };
+        let slot = Self { store, number, listener, epoll, connections, page: Page::default() };
         // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
         slot.watch(&slot.listener, LISTENER, EventFlags::IN | EventFlags::ET)?;
         Ok(slot)
@@ -133,6 +145,12 @@ impl Slot {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         self.store.registry()
+    }
+
+    /// What this process tells others of itself.
+    #[must_use]
+    pub fn page(&self) -> &Page {
+        &self.page
     }
 
     /// Says that this process has `port` open, until the value is dropped.
@@ -172,11 +190,17 @@ impl Slot {
             let Some(socket) = connections.by_key.get(&key) else { continue };
             match read(socket, into) {
                 Ok(1) if into[0] == pass::ASK => pass::give(socket, self.store.copy()),
+                Ok(1) if into[0] == pass::LOOK => {
+                    if connections.have_page.insert(key) {
+                        pass::give(&connections.by_key[&key], self.page.copy());
+                    }
+                    self.page.note_look();
+                }
                 // Its end.
-                Ok(0) => drop(connections.by_key.remove(&key)),
+                Ok(0) => connections.forget(key),
                 Ok(len) => return Ok(Received::Message(len)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => drop(connections.by_key.remove(&key)),
+                Err(_) => connections.forget(key),
             }
         }
     }

@@ -68,6 +68,10 @@ impl Frames for Nothing {
         0
     }
 
+    fn dropped(&self) -> u64 {
+        0
+    }
+
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }

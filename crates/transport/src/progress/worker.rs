@@ -22,6 +22,7 @@ use anyverbs_objects::base::{IS_WORKER, NEVER};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
+use super::observer::Observer;
 use super::owed::Debts;
 use super::receive::Reader;
 use crate::qp::owed::{ACK_DELAY, Owed};
@@ -339,6 +340,10 @@ struct Worker {
     resteer_at: u64,
     /// The debts before the last sleep.
     owed: Owed,
+    /// Exists while somebody looks at the process.
+    observer: Option<Box<Observer>>,
+    /// The looks that were seen.
+    looks: u64,
 }
 
 impl Worker {
@@ -352,11 +357,14 @@ impl Worker {
             last: now,
             resteer_at: NEVER,
             owed,
+            observer: None,
+            looks: 0,
         }
     }
 
     fn next_deadline(&self) -> u64 {
-        self.driver.next_deadline().min(self.resteer_at)
+        let observe_at = self.observer.as_ref().map_or(NEVER, |observer| observer.next());
+        self.driver.next_deadline().min(self.resteer_at).min(observe_at)
     }
 
     /// Says until when it will sleep, and returns for how long. `None`: until something comes.
@@ -448,6 +456,7 @@ impl Worker {
         }
         driver.run_timers();
         driver.drain_inproc(true);
+        self.observe();
         if driver.links.port.needs_resteer() || self.resteer_at != NEVER {
             self.resteer_at = match driver.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
@@ -459,6 +468,23 @@ impl Worker {
                     NEVER
                 }
             };
+        }
+    }
+}
+
+impl Worker {
+    /// Tells those who look at the process what it does.
+    fn observe(&mut self) {
+        let Some(page) = self.driver.links.port.slot().map(|slot| slot.page()) else { return };
+        let looks = page.looks();
+        if looks == self.looks && self.observer.is_none() {
+            return;
+        }
+        let is_new = std::mem::replace(&mut self.looks, looks) != looks;
+        let observer = self.observer.get_or_insert_with(|| Box::new(Observer::new(self.driver)));
+        if !observer.observe(page, is_new) {
+            page.clear();
+            self.observer = None;
         }
     }
 }

@@ -115,6 +115,11 @@ impl State {
         self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
     }
 
+    /// The groups to which it takes datagrams.
+    pub(crate) fn groups(&self) -> &[Gid] {
+        &self.groups
+    }
+
     pub(crate) fn set_in(&mut self, group: Gid, is_in: bool) {
         match self.groups.binary_search_by_key(&group.0, |g| g.0) {
             Ok(at) if !is_in => drop(self.groups.remove(at)),

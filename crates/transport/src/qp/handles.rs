@@ -36,6 +36,11 @@ impl Handles {
 }
 
 impl QpCell {
+    /// Asynchronous events of it that were read and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        self.handles.lock().own.iter().map(|handle| handle.acks.unacknowledged()).sum()
+    }
+
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
         match self.home() {

@@ -22,6 +22,7 @@ use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::PublishedQp;
 use anyverbs_objects::comp_cntr::Attached;
 use anyverbs_objects::srq::SrqCell;
+use anyverbs_page::Way;
 
 /// A timer that is due waits for what came before it to be delivered.
 #[derive(Debug, Default)]
@@ -261,6 +262,18 @@ impl QpContext {
             let mut ways = machine.short_ways(&self.to.props);
             ways.sends &= self.same_host.lanes.are_any() && !self.blocked && route.peer.is_open();
             self.same_host.short_ways = ways;
+        }
+    }
+
+    /// The way of its packets, or of its last datagram.
+    pub(crate) fn way(&self) -> Way {
+        let route = self.to.route.as_ref().or(self.to.last.as_ref().map(|(_, _, route)| route));
+        match route {
+            None => Way::None,
+            Some(Route::Inproc | Route::HandingOn) => Way::Process,
+            Some(Route::Shm(_)) if self.same_host.lanes.are_any() => Way::Lanes,
+            Some(Route::Shm(_)) => Way::Shm,
+            Some(Route::Udp(_)) => Way::Udp,
         }
     }
 

@@ -1,0 +1,223 @@
+//! `anyverbs show`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use anyverbs_causes::Cause;
+use anyverbs_page::{QueuePair, Snapshot};
+use serde_json::json;
+
+use crate::args::{Show, ShowWhat};
+use crate::look::{self, Looker, Process, address, qpn, span};
+use crate::{device, top};
+
+/// Prints what is asked for.
+pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
+    let processes = Looker::new(&args.settings)?.look(look::PATIENCE);
+    let text = match args.what {
+        None => {
+            let devices = device::list(&args.settings)?;
+            if args.json {
+                let processes: Vec<_> = processes.iter().map(Process::json).collect();
+                json_text(&json!({ "devices": devices, "processes": processes }))?
+            } else {
+                let names = devices.iter().map(|device| {
+                    let address = device
+                        .port
+                        .gids
+                        .first()
+                        .map_or(String::new(), |gid| gid.address.to_string());
+                    let state = crate::view_tree::state(device.port.state);
+                    format!(
+                        "{}  port 1 {state}  {address}  UDP port {}\n",
+                        device.name, device.udp_port
+                    )
+                });
+                format!("{}\n{}", names.collect::<String>(), top::list(&processes, None, 80))
+            }
+        }
+        Some(ShowWhat::Process { pid }) => {
+            let Some(process) = processes.iter().find(|process| process.pid == pid) else {
+                bail!(
+                    "process {pid} is none of yours with the device; `anyverbs show` lists those"
+                );
+            };
+            if args.json { json_text(&process.json())? } else { describe(process, &processes) }
+        }
+        Some(ShowWhat::Qp { number }) => {
+            let Some(process) = look::owner(&processes, number) else {
+                bail!(
+                    "no process of yours has a queue pair {}; `anyverbs show` lists those there are",
+                    qpn(number)
+                );
+            };
+            let page = process.page().expect("the owner has a page");
+            let qp = page.queue_pairs.iter().find(|qp| qp.number == number);
+            let qp = qp.expect("the owner has the queue pair");
+            if args.json {
+                let groups: Vec<_> =
+                    page.groups_of(number).map(|gid| address(gid).to_string()).collect();
+                json_text(&json!({ "pid": process.pid, "queue_pair": qp, "groups": groups }))?
+            } else {
+                describe_qp(process, page, qp, &processes)
+            }
+        }
+    };
+    crate::write_out(text.as_bytes())
+}
+
+fn json_text(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// A line of a name and a value.
+fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "  {name:<14} {value}");
+}
+
+fn describe(process: &Process, processes: &[Process]) -> String {
+    let mut text = format!("process {}  {}\n", process.pid, process.command);
+    if let Some(trouble) = process.trouble() {
+        line(&mut text, "condition", trouble);
+    }
+    let Some(page) = process.page() else { return text };
+    let objects = &page.process.objects;
+    line(&mut text, "device", look::cut(&look::printable(&page.device), 40));
+    line(
+        &mut text,
+        "slot",
+        format_args!("{} (queue pairs {:#04x}....)", page.process.slot, page.process.slot),
+    );
+    line(
+        &mut text,
+        "objects",
+        format_args!(
+            "{} QP, {} CQ, {} SRQ, {} PD, {} AH, {} MW",
+            objects.queue_pairs,
+            objects.completion_queues,
+            objects.shared_receive_queues,
+            objects.protection_domains,
+            objects.address_handles,
+            objects.windows
+        ),
+    );
+    line(
+        &mut text,
+        "memory",
+        format_args!("{} regions, {}B", objects.regions, look::bytes(objects.region_bytes)),
+    );
+    text.push_str("\ncompletion queues\n  CQ      completions   depth   events to acknowledge\n");
+    for cq in &page.completion_queues {
+        let unpolled = Duration::from_nanos(cq.unpolled_ns);
+        let note = match (cq.overrun, unpolled >= Duration::from_secs(1)) {
+            (true, _) => "  overrun".into(),
+            (false, true) => format!("  not polled for {}", span(unpolled)),
+            (false, false) => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "  {:<7} {:>11} {:>7}   {:>21}{note}",
+            cq.number, cq.fill, cq.depth, cq.unacknowledged
+        );
+    }
+    text.push_str("\nqueue pairs\n");
+    text.push_str(&top::queue_pairs(process, processes, None, 80));
+    text.push_str("\ncounters that are not zero\n");
+    for counter in page.counters.iter().filter(|counter| counter.value > 0) {
+        let _ = writeln!(
+            text,
+            "  {:<30} {}",
+            look::cut(&look::printable(&counter.name), 30),
+            counter.value
+        );
+    }
+    text
+}
+
+fn describe_qp(
+    process: &Process,
+    page: &Snapshot,
+    qp: &QueuePair,
+    processes: &[Process],
+) -> String {
+    let mut text = format!("queue pair {} ({})\n", qpn(qp.number), qp.number);
+    line(&mut text, "process", format_args!("{}  {}", process.pid, process.command));
+    if let Some(trouble) = process.trouble() {
+        line(&mut text, "condition", trouble);
+    }
+    line(&mut text, "type", look::kind(qp.kind));
+    if qp.busy {
+        line(&mut text, "busy", "a thread keeps it locked; nothing else is known now");
+        return text;
+    }
+    line(&mut text, "state", look::state(qp.state));
+    line(&mut text, "waits", look::waits(processes, qp).unwrap_or_else(|| "for nothing".into()));
+    if let Some(cause) = Cause::from_number(qp.waiting.cause) {
+        line(
+            &mut text,
+            "first cause",
+            format_args!("{} (`anyverbs explain {cause}`)", cause.text()),
+        );
+    }
+    line(&mut text, "way", qp.way.text());
+    let (peer, psns) = (&qp.peer, &qp.peer.psns);
+    if peer.gid != 0 {
+        let owner = look::owner(processes, peer.number).filter(|_| peer.number != 0);
+        let owner = owner.map_or(String::new(), |process| format!(", process {}", process.pid));
+        line(
+            &mut text,
+            "peer",
+            format_args!("{} at {}{owner}", qpn(peer.number), address(peer.gid)),
+        );
+        line(&mut text, "own address", address(peer.source));
+        line(&mut text, "path MTU", peer.mtu);
+        line(
+            &mut text,
+            "PSNs",
+            format_args!(
+                "next {:#08x}, oldest without an ACK {:#08x}, expected {:#08x}",
+                psns.next, psns.unanswered, psns.expected
+            ),
+        );
+    }
+    let (sends, receives, traffic) = (&qp.sends, &qp.receives, &qp.traffic);
+    line(
+        &mut text,
+        "send queue",
+        format_args!(
+            "{} of {} slots taken, {} requests outstanding, {} of these not sent; CQ {}",
+            sends.taken, sends.depth, sends.outstanding, sends.unsent, sends.completion_queue
+        ),
+    );
+    let shared = if receives.shared { " in the shared receive queue" } else { "" };
+    let depth = if receives.shared { String::new() } else { format!(" of {}", receives.depth) };
+    line(
+        &mut text,
+        "receive queue",
+        format_args!(
+            "{}{depth} receives wait{shared}; CQ {}",
+            receives.fill, receives.completion_queue
+        ),
+    );
+    line(
+        &mut text,
+        "sent",
+        format_args!("{} messages, {}B", traffic.sent, look::bytes(traffic.sent_bytes)),
+    );
+    line(
+        &mut text,
+        "received",
+        format_args!("{} messages, {}B", traffic.received, look::bytes(traffic.received_bytes)),
+    );
+    line(&mut text, "retries", traffic.retries);
+    line(&mut text, "RNR NAKs", traffic.rnr_naks);
+    line(&mut text, "events", format_args!("{} read and not acknowledged", qp.unacknowledged));
+    line(&mut text, "PD", format_args!("{:#x}", qp.protection_domain));
+    for (n, gid) in page.groups_of(qp.number).enumerate() {
+        line(&mut text, if n == 0 { "groups" } else { "" }, address(gid));
+    }
+    text
+}

@@ -1,0 +1,301 @@
+//! `anyverbs top`.
+
+mod screen;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyverbs_page::{QueuePair, Traffic};
+
+use crate::args::Top;
+use crate::look::{self, Looker, PATIENCE, Process, bytes, cut, short};
+use screen::{Key, Screen};
+
+/// The time between two looks, and for which rates are shown.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Traffic of queue pairs at an earlier time, by process and number.
+#[derive(Debug)]
+pub(crate) struct Before {
+    at: Instant,
+    traffic: HashMap<(u32, u32), Traffic>,
+}
+
+/// What a queue pair does in a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Rates {
+    messages: [u64; 2],
+    bytes: [u64; 2],
+}
+
+impl Before {
+    fn new(processes: &[Process]) -> Self {
+        let mut traffic = HashMap::new();
+        for process in processes {
+            for qp in process.page().into_iter().flat_map(|page| &page.queue_pairs) {
+                traffic.insert((process.pid, qp.number), qp.traffic.clone());
+            }
+        }
+        Self { at: Instant::now(), traffic }
+    }
+
+    fn rates(&self, pid: u32, qp: &QueuePair) -> Rates {
+        let Some(before) = self.traffic.get(&(pid, qp.number)) else { return Rates::default() };
+        let seconds = self.at.elapsed().as_secs_f64().max(0.001);
+        let rate = |of: fn(&Traffic) -> u64| {
+            (of(&qp.traffic).saturating_sub(of(before)) as f64 / seconds) as u64
+        };
+        Rates {
+            messages: [rate(|t| t.sent), rate(|t| t.received)],
+            bytes: [rate(|t| t.sent_bytes), rate(|t| t.received_bytes)],
+        }
+    }
+}
+
+/// Shows the processes until the user ends it, or once.
+pub(crate) fn run(args: &Top) -> anyhow::Result<ExitCode> {
+    let mut looker = Looker::new(&args.settings)?;
+    if args.json {
+        let processes = looker.look(PATIENCE);
+        let json: Vec<_> = processes.iter().map(Process::json).collect();
+        return crate::write_out((serde_json::to_string_pretty(&json)? + "\n").as_bytes());
+    }
+    if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let before = Before::new(&looker.look(PATIENCE));
+        std::thread::sleep(EVERY.saturating_sub(before.at.elapsed()));
+        let processes = looker.look(PATIENCE);
+        return crate::write_out(list(&processes, Some(&before), 80).as_bytes());
+    }
+    watch(&mut looker)
+}
+
+/// The full screen.
+fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
+    let mut screen = Screen::open()?;
+    let mut processes = looker.look(PATIENCE / 4);
+    let mut before = Before::new(&processes);
+    let mut scroll = 0usize;
+    let mut next = Instant::now() + EVERY;
+    loop {
+        let (columns, rows) = screen.size();
+        let text = list(&processes, Some(&before), columns);
+        let lines: Vec<&str> = text.lines().collect();
+        let room = rows.saturating_sub(1).max(1);
+        scroll = scroll.min(lines.len().saturating_sub(room));
+        let more = lines.len().saturating_sub(scroll + room);
+        let footer =
+            if more > 0 { format!("{more} more lines below; q ends") } else { "q ends".into() };
+        screen.show(lines.iter().skip(scroll).take(room).copied(), &footer)?;
+        // A process that is stopped is not waited for: the screen answers to keys.
+        match screen.key(next.saturating_duration_since(Instant::now()))? {
+            Key::End => return Ok(ExitCode::SUCCESS),
+            Key::Up(lines) => scroll = scroll.saturating_sub(lines),
+            Key::Down(lines) => scroll = scroll.saturating_add(lines),
+            Key::Other => {}
+            Key::None => {
+                let seen = Before::new(&processes);
+                let last = next - EVERY;
+                before = Before { at: last, ..seen };
+                processes = looker.look(Duration::from_millis(100));
+                next = Instant::now() + EVERY;
+            }
+        }
+    }
+}
+
+/// All processes and their queue pairs, no line longer than `columns`.
+pub(crate) fn list(processes: &[Process], before: Option<&Before>, columns: usize) -> String {
+    let queue_pairs: usize =
+        processes.iter().filter_map(Process::page).map(|page| page.queue_pairs.len()).sum();
+    let mut text = format!(
+        "{}, {}\n",
+        count(processes.len(), "process", "es"),
+        count(queue_pairs, "queue pair", "s")
+    );
+    for process in processes {
+        let title = format!("\nprocess {}  ", process.pid);
+        text.push_str(&title);
+        let width = columns.saturating_sub(title.chars().count() - 1);
+        text.push_str(&cut(&process.command, width));
+        text.push('\n');
+        if let Some(trouble) = process.trouble() {
+            push(&mut text, columns, &format!("  {trouble}"));
+        }
+        if let Some(page) = process.page() {
+            let objects = &page.process.objects;
+            push(
+                &mut text,
+                columns,
+                &format!(
+                    "  {}  {} QP  {} CQ  {} MR with {}B",
+                    look::printable(&page.device),
+                    objects.queue_pairs,
+                    objects.completion_queues,
+                    objects.regions,
+                    bytes(objects.region_bytes)
+                ),
+            );
+        }
+        text.push_str(&self::queue_pairs(process, processes, before, columns));
+    }
+    text
+}
+
+fn count(n: usize, what: &str, plural: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { plural })
+}
+
+fn push(text: &mut String, columns: usize, line: &str) {
+    text.push_str(&cut(line, columns));
+    text.push('\n');
+}
+
+/// The queue pairs of a process. Those that wait for something come first, then those that do most.
+pub(crate) fn queue_pairs(
+    process: &Process,
+    processes: &[Process],
+    before: Option<&Before>,
+    columns: usize,
+) -> String {
+    let mut text = String::new();
+    let Some(page) = process.page().filter(|page| !page.queue_pairs.is_empty()) else {
+        return text;
+    };
+    let unit = if before.is_some() { "/s" } else { "" };
+    let head = format!(
+        "  {:<8} {:<4} {:<5} {:<8} {:<7} {:>5} {:>5} {:>6} {:>6} {:>6} {:>7}",
+        "QP",
+        "TYPE",
+        "STATE",
+        "PEER",
+        "WAY",
+        "SENDS",
+        "RECVS",
+        format!("OUT{unit}"),
+        format!("BYTES{unit}"),
+        format!("IN{unit}"),
+        format!("BYTES{unit}")
+    );
+    push(&mut text, columns, &head);
+    let mut rows: Vec<_> = page
+        .queue_pairs
+        .iter()
+        .map(|qp| {
+            let rates = before.map_or(
+                Rates {
+                    messages: [qp.traffic.sent, qp.traffic.received],
+                    bytes: [qp.traffic.sent_bytes, qp.traffic.received_bytes],
+                },
+                |before| before.rates(process.pid, qp),
+            );
+            (look::waits(processes, qp), rates, qp)
+        })
+        .collect();
+    rows.sort_by_key(|(waits, rates, qp)| {
+        let does = rates.bytes[0].saturating_add(rates.bytes[1]).saturating_add(rates.messages[0]);
+        (waits.is_none(), u64::MAX - does, qp.number)
+    });
+    for (waits, rates, qp) in rows {
+        let peer = if qp.peer.number == 0 { "-".into() } else { look::qpn(qp.peer.number) };
+        let line = if qp.busy {
+            format!("  {:<8} {:<4} busy", look::qpn(qp.number), look::kind(qp.kind))
+        } else {
+            format!(
+                "  {:<8} {:<4} {:<5} {:<8} {:<7} {:>5} {:>5} {:>6} {:>6} {:>6} {:>7}",
+                look::qpn(qp.number),
+                look::kind(qp.kind),
+                look::state(qp.state),
+                peer,
+                qp.way.text(),
+                short(qp.sends.taken.into()),
+                short(qp.receives.fill.into()),
+                short(rates.messages[0]),
+                bytes(rates.bytes[0]),
+                short(rates.messages[1]),
+                bytes(rates.bytes[1])
+            )
+        };
+        push(&mut text, columns, &line);
+        let (retries, rnr_naks) = (qp.traffic.retries, qp.traffic.rnr_naks);
+        let mut notes: Vec<String> = waits.into_iter().collect();
+        if qp.unacknowledged > 0 {
+            notes.push(format!("{} events to acknowledge", qp.unacknowledged));
+        }
+        if retries > 0 || rnr_naks > 0 {
+            notes.push(format!("{retries} retries, {rnr_naks} RNR NAKs"));
+        }
+        for note in notes {
+            push(&mut text, columns, &format!("      {note}"));
+        }
+    }
+    if page.process.left_out > 0 {
+        let _ = writeln!(text, "  and {} more", page.process.left_out);
+    }
+    text
+}
+
+/// Writes to the terminal.
+fn write_all(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs::watch::{Condition, Seen};
+    use anyverbs_page::{Peer, Sends, Snapshot, Wait, Waiting, Way};
+
+    use super::*;
+
+    fn example() -> Vec<Process> {
+        let qp = QueuePair {
+            number: 0xff_ffff,
+            kind: 10,
+            state: 0,
+            way: Way::Process,
+            peer: Peer { number: 0xff_fffe, gid: u128::MAX, ..Peer::default() },
+            sends: Sends { taken: 16_384, depth: 16_384, ..Sends::default() },
+            traffic: Traffic {
+                sent: u64::MAX,
+                sent_bytes: u64::MAX,
+                received: u64::MAX,
+                received_bytes: u64::MAX,
+                retries: u32::MAX,
+                rnr_naks: u32::MAX,
+            },
+            waiting: Waiting { what: Wait::PeerReceive, known: false, ns: u64::MAX, cause: 0 },
+            unacknowledged: 3,
+            ..QueuePair::default()
+        };
+        let page =
+            Snapshot { command: "x".repeat(300), queue_pairs: vec![qp], ..Snapshot::default() };
+        let seen = Seen {
+            pid: 4_194_303,
+            slot: 255,
+            page: Some(Ok(page)),
+            age: Duration::from_secs(9),
+            condition: Condition::Stopped,
+        };
+        vec![Process { pid: seen.pid, command: "x".repeat(200), seen }]
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_terminal() {
+        let processes = example();
+        let before = Before { at: Instant::now(), traffic: HashMap::new() };
+        for columns in [80, 40, 200] {
+            for before in [None, Some(&before)] {
+                let text = list(&processes, before, columns);
+                assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+            }
+        }
+        let text = list(&processes, None, 80);
+        let row = text.lines().find(|line| line.contains("0xffffff")).unwrap();
+        assert!(!row.contains("..."), "the longest numbers fit into 80 columns: {row}");
+        assert!(text.contains("stopped; this is 9.0 s old"), "{text}");
+    }
+}

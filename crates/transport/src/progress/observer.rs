@@ -1,0 +1,332 @@
+//! Tells those who look at the process what it does (`docs/design/pages.md`). The worker does that, now and then, while somebody looks.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyverbs_causes::Cause;
+use anyverbs_net::host::Page;
+use anyverbs_objects::cq::CqCell;
+use anyverbs_page::{
+    CompletionQueue, Counter, Group, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS, Objects, Peer,
+    Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
+};
+use anyverbs_proto::counters;
+use anyverbs_proto::env::Side;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::facts::{Facts, Waits};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Psn, Qpn};
+
+use super::Driver;
+use crate::qp::{QpCell, State};
+
+/// The time from one snapshot to the next, in milliseconds: a reader that shows it each second sees nothing that is older than a
+/// fraction of that. It is longer where a snapshot takes long, which then takes a twentieth of the worker's time.
+const EVERY: Duration = Duration::from_millis(250);
+/// The least time between two snapshots, however many look, in milliseconds.
+const LEAST: Duration = Duration::from_millis(50);
+/// How long a look lasts, in seconds. Readers look each second.
+const LOOK: Duration = Duration::from_secs(3);
+/// Longest wait for a thread that holds the lock of a queue pair or queue, in milliseconds. One that locks it again and again gives it up
+/// by then.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// The time after which completions count as not polled, in seconds.
+const UNPOLLED: Duration = Duration::from_secs(1);
+
+/// Exists while somebody looks.
+pub(super) struct Observer {
+    driver: &'static Driver,
+    command: String,
+    until: Time,
+    last: Time,
+    next: Time,
+    /// Since when each queue pair has waited for the same, with the oldest packet that has no answer.
+    waits: HashMap<u32, (Wait, Psn, Time)>,
+    /// The place of the oldest completion of each queue, and since when it is there.
+    oldest: HashMap<u32, (usize, Time)>,
+    bytes: Vec<u8>,
+}
+
+impl Observer {
+    pub(super) fn new(driver: &'static Driver) -> Self {
+        Self {
+            driver,
+            command: command(),
+            until: Time::default(),
+            last: Time::default(),
+            next: Time::default(),
+            waits: HashMap::new(),
+            oldest: HashMap::new(),
+            bytes: Vec::new(),
+        }
+    }
+
+    /// When it has something to do, in nanoseconds.
+    pub(super) fn next(&self) -> u64 {
+        self.next.as_nanos()
+    }
+
+    /// Writes the page if it is time, or if somebody looks anew. False: nobody has looked for long.
+    pub(super) fn observe(&mut self, page: &Page, is_new: bool) -> bool {
+        let now = self.driver.core.now();
+        if is_new {
+            self.until = now + LOOK;
+            self.next = self.next.min(self.last + LEAST);
+        }
+        if now >= self.until {
+            return false;
+        }
+        if now < self.next {
+            return true;
+        }
+        let snapshot = self.snapshot(now);
+        self.bytes.clear();
+        snapshot.encode(&mut self.bytes);
+        if let Err(error) = page.write(&self.bytes) {
+            tracing::debug!(%error, "the page is not written");
+        }
+        self.last = now;
+        let took = self.driver.core.now().since(now);
+        self.next = (now + EVERY.max(20 * took)).min(self.until);
+        true
+    }
+
+    fn snapshot(&mut self, now: Time) -> Snapshot {
+        let core = self.driver.core;
+        let mut cqs = core.cqs.all();
+        let mut qps = self.driver.transport.qps.filter(|_| true);
+        let left_out = qps.len().saturating_sub(MAX_QUEUE_PAIRS)
+            + cqs.len().saturating_sub(MAX_COMPLETION_QUEUES);
+        cqs.truncate(MAX_COMPLETION_QUEUES);
+        qps.truncate(MAX_QUEUE_PAIRS);
+        let oldest = std::mem::take(&mut self.oldest);
+        let completion_queues =
+            cqs.iter().filter_map(|cq| self.completion_queue(cq, &oldest, now)).collect();
+        let waits = std::mem::take(&mut self.waits);
+        let mut groups = Vec::new();
+        let queue_pairs =
+            qps.iter().filter_map(|cell| self.queue_pair(cell, &waits, &mut groups, now)).collect();
+        let all = self.driver.counters();
+        let counter = |counter: &counters::Counter| Counter {
+            name: counter.name().into(),
+            value: all.read(*counter),
+        };
+        Snapshot {
+            process: Process {
+                pid: std::process::id(),
+                slot: core.slot,
+                udp_port: core.config.udp_port,
+                objects: self.objects(),
+                left_out: left_out as u32,
+            },
+            command: self.command.clone(),
+            device: core.config.device.clone(),
+            counters: counters::Counter::ALL.iter().map(counter).collect(),
+            queue_pairs,
+            groups,
+            completion_queues,
+        }
+    }
+
+    fn objects(&self) -> Objects {
+        let core = self.driver.core;
+        let (quotas, (regions, region_bytes)) = (&core.quotas, core.mrs.totals());
+        Objects {
+            queue_pairs: quotas.qp.used(),
+            completion_queues: quotas.cq.used(),
+            shared_receive_queues: quotas.srq.used(),
+            protection_domains: quotas.pd.used(),
+            regions,
+            region_bytes,
+            windows: quotas.mw.used(),
+            address_handles: quotas.ah.used(),
+        }
+    }
+
+    fn completion_queue(
+        &mut self,
+        cq: &CqCell,
+        before: &HashMap<u32, (usize, Time)>,
+        now: Time,
+    ) -> Option<CompletionQueue> {
+        let facts = cq.facts(PATIENCE)?;
+        let mut unpolled = Duration::ZERO;
+        if facts.len > 0 {
+            let known = before.get(&cq.number).filter(|(place, _)| *place == facts.place);
+            let since = known.map_or(now, |(_, since)| *since);
+            self.oldest.insert(cq.number, (facts.place, since));
+            unpolled = now.since(since);
+        }
+        Some(CompletionQueue {
+            number: cq.number,
+            depth: facts.capacity as u32,
+            fill: facts.len as u32,
+            overrun: facts.overrun,
+            has_channel: facts.has_channel,
+            unpolled_ns: unpolled.as_nanos() as u64,
+            unacknowledged: facts.unacknowledged as u32,
+        })
+    }
+
+    /// Whether a queue has completions that nobody has polled for long; since when.
+    fn unpolled(&self, cq: Option<&CqCell>, now: Time) -> Option<Time> {
+        let (_, since) = self.oldest.get(&cq?.number)?;
+        (now.since(*since) >= UNPOLLED).then_some(*since)
+    }
+
+    fn queue_pair(
+        &mut self,
+        cell: &QpCell,
+        before: &HashMap<u32, (Wait, Psn, Time)>,
+        groups: &mut Vec<Group>,
+        now: Time,
+    ) -> Option<QueuePair> {
+        let number = cell.qpn.get();
+        let kind = cell.qp_type as u8;
+        let Some(state) = cell.state.try_lock_for(PATIENCE) else {
+            return Some(QueuePair { number, kind, busy: true, ..QueuePair::default() });
+        };
+        if state.is_dead() || cell.home().is_some() {
+            return None;
+        }
+        let (facts, attr, init) =
+            (state.machine.facts(), state.machine.attr(), *state.machine.init());
+        let (way, of_link) = (state.link.way(), waits_for_link(cell.qp_type, &state, &facts));
+        groups
+            .extend(state.groups().iter().map(|gid| Group { queue_pair: number, gid: word(*gid) }));
+        drop(state);
+        // No other lock is taken under that of the queue pair.
+        let sends = cell.cq(Side::Send).map(|cq| &**cq);
+        let receives = cell.cq(Side::Recv).map(|cq| &**cq);
+        let waiting = {
+            let (what, since) = of_link.map_or_else(
+                || self.waits_for_polls(cell.qpn, &facts, [sends, receives], now),
+                |what| (what, None),
+            );
+            let known = before
+                .get(&number)
+                .filter(|(w, psn, _)| (*w, *psn) == (what, facts.psns.unanswered));
+            let seen = known.map_or(now, |(.., since)| *since);
+            self.waits.insert(number, (what, facts.psns.unanswered, seen));
+            Waiting {
+                what,
+                known: since.is_some(),
+                ns: now.since(since.unwrap_or(seen)).as_nanos() as u64,
+                cause: facts.cause.map_or(0, Cause::number),
+            }
+        };
+        let (queues, traffic, is_ud) = (facts.queues, facts.traffic, cell.qp_type == QpType::Ud);
+        Some(QueuePair {
+            number,
+            kind,
+            state: attr.cur_state as u8,
+            way,
+            protection_domain: init.pd,
+            sends: Sends {
+                depth: init.cap.max_send_wr,
+                taken: queues.send_taken,
+                outstanding: queues.outstanding,
+                unsent: queues.unsent,
+                completion_queue: sends.map_or(0, |cq| cq.number),
+            },
+            receives: Receives {
+                depth: init.cap.max_recv_wr,
+                fill: cell.srq.as_ref().map_or(queues.receives, |srq| srq.waiting() as u32),
+                shared: init.srq,
+                completion_queue: receives.map_or(0, |cq| cq.number),
+            },
+            peer: Peer {
+                number: if is_ud { 0 } else { attr.dest_qpn.get() },
+                gid: word(attr.av.dgid),
+                source: word(attr.av.sgid),
+                mtu: attr.path_mtu.bytes(),
+                psns: Psns {
+                    unanswered: facts.psns.unanswered.get(),
+                    next: facts.psns.next.get(),
+                    expected: facts.psns.expected.get(),
+                },
+            },
+            traffic: Traffic {
+                sent: traffic.sent,
+                sent_bytes: traffic.sent_bytes,
+                received: traffic.received,
+                received_bytes: traffic.received_bytes,
+                retries: facts.repeats.retries,
+                rnr_naks: facts.repeats.rnr_naks,
+            },
+            waiting,
+            unacknowledged: cell.unacknowledged() as u32,
+            busy: false,
+        })
+    }
+
+    /// What it waits for, by its machine or by its completion queues.
+    fn waits_for_polls(
+        &self,
+        qpn: Qpn,
+        facts: &Facts,
+        [sends, receives]: [Option<&CqCell>; 2],
+        now: Time,
+    ) -> (Wait, Option<Time>) {
+        let (waits, since) = facts.waits;
+        if waits != Waits::Nothing {
+            return (wait(waits), since);
+        }
+        let queues = &facts.queues;
+        if queues.send_taken > queues.outstanding
+            && let Some(since) = self.unpolled(sends, now)
+            && sends.is_some_and(|cq| cq.holds_of(qpn))
+        {
+            return (Wait::PollSends, Some(since));
+        }
+        if let Some(since) = self.unpolled(receives, now)
+            && receives.is_some_and(|cq| cq.holds_of(qpn))
+        {
+            return (Wait::PollReceives, Some(since));
+        }
+        (Wait::Nothing, None)
+    }
+}
+
+/// What it waits for by its link, if anything.
+fn waits_for_link(qp_type: QpType, state: &State, facts: &Facts) -> Option<Wait> {
+    let has_unsent = facts.queues.unsent > 0;
+    if state.link.peer_gone_at.is_some() && facts.queues.outstanding > 0 {
+        Some(Wait::PeerEnded)
+    } else if state.link.blocked && has_unsent {
+        Some(if qp_type.is_reliable() { Wait::Room } else { Wait::Credit })
+    } else {
+        None
+    }
+}
+
+fn wait(waits: Waits) -> Wait {
+    match waits {
+        Waits::Nothing => Wait::Nothing,
+        Waits::State => Wait::State,
+        Waits::Failed => Wait::Failed,
+        Waits::Answer => Wait::Answer,
+        Waits::PeerReceive => Wait::PeerReceive,
+        Waits::OwnReceive => Wait::OwnReceive,
+        Waits::Rate => Wait::Rate,
+        Waits::Fence => Wait::Fence,
+        Waits::Drained => Wait::Drained,
+        Waits::Room => Wait::Room,
+    }
+}
+
+fn word(gid: Gid) -> u128 {
+    u128::from_be_bytes(gid.0)
+}
+
+/// The command line of this process, or what there is of it.
+fn command() -> String {
+    let read = |name| std::fs::read(format!("/proc/self/{name}")).unwrap_or_default();
+    let mut bytes = read("cmdline");
+    if bytes.is_empty() {
+        bytes = read("comm");
+    }
+    bytes.truncate(200);
+    let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
+    text.trim_end().to_owned()
+}
