@@ -3,12 +3,15 @@
 //! A process that is looked at tells what it does on its own thread. Its program does not notice it. It tells that to processes of its user
 //! only, and nothing while nobody looks.
 
+use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyverbs_net::Registry;
 use anyverbs_net::host;
+use anyverbs_net::{Registry, Store};
 pub use anyverbs_page::{Snapshot, Unreadable};
+use anyverbs_proto::counters::Counter;
 
 /// Looks at the processes of this user that share a UDP port.
 #[derive(Debug)]
@@ -79,4 +82,76 @@ fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('T' | 't'))
+}
+
+/// The counters of the device of this host and user: of all its processes, those that have ended as well. They never fall.
+///
+/// A process that ends leaves its counters in the memory that the processes of the host share. One that is killed cannot. What it had
+/// when it was seen last is kept here. When the last process has ended that has this memory, a launcher among them, the
+/// counters begin anew.
+#[derive(Debug)]
+pub struct Totals {
+    store: Arc<Store>,
+    /// The counters of living processes when they were seen last.
+    living: HashMap<(u32, u8), Values>,
+    ended: Values,
+    /// Of those that were killed.
+    killed: Values,
+    shown: Values,
+}
+
+type Values = [u64; Counter::ALL.len()];
+
+impl Totals {
+    /// Counts for a [registry and a port](crate::Details).
+    ///
+    /// # Errors
+    /// Those of memory files, and `InvalidInput` for a bad name.
+    pub fn new(registry: &str, port: u16) -> io::Result<Self> {
+        let store = Store::join(&Registry::of_port(registry, port)?)?;
+        let zeros = [0; Counter::ALL.len()];
+        Ok(Self { store, living: HashMap::new(), ended: zeros, killed: zeros, shown: zeros })
+    }
+
+    /// The counters now, where these processes live.
+    pub fn update(&mut self, seen: &[Seen]) -> impl Iterator<Item = (&'static str, u64)> {
+        let ended: Values = std::array::from_fn(|index| self.store.ended(index));
+        let mut past = std::mem::take(&mut self.living);
+        let mut sum = ended;
+        for process in seen {
+            let key = (process.pid, process.slot);
+            let known = past.remove(&key);
+            let values = match &process.page {
+                Some(Ok(page)) => Some(Counter::ALL)
+                    .map(|all| std::array::from_fn(|n| page.counter(all[n].name()))),
+                _ => known,
+            };
+            // One that has left its counters and is not gone yet counts once. This is looked at after they were read.
+            if let Some(values) = values.filter(|_| !self.store.is_counted(process.slot)) {
+                add(&mut sum, &values);
+                self.living.insert(key, values);
+            }
+        }
+        // What those that are gone had, and did not leave.
+        let mut lost: Values = [0; Counter::ALL.len()];
+        past.values().for_each(|values| add(&mut lost, values));
+        for (n, lost) in lost.iter().enumerate() {
+            let left = ended[n].saturating_sub(self.ended[n]);
+            self.killed[n] = self.killed[n].saturating_add(lost.saturating_sub(left));
+        }
+        self.ended = ended;
+        add(&mut sum, &self.killed);
+        for (shown, now) in self.shown.iter_mut().zip(sum) {
+            *shown = now.max(*shown);
+        }
+        let shown = self.shown;
+        Counter::ALL.iter().enumerate().map(move |(n, counter)| (counter.name(), shown[n]))
+    }
+}
+
+fn add(sum: &mut Values, values: &Values) {
+    for (sum, value) in sum.iter_mut().zip(values) {
+        // Another process wrote it.
+        *sum = sum.saturating_add(*value);
+    }
 }

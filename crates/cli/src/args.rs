@@ -68,6 +68,8 @@ pub(crate) enum Command {
     Top(Top),
     /// Show the device's processes and their queue pairs
     Show(Show),
+    /// Keep a tree as in /sys fresh, for exporters of metrics
+    Sysfs(Sysfs),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -105,6 +107,7 @@ impl Command {
             Self::Cdi(cdi) => Some(&cdi.settings),
             Self::Top(top) => Some(&top.settings),
             Self::Show(show) => Some(&show.settings),
+            Self::Sysfs(sysfs) => Some(&sysfs.settings),
             Self::Explain { .. }
             | Self::Completions { .. }
             | Self::DeviceFacts
@@ -288,6 +291,21 @@ pub(crate) struct Show {
     /// Print JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+It looks at the processes of your user each second, until it is ended by a signal. Then it removes the tree.
+
+Example:
+  anyverbs sysfs /run/anyverbs &
+  node_exporter --path.sysfs=/run/anyverbs/sys --collector.disable-defaults --collector.infiniband")]
+pub(crate) struct Sysfs {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// The directory, which is made or empty
+    #[arg(value_name = "DIR", value_parser = path())]
+    pub(crate) directory: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

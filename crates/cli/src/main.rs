@@ -3,17 +3,20 @@
 
 mod args;
 mod cdi;
+mod counters;
 mod device;
 mod devices;
 mod doctor;
 mod embedded;
 mod explain;
 mod libraries;
+mod live;
 mod look;
 mod run;
 mod settings;
 mod show;
 mod stop_signals;
+mod sysfs;
 mod top;
 mod view_netlink;
 mod view_tree;
@@ -55,6 +58,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::DeviceFacts => device::answer(),
         Command::DisconnectAbandoned => run::disconnect_abandoned(),
         Command::Top(top) => top::run(&top),
+        Command::Sysfs(sysfs) => sysfs::run(&sysfs),
         Command::Show(show) => show::print(&show),
         Command::Explain { words } => explain::print(&words),
         Command::Cdi(cdi) => cdi::print(&cdi),

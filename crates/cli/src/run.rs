@@ -72,7 +72,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             eprintln!("anyverbs: there is no device: {error:#} (`anyverbs doctor` says more)");
             Vec::new()
         });
-        let tree = ViewTree::new(&devices)?;
+        let mut tree = ViewTree::new(&devices)?;
+        if let Some(device) = devices.first().filter(|_| !args.print_env) {
+            tree.serve(device);
+        }
         registry = devices.into_iter().next().map(|device| (device.registry, device.udp_port));
         preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));

@@ -5,7 +5,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use anyverbs::watch::Seen;
+use anyverbs_page::{QueuePair, Snapshot};
+
+use crate::counters::{self, Counters};
 use crate::device::Device;
+use crate::live::replace;
 
 const DEV_INDEX: u16 = 1;
 const DEV_NAME: u16 = 2;
@@ -21,6 +26,37 @@ const NDEV_INDEX: u16 = 50;
 const NDEV_NAME: u16 = 51;
 const DEV_PROTOCOL: u16 = 67;
 
+const RES_SUMMARY: u16 = 15;
+const RES_SUMMARY_ENTRY: u16 = 16;
+const RES_SUMMARY_ENTRY_NAME: u16 = 17;
+const RES_SUMMARY_ENTRY_CURR: u16 = 18;
+const RES_QP: u16 = 19;
+const RES_QP_ENTRY: u16 = 20;
+const RES_LQPN: u16 = 21;
+const RES_RQPN: u16 = 22;
+const RES_RQ_PSN: u16 = 23;
+const RES_SQ_PSN: u16 = 24;
+const RES_TYPE: u16 = 26;
+const RES_STATE: u16 = 27;
+const RES_PID: u16 = 28;
+const RES_CQ: u16 = 35;
+const RES_CQ_ENTRY: u16 = 36;
+const RES_CQE: u16 = 37;
+const RES_USECNT: u16 = 38;
+const RES_MR: u16 = 40;
+const RES_PD: u16 = 46;
+const RES_PDN: u16 = 60;
+const RES_CQN: u16 = 61;
+const HWCOUNTERS: u16 = 80;
+const HWCOUNTER_ENTRY: u16 = 81;
+const HWCOUNTER_ENTRY_NAME: u16 = 82;
+const HWCOUNTER_ENTRY_VALUE: u16 = 83;
+/// The attribute has attributes in it.
+const NESTED: u16 = 1 << 15;
+
+/// Bytes of a message without its header, at most: the view reads no more.
+const MOST: usize = 3800;
+
 const NODE_TYPE_CA: u8 = 1;
 
 /// Attributes of a message, each padded to four bytes.
@@ -35,6 +71,14 @@ impl Attributes {
         self.0.extend(value);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
         self
+    }
+
+    fn nest(&mut self, kind: u16, inner: &Self) -> &mut Self {
+        self.put(kind | NESTED, &inner.0)
+    }
+
+    fn number(&mut self, kind: u16, number: u32) -> &mut Self {
+        self.put(kind, &number.to_ne_bytes())
     }
 
     fn text(&mut self, kind: u16, text: &str) -> &mut Self {
@@ -70,4 +114,144 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
         attributes.put(NDEV_INDEX, &gid.ifindex.to_ne_bytes()).text(NDEV_NAME, &gid.ndev);
     }
     fs::write(dir.join("1"), &attributes.0)
+}
+
+/// Writes the answers that change: what the processes have, and the port's counters.
+pub(crate) fn write_live(
+    dir: &Path,
+    device: &Device,
+    all: &Counters,
+    seen: &[Seen],
+) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let pages: Vec<(u32, &Snapshot)> = seen
+        .iter()
+        .filter_map(|process| Some((process.pid, process.page.as_ref()?.as_ref().ok()?)))
+        .collect();
+    let messages = |name, entries: Vec<Attributes>| messages(device, name, entries);
+    for (command, messages) in [
+        (9, vec![summary(device, &pages)]),
+        (10, messages(RES_QP, each(&pages, |page| &page.queue_pairs, queue_pair))),
+        (12, messages(RES_CQ, each(&pages, |page| &page.completion_queues, completion_queue))),
+        // Regions and domains are counted, and not listed.
+        (13, messages(RES_MR, Vec::new())),
+        (14, messages(RES_PD, Vec::new())),
+        (17, vec![statistic(device, all)]),
+    ] {
+        let bytes: Vec<u8> = messages
+            .iter()
+            .flat_map(|Attributes(body)| {
+                [&(body.len() as u32).to_ne_bytes()[..], body.as_slice()].concat()
+            })
+            .collect();
+        replace(&dir.join(format!("c{command}")), &bytes)?;
+    }
+    Ok(())
+}
+
+/// The beginning of each answer.
+fn head(device: &Device) -> Attributes {
+    let mut head = Attributes::default();
+    head.number(DEV_INDEX, 0).text(DEV_NAME, &device.name);
+    head
+}
+
+fn each<T>(
+    pages: &[(u32, &Snapshot)],
+    of: impl Fn(&Snapshot) -> &Vec<T>,
+    entry: impl Fn(u32, &Snapshot, &T) -> Attributes,
+) -> Vec<Attributes> {
+    let all = |(pid, page): &(u32, &Snapshot)| {
+        of(page).iter().map(|one| entry(*pid, page, one)).collect::<Vec<_>>()
+    };
+    pages.iter().flat_map(all).collect()
+}
+
+/// Messages with as many entries as have room in each.
+fn messages(device: &Device, name: u16, entries: Vec<Attributes>) -> Vec<Attributes> {
+    let mut messages = Vec::new();
+    let mut nest = Attributes::default();
+    let end = |nest: &mut Attributes| {
+        let mut message = head(device);
+        message.nest(name, nest);
+        nest.0.clear();
+        message
+    };
+    for Attributes(entry) in entries {
+        if !nest.0.is_empty() && nest.0.len() + entry.len() > MOST - 200 {
+            messages.push(end(&mut nest));
+        }
+        nest.0.extend(entry);
+    }
+    messages.push(end(&mut nest));
+    messages
+}
+
+fn summary(device: &Device, pages: &[(u32, &Snapshot)]) -> Attributes {
+    let mut nest = Attributes::default();
+    let sum =
+        |of: fn(&Snapshot) -> u32| pages.iter().map(|(_, page)| u64::from(of(page))).sum::<u64>();
+    for (name, current) in [
+        ("pd", sum(|page| page.process.objects.protection_domains)),
+        ("cq", sum(|page| page.process.objects.completion_queues)),
+        ("qp", sum(|page| page.process.objects.queue_pairs)),
+        ("mr", sum(|page| page.process.objects.regions)),
+        ("srq", sum(|page| page.process.objects.shared_receive_queues)),
+    ] {
+        let mut entry = Attributes::default();
+        entry
+            .text(RES_SUMMARY_ENTRY_NAME, name)
+            .put(RES_SUMMARY_ENTRY_CURR, &current.to_ne_bytes());
+        nest.nest(RES_SUMMARY_ENTRY, &entry);
+    }
+    let mut message = head(device);
+    message.nest(RES_SUMMARY, &nest);
+    message
+}
+
+fn queue_pair(pid: u32, _: &Snapshot, qp: &QueuePair) -> Attributes {
+    let mut entry = Attributes::default();
+    entry.number(PORT_INDEX, 1).number(RES_LQPN, qp.number);
+    if qp.peer.number != 0 {
+        entry
+            .number(RES_RQPN, qp.peer.number)
+            .number(RES_RQ_PSN, qp.peer.psns.expected)
+            .number(RES_SQ_PSN, qp.peer.psns.next);
+    }
+    entry
+        .put(RES_TYPE, &[qp.kind])
+        .put(RES_STATE, &[qp.state])
+        .number(RES_PDN, qp.protection_domain)
+        .number(RES_PID, pid);
+    let mut all = Attributes::default();
+    all.nest(RES_QP_ENTRY, &entry);
+    all
+}
+
+fn completion_queue(pid: u32, page: &Snapshot, cq: &anyverbs_page::CompletionQueue) -> Attributes {
+    let uses = |qp: &&QueuePair| {
+        [qp.sends.completion_queue, qp.receives.completion_queue].contains(&cq.number)
+    };
+    let users = page.queue_pairs.iter().filter(uses).count() as u64;
+    let mut entry = Attributes::default();
+    entry
+        .number(RES_CQE, cq.depth)
+        .put(RES_USECNT, &users.to_ne_bytes())
+        .number(RES_CQN, cq.number)
+        .number(RES_PID, pid);
+    let mut all = Attributes::default();
+    all.nest(RES_CQ_ENTRY, &entry);
+    all
+}
+
+fn statistic(device: &Device, all: &Counters) -> Attributes {
+    let mut nest = Attributes::default();
+    for (name, value) in counters::hardware(all) {
+        let mut entry = Attributes::default();
+        entry.text(HWCOUNTER_ENTRY_NAME, name).put(HWCOUNTER_ENTRY_VALUE, &value.to_ne_bytes());
+        nest.nest(HWCOUNTER_ENTRY, &entry);
+    }
+    let mut message = head(device);
+    message.number(PORT_INDEX, 1).nest(HWCOUNTERS, &nest);
+    message
 }

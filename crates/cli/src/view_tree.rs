@@ -4,8 +4,8 @@
 //! As in the real sysfs, the classes hold links to the device's directory. So a resolved path is one of the view's own
 //! (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
 //!
-//! `counters` and `hw_counters` are empty: a file would show a number that is not counted. The port's rate and
-//! capability mask, which the C interface makes up, are left out rather than made up again.
+//! `counters` and `hw_counters` hold what the device counts ([`crate::live`]). The port's rate is the one that the C interface makes
+//! up, since tools stop where it is missing. The capability mask is left out.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::device::{self, Device};
+use crate::live::{Files, Service};
 use crate::view_netlink;
 
 const PREFIX: &str = "anyverbs-view-";
@@ -31,6 +32,8 @@ pub(crate) struct ViewTree {
     path: PathBuf,
     /// Locked for as long as the launcher lives. Other launchers sweep trees whose lock is free.
     _lock: File,
+    /// Keeps what changes fresh.
+    service: Option<Service>,
 }
 
 impl ViewTree {
@@ -84,7 +87,18 @@ impl ViewTree {
         }
         // Whoever finds the mark finds the lock held, as long as this process lives.
         lock.write_all(MARK)?;
-        Ok(ViewTree { path, _lock: lock })
+        Ok(ViewTree { path, _lock: lock, service: None })
+    }
+
+    /// Makes the files that change, from now on whenever a program wants them. Without them a program finds no counters.
+    pub(crate) fn serve(&mut self, device: &Device) {
+        let (sys, netlink) = (self.path.join("sys"), self.path.join("netlink/0"));
+        let service = Files::new(sys, Some(netlink), device)
+            .and_then(|files| Service::start(&self.path, files));
+        match service {
+            Ok(service) => self.service = Some(service),
+            Err(error) => eprintln!("anyverbs: the view has no counters: {error}"),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -94,6 +108,8 @@ impl ViewTree {
 
 impl Drop for ViewTree {
     fn drop(&mut self) {
+        // It writes nothing from here on.
+        drop(self.service.take());
         if let Err(error) = remove(&self.path) {
             eprintln!("anyverbs: cannot remove {}: {error}", self.path.display());
         }
@@ -157,7 +173,7 @@ fn sweep(base: &Path) {
 }
 
 /// Writes one device: `index` numbers its verbs node.
-fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
+pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let Device { name, port, .. } = device;
     let uverbs = format!("uverbs{index}");
     let parent = tree.join("sys/devices/virtual/anyverbs").join(name);
@@ -192,6 +208,8 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
         ("sm_lid", "0x0".into()),
         ("sm_sl", "0".into()),
         ("link_layer", "Ethernet".into()),
+        // As ibv_query_port says it: 4 lanes of 25 Gb/s.
+        ("rate", "100 Gb/sec (4X EDR)".into()),
         ("pkeys/0", "0xffff".into()),
     ] {
         write(&port_dir.join(file), &text)?;

@@ -60,7 +60,7 @@ counters! {
     /// ACK timeouts.
     LocalAckTimeoutErr = "local_ack_timeout_err",
     /// Retries exhausted.
-    RetryExceeded = "completer_retry_err",
+    RetryExceeded = "retry_exceeded_err",
     /// RNR retries exhausted.
     RnrRetryExceeded = "retry_rnr_exceeded_err",
     /// Packets sent again.
@@ -115,6 +115,8 @@ counters! {
     DropSocketFull = "drop_socket_full",
     /// Datagrams that arrived at another process of this host and were forwarded.
     Forwarded = "forwarded_pkts",
+    /// Packets that the kernel would not send.
+    SendFailed = "send_err",
 }
 
 /// The counters of one port. Shared by all threads, never reset.

@@ -130,6 +130,8 @@ pub struct Driver {
     waiters: AtomicU32,
     /// Datagrams that the kernel dropped, as last read.
     kernel_drops: AtomicU64,
+    /// Packets that the kernel would not send, as last read.
+    unsent: AtomicU64,
 }
 
 impl std::fmt::Debug for Driver {
@@ -155,6 +157,7 @@ impl Driver {
             polls: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             kernel_drops: AtomicU64::new(0),
+            unsent: AtomicU64::new(0),
         }
     }
 
@@ -175,6 +178,9 @@ impl Driver {
         let dropped = self.links.port.dropped() + self.above().frames.dropped();
         let known = self.kernel_drops.fetch_max(dropped, Ordering::Relaxed);
         self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
+        let unsent = self.links.send_drops.load(Ordering::Relaxed);
+        let known = self.unsent.fetch_max(unsent, Ordering::Relaxed);
+        self.core.count(Counter::SendFailed, unsent.saturating_sub(known));
         &self.core.counters
     }
 

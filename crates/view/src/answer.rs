@@ -64,6 +64,9 @@ pub(crate) fn in_tree<R>(
     fails: R,
     f: impl FnOnce(*const c_char) -> R,
 ) -> R {
+    if inside.is_counter() {
+        tree::refresh();
+    }
     let mut buffer = [0u8; PATH_MAX];
     if inside.write_below(dir, &mut buffer).is_none() {
         set_errno(libc::ENAMETOOLONG);

@@ -2,8 +2,8 @@
 //!
 //! Such a socket is here a datagram socket that is connected to itself. A request is answered before its `send`
 //! returns, from files that the launcher wrote below `<dir>/netlink`. For each device, numbered from 0, there are its
-//! attributes as they go into a message (`0/device`), and those of its ports (`0/1`). Getting devices and ports is
-//! answered; any other request gets `EOPNOTSUPP`.
+//! attributes as they go into a message (`0/device`), those of its ports (`0/1`), and the messages that answer a command
+//! (`0/c17`). Getting devices, ports, resources and counters is answered; any other request gets `EOPNOTSUPP`.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{size_of, transmute, zeroed};
@@ -20,13 +20,21 @@ const NETLINK_RDMA: c_int = 20;
 const NLDEV: u16 = 5;
 const CMD_GET: u16 = 1;
 const CMD_PORT_GET: u16 = 5;
+/// Resources: a summary, queue pairs, completion queues, memory regions, protection domains.
+const CMD_RES_GET: u16 = 9;
+const CMD_RES_QP_GET: u16 = 10;
+const CMD_RES_CQ_GET: u16 = 12;
+const CMD_RES_MR_GET: u16 = 13;
+const CMD_RES_PD_GET: u16 = 14;
+/// The counters of a port.
+const CMD_STAT_GET: u16 = 17;
 const ATTR_DEV_INDEX: u16 = 1;
 const ATTR_PORT_INDEX: u16 = 3;
 
 /// A message's header.
 const HEADER: usize = size_of::<nlmsghdr>();
-/// Longest message: a device's or a port's attributes.
-const MESSAGE_MAX: usize = 1024;
+/// Longest message without its header. `rdma` reads a page at a time.
+const MESSAGE_MAX: usize = 4096 - HEADER;
 /// Longest request.
 const REQUEST_MAX: usize = 4096;
 
@@ -352,6 +360,24 @@ fn answer(fd: c_int, mut datagram: &[u8]) {
                     _ => -libc::EINVAL,
                 }
             }
+            Some(
+                command @ (CMD_RES_GET | CMD_RES_QP_GET | CMD_RES_CQ_GET | CMD_RES_MR_GET
+                | CMD_RES_PD_GET | CMD_STAT_GET),
+            ) => {
+                tree::refresh();
+                match request.attribute(ATTR_DEV_INDEX) {
+                    Some(index) if send_all(fd, &request, index, command) => 0,
+                    Some(_) => -libc::ENODEV,
+                    None if is_dump => {
+                        let mut index = 0;
+                        while send_all(fd, &request, index, command) {
+                            index += 1;
+                        }
+                        0
+                    }
+                    None => -libc::EINVAL,
+                }
+            }
             _ => -libc::EOPNOTSUPP,
         };
         if is_dump && status == 0 {
@@ -407,7 +433,52 @@ fn send_attributes(fd: c_int, request: &Request<'_>, device: u32, port: Option<u
     true
 }
 
+/// Sends all messages that the launcher has for a command: each is its length in four bytes, and as many bytes. False if
+/// there is no such device.
+fn send_all(fd: c_int, request: &Request<'_>, device: u32, command: u16) -> bool {
+    let Some(file) = open_file(device, Some((b"c", command.into()))) else { return false };
+    let is_dump = request.flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
+    let flags = if is_dump { libc::NLM_F_MULTI } else { 0 };
+    let mut body = [0; MESSAGE_MAX];
+    let mut len = [0; 4];
+    while read_exactly(file, &mut len) {
+        let len = u32::from_ne_bytes(len) as usize;
+        let Some(body) = body.get_mut(..len) else { break };
+        if !read_exactly(file, body) {
+            break;
+        }
+        send_message(fd, request.kind, flags, request, body);
+    }
+    // SAFETY: the descriptor is this function's own.
+    unsafe { libc::close(file) };
+    true
+}
+
+fn read_exactly(file: c_int, into: &mut [u8]) -> bool {
+    let mut done = 0;
+    while done < into.len() {
+        // SAFETY: live bytes, as many as there are left.
+        let n = unsafe { libc::read(file, into[done..].as_mut_ptr().cast(), into.len() - done) };
+        match usize::try_from(n) {
+            Ok(n @ 1..) => done += n,
+            _ => return false,
+        }
+    }
+    true
+}
+
 fn read_attributes(device: u32, port: Option<u32>, into: &mut [u8]) -> Option<usize> {
+    let file = open_file(device, port.map(|port| (&b""[..], port)))?;
+    // SAFETY: read gets the room that there is; the descriptor is this function's own.
+    unsafe {
+        let len = libc::read(file, into.as_mut_ptr().cast(), into.len());
+        libc::close(file);
+        usize::try_from(len).ok()
+    }
+}
+
+/// Opens a file of a device, its own or that of a letter and a number.
+fn open_file(device: u32, name: Option<(&[u8], u32)>) -> Option<c_int> {
     let dir = tree::dir()?;
     let mut path = [0u8; 1200];
     let mut end = 0;
@@ -420,21 +491,17 @@ fn read_attributes(device: u32, port: Option<u32>, into: &mut [u8]) -> Option<us
     push(b"/netlink/");
     push(decimal(device, &mut digits));
     push(b"/");
-    match port {
+    match name {
         None => push(b"device"),
-        Some(port) => push(decimal(port, &mut digits)),
-    }
-    // SAFETY: the path is NUL-terminated (it began as zeros, and fits: a directory is shorter than 1024 bytes), and read
-    // gets the room that there is. The descriptor is this function's own.
-    unsafe {
-        let file = libc::open(path.as_ptr().cast::<c_char>(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if file < 0 {
-            return None;
+        Some((letter, number)) => {
+            push(letter);
+            push(decimal(number, &mut digits));
         }
-        let len = libc::read(file, into.as_mut_ptr().cast(), into.len());
-        libc::close(file);
-        usize::try_from(len).ok()
     }
+    // SAFETY: the path is NUL-terminated (it began as zeros, and fits: a directory is shorter than 1024 bytes).
+    let file =
+        unsafe { libc::open(path.as_ptr().cast::<c_char>(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    (file >= 0).then_some(file)
 }
 
 fn decimal(mut number: u32, into: &mut [u8; 10]) -> &[u8] {

@@ -26,6 +26,12 @@ impl Inside<'_> {
         self.root[0] == b"dev" && self.rest.iter().any(|&byte| byte != b'/')
     }
 
+    /// Whether this names a file of `counters` or `hw_counters`, which changes.
+    pub(crate) fn is_counter(&self) -> bool {
+        const COUNTERS: &[u8] = b"counters/";
+        self.rest.windows(COUNTERS.len()).any(|part| part == COUNTERS)
+    }
+
     /// Writes `<dir>/<root><rest>` and a NUL; `None` if that does not fit.
     pub(crate) fn write_below(&self, dir: &[u8], out: &mut [u8]) -> Option<()> {
         let mut at = 0;

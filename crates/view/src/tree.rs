@@ -1,6 +1,8 @@
 //! The directory that the view is answered from: `ANYVERBS_VIEW`, read once.
 
 use core::cell::UnsafeCell;
+use core::ffi::{c_char, c_int};
+use core::mem::{size_of, zeroed};
 use core::slice;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -92,4 +94,40 @@ pub(crate) fn init() -> u8 {
     };
     DIR.state.store(state, Ordering::Release);
     state
+}
+
+/// The socket in the tree at which the launcher makes the files fresh that change.
+const SOCKET: &[u8] = b"/.fresh";
+/// Longest wait for that, in milliseconds.
+const PATIENCE: c_int = 500;
+
+/// Has the launcher write the files anew that change. Without an answer they are old. Keeps `errno`.
+#[cold]
+pub(crate) fn refresh() {
+    let Some(dir) = dir() else { return };
+    // SAFETY: errno is valid, and `sockaddr_un` is plain data.
+    let (errno, mut address) =
+        unsafe { (*libc::__errno_location(), zeroed::<libc::sockaddr_un>()) };
+    address.sun_family = libc::AF_UNIX as u16;
+    let path = dir.iter().chain(SOCKET);
+    // A NUL has to follow.
+    if dir.len() + SOCKET.len() >= address.sun_path.len() {
+        return;
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = *from as c_char;
+    }
+    // SAFETY: live values of their lengths; the descriptor is this function's own. `socket` keeps libc's contract.
+    unsafe {
+        let fd = crate::netlink::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd >= 0 {
+            let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+            if libc::connect(fd, (&raw const address).cast(), len) == 0 {
+                let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                libc::poll(&raw mut entry, 1, PATIENCE);
+            }
+            libc::close(fd);
+        }
+        *libc::__errno_location() = errno;
+    }
 }

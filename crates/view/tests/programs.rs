@@ -177,6 +177,9 @@ fn netlink_answers_of_devices_and_ports() {
     fs::create_dir_all(&device).unwrap();
     fs::write(device.join("device"), b"device's").unwrap();
     fs::write(device.join("1"), b"port's..").unwrap();
+    fs::write(device.join("c10"), b"\x08\0\0\0the\0 qps\x04\0\0\0more").unwrap();
+    // A length that nobody has room for ends the answer.
+    fs::write(device.join("c17"), b"\x04\0\0\0stat\xff\xff\0\0").unwrap();
     let script = "
 import errno, os, socket, struct
 def request(kind, flags, seq, *attributes):
@@ -188,7 +191,7 @@ def answer(s):
     n, kind, flags, seq, _ = struct.unpack('=IHHII', m[:16])
     assert n == len(m)
     return kind, flags, seq, m[16:]
-GET, PORT, QPS = 1, 5, 10
+GET, PORT, QPS, CM_IDS, STAT = 1, 5, 10, 11, 17
 REQUEST, ACK, DUMP, MULTI = 1, 4, 0x300, 2
 MINE = 5 << 10
 s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
@@ -208,7 +211,17 @@ def error(sent):
 assert error(request(GET, REQUEST, 9, (1, 1))) == errno.ENODEV
 assert error(request(GET, REQUEST, 9)) == errno.EINVAL
 assert error(request(PORT, REQUEST, 9, (1, 0), (3, 2))) == errno.EINVAL
-assert error(request(QPS, REQUEST | DUMP, 9)) == errno.EOPNOTSUPP
+assert error(request(CM_IDS, REQUEST | DUMP, 9)) == errno.EOPNOTSUPP
+for attributes in (), ((1, 0),):
+    s.send(request(QPS, REQUEST | DUMP, 10, *attributes))
+    assert answer(s) == (MINE | QPS, MULTI, 10, b'the\\0 qps')
+    assert answer(s) == (MINE | QPS, MULTI, 10, b'more')
+    assert answer(s) == (3, MULTI, 10, bytes(4))
+assert error(request(QPS, REQUEST | DUMP, 10, (1, 1))) == errno.ENODEV
+s.send(request(STAT, REQUEST | ACK, 11, (1, 0), (3, 1)))
+assert answer(s) == (MINE | STAT, 0, 11, b'stat')
+assert answer(s)[3][:4] == bytes(4)
+assert error(request(STAT, REQUEST, 11)) == errno.EINVAL
 # Nonsense is not answered, and neither is what claims to be longer than it is.
 for bad in b'', b'x' * 15, struct.pack('=IHHII', 0, 0, 0, 0, 0), struct.pack('=IHHII', 17, 5 << 10 | GET, DUMP, 0, 0), request(PORT, 1, 1, (1, 0))[:20]:
     s.send(bad)
@@ -231,4 +244,34 @@ for i in range(40):
         assert answer(s)[2] == i
 ";
     assert_eq!(text(&tree.run("python3", &["-c", script])), "");
+}
+
+/// A launcher writes counters when somebody wants them: before the program opens the file.
+#[test]
+fn counters_are_fresh_when_they_are_opened() {
+    use std::io::Write as _;
+    let tree = Tree::new("counters");
+    let ib = tree.0.join("sys/devices/virtual/anyverbs/anyverbs0/infiniband/anyverbs0");
+    let counters = ib.join("ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    fs::write(counters.join("sent_pkts"), "old\n").unwrap();
+    let path = "/sys/class/infiniband/anyverbs0/ports/1/hw_counters/sent_pkts";
+    // A launcher that is gone, or does not answer, delays nobody for long.
+    assert_eq!(text(&tree.run("cat", &[path])), "old\n");
+    let listener = std::os::unix::net::UnixListener::bind(tree.0.join(".fresh")).unwrap();
+    assert_eq!(text(&tree.run("cat", &[path])), "old\n");
+    // Its question is still there.
+    drop(listener.accept().unwrap());
+    let launcher = std::thread::spawn(move || {
+        for n in 1..=3 {
+            let (mut socket, _) = listener.accept().unwrap();
+            fs::write(counters.join("sent_pkts"), format!("{n}\n")).unwrap();
+            socket.write_all(b"1").unwrap();
+        }
+    });
+    let node_type = "/sys/class/infiniband/anyverbs0/node_type";
+    assert_eq!(text(&tree.run("cat", &[node_type, path])), "1: CA\n1\n");
+    let python = format!("for _ in range(2): print(open('{path}').read(), end='')");
+    assert_eq!(text(&tree.run("python3", &["-c", &python])), "2\n3\n");
+    launcher.join().unwrap();
 }

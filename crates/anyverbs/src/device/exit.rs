@@ -81,6 +81,7 @@ impl Device {
         let spawned = spawn_quiet("anyverbs-exit", || {
             self.exit_thread.wait_until_wanted();
             self.log_counters(self.tell_peers());
+            self.leave_counters();
             self.exit_thread.set(State::Done);
         });
         if let Err(error) = spawned {
@@ -99,6 +100,16 @@ impl Device {
         self.driver.flush(Debts::AtExit);
         self.driver.repeat_last_answers();
         end
+    }
+
+    /// Leaves the counters to the host, whose sums must not fall.
+    fn leave_counters(&'static self) {
+        let counters = self.counters();
+        if let Some(slot) = self.transport.links.port.slot() {
+            let all: [u64; Counter::ALL.len()] =
+                std::array::from_fn(|n| counters.read(Counter::ALL[n]));
+            slot.store().add_ended(&all);
+        }
     }
 
     /// Logs the counters of a process at its end, for the analysis of failures.

@@ -438,6 +438,26 @@ impl Store {
         (1..=255).filter(|slot| self.is_alive(*slot)).collect()
     }
 
+    /// Adds the counters of this process, which is ending, to those of ended processes; the first 244 of them.
+    pub fn add_ended(&self, counters: &[u64]) {
+        let own = self.own.load(Ordering::Relaxed);
+        if self.is_own() && own != 0 {
+            self.table.add_ended(own, counters);
+        }
+    }
+
+    /// A counter of processes that have ended.
+    #[must_use]
+    pub fn ended(&self, index: usize) -> u64 {
+        self.table.ended(index)
+    }
+
+    /// Whether the counters of the owner of a slot are among those: it is ending.
+    #[must_use]
+    pub fn is_counted(&self, slot: u8) -> bool {
+        self.table.is_counted(slot)
+    }
+
     /// Whether a datagram of a stranger may be handed to all processes of the host now. A stranger chooses how many come
     /// and whom they reach, so this is the right of the host: [`AT_ONCE`] of them, and one more for each [`EACH`].
     #[must_use]

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | 0 | magic, version, number of entries as a power of two |
 //! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined; 40: up to when the right to tell all processes is used up |
+//! | 64 | counters of processes that have ended, 8 bytes each |
+//! | 2016 | a bit for each slot: its owner is ending, and has added its counters |
 //! | 2048 | the journal's headers, 8 bytes each |
 //! | 4096 | a section of 32 bytes for each slot: incarnation, port, place in the order of opening the port, whether it lingers |
 //! | 12288 | entries of 32 bytes each, a hash table with open addressing |
@@ -18,7 +20,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use crate::shm::{Area, Memory};
+use crate::shm::{Area, Memory, SharedWords};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-host");
 const VERSION: u32 = 1;
@@ -26,7 +28,11 @@ const INCARNATIONS: usize = 16;
 const ORDER: usize = 24;
 const SETTLED: usize = 32;
 const TOLD_ALL: usize = 40;
+const ENDED: usize = 64;
+const COUNTED: usize = 2016;
 const HEADERS: usize = 2048;
+/// Counters of ended processes.
+const MAX_ENDED: usize = (COUNTED - ENDED) / 8;
 const SLOTS: usize = 4096;
 const SLOT_LEN: usize = 32;
 const ENTRIES: usize = SLOTS + 256 * SLOT_LEN;
@@ -158,6 +164,31 @@ impl Table {
         self.area.store(TOLD_ALL, at, Ordering::Relaxed);
     }
 
+    /// Adds the counters of the owner of a slot, which is ending.
+    pub(super) fn add_ended(&self, slot: u8, counters: &[u64]) {
+        let (word, bit) = Self::counted_bit(slot);
+        // Before: who adds up the living must not count it twice.
+        self.area.fetch_or(word, bit);
+        for (index, counter) in counters.iter().take(MAX_ENDED).enumerate() {
+            self.area.fetch_add(ENDED + 8 * index, *counter);
+        }
+    }
+
+    /// A counter of processes that have ended.
+    pub(super) fn ended(&self, index: usize) -> u64 {
+        if index < MAX_ENDED { self.area.load(ENDED + 8 * index, Ordering::Acquire) } else { 0 }
+    }
+
+    /// Whether the counters of the owner of a slot are among those.
+    pub(super) fn is_counted(&self, slot: u8) -> bool {
+        let (word, bit) = Self::counted_bit(slot);
+        self.area.load(word, Ordering::Acquire) & bit != 0
+    }
+
+    fn counted_bit(slot: u8) -> (usize, u64) {
+        (COUNTED + usize::from(slot) / 64 * 8, 1 << (slot % 64))
+    }
+
     fn section(slot: u8) -> usize {
         SLOTS + usize::from(slot) * SLOT_LEN
     }
@@ -171,6 +202,8 @@ impl Table {
     pub(super) fn enter(&self, slot: u8) {
         let at = Self::section(slot);
         self.area.store(at, 0, Ordering::Release);
+        let (word, bit) = Self::counted_bit(slot);
+        self.area.fetch_and(word, !bit);
         for word in 1..4 {
             self.area.store(at + 8 * word, 0, Ordering::Relaxed);
         }

@@ -172,6 +172,10 @@ impl Area {
     }
 
     /// Adds to a word, sequentially consistent.
+    pub(crate) fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_and(bits, Ordering::SeqCst)
+    }
+
     pub(crate) fn fetch_add(&self, at: usize, n: u64) -> u64 {
         self.word(at).fetch_add(n, Ordering::SeqCst)
     }

@@ -1,0 +1,151 @@
+//! `anyverbs sysfs`: counters of real processes, which never fall.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyverbs::prelude::*;
+use anyverbs_testing::isolate_device;
+
+const ROLE: &str = "ANYVERBS_TEST_ROLE";
+const MESSAGES: u64 = 100;
+const LEN: usize = 4096;
+
+/// A directory that `anyverbs sysfs` keeps, until it is dropped.
+struct Kept {
+    dir: PathBuf,
+    child: Child,
+}
+
+impl Kept {
+    fn start(name: &str) -> Self {
+        isolate_device();
+        let dir =
+            std::env::temp_dir().join(format!("anyverbs-sysfs-{}-{name}", std::process::id()));
+        let child =
+            Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("sysfs").arg(&dir).spawn().unwrap();
+        let kept = Self { dir, child };
+        kept.wait_for("hw_counters/sent_pkts", |_| true);
+        kept
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join("sys/class/infiniband/anyverbs0/ports/1").join(name)
+    }
+
+    fn read(&self, name: &str) -> u64 {
+        read(&self.file(name)).unwrap()
+    }
+
+    /// A value for which `is_it` holds.
+    fn wait_for(&self, name: &str, is_it: impl Fn(u64) -> bool) -> u64 {
+        let begin = Instant::now();
+        loop {
+            match read(&self.file(name)) {
+                Some(value) if is_it(value) => return value,
+                value => assert!(begin.elapsed() < Duration::from_secs(60), "{name}: {value:?}"),
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: a child that was not waited for.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        assert!(self.child.wait().unwrap().success());
+        assert_eq!(fs::read_dir(&self.dir).unwrap().count(), 0, "nothing is left");
+        fs::remove_dir(&self.dir).unwrap();
+    }
+}
+
+fn read(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A process that sends, and then ends, or waits to be killed.
+fn sender(role: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.as_mut().unwrap());
+    loop {
+        let mut line = String::new();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "it ended");
+        if line.contains("@ sent") {
+            return child;
+        }
+    }
+}
+
+#[test]
+fn counters_count_and_never_fall() {
+    let kept = Kept::start("fall");
+    assert_eq!(kept.read("hw_counters/sent_pkts"), 0);
+    // It ends at once: nobody has looked at it.
+    let mut child = sender("ends");
+    assert!(child.wait().unwrap().success());
+    let first = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= MESSAGES);
+    let data = kept.wait_for("counters/port_xmit_data", |words| words > 0);
+    assert!(data >= MESSAGES * LEN as u64 / 4 && data < 2 * MESSAGES * LEN as u64 / 4, "{data}");
+    assert_eq!(kept.read("counters/port_xmit_packets"), first);
+    assert_eq!(kept.read("counters/symbol_error"), 0);
+    // It is seen while it lives, and then killed.
+    let mut child = sender("stays");
+    let second = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= first + MESSAGES);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut child = sender("stays");
+    let third = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= second + MESSAGES);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let end = Instant::now() + Duration::from_millis(2500);
+    while Instant::now() < end {
+        assert_eq!(kept.read("hw_counters/sent_pkts"), third, "neither lost nor counted twice");
+        sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_directory_with_other_things_is_left_alone() {
+    isolate_device();
+    let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-full", std::process::id()));
+    fs::create_dir_all(dir.join("sys")).unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("sysfs").arg(&dir).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not empty"), "{output:?}");
+    assert!(dir.join("sys").exists());
+    fs::remove_dir_all(dir).unwrap();
+}
+
+/// Not a test by itself: the code of the other processes.
+#[test]
+fn in_a_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(1024, None, 0, 0).unwrap();
+    let [a, b] = [(); 2].map(|()| context.create_default_qp(&pd, &cq, QpType::Rc).unwrap());
+    let (from, to) = (context.endpoint(&a).unwrap(), context.endpoint(&b).unwrap());
+    context.connect(&a, &from, &to).unwrap();
+    context.connect(&b, &to, &from).unwrap();
+    let memory = pd.alloc(2 * LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    for n in 0..MESSAGES {
+        a.write(n, &memory.slice(..LEN), &memory.remote(LEN..)).unwrap();
+        cq.wait(Duration::from_secs(20)).unwrap();
+    }
+    println!("@ sent");
+    if role == "stays" {
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+    }
+}
