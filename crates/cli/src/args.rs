@@ -36,6 +36,7 @@ Examples:
   anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
   anyverbs run --sockets -- iperf3 -s
   anyverbs run --devices 8 --device mlx5_0 -- ibv_devices
+  anyverbs run --capture packets.pcapng -- mpirun -n 2 ./my_test
   ANYVERBS_LOSS=0.01 anyverbs run -- ./my_test
   anyverbs run --print-env -- true";
 
@@ -204,6 +205,10 @@ pub(crate) struct Run {
     /// Leave out the findings of --check that this file names, one CHECK:PART a line
     #[arg(long, value_name = "FILE", requires = "check")]
     pub(crate) check_suppressions: Option<PathBuf>,
+    /// Write all packets of the program to this file (pcapng, for Wireshark), those of its children as well. `%p` in its name
+    /// stands for the number of the process, for a file each [env: ANYVERBS_CAPTURE]
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub(crate) capture: Option<PathBuf>,
     /// Print the environment that the program would get, and do not run it
     #[arg(long)]
     pub(crate) print_env: bool,

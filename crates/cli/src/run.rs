@@ -11,6 +11,7 @@ use anyhow::Context;
 use anyverbs::abandoned::{self, Keeper};
 use anyverbs::config::Config;
 use anyverbs_environment as environment;
+use anyverbs_record::capture;
 
 use crate::args::{Run, Settings, absolute};
 use crate::doctor::elf;
@@ -32,8 +33,15 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     {
         variables.push(("ANYVERBS_CONFIG", absolute(Path::new(&file))));
     }
+    if let Some(file) = &args.capture {
+        anyhow::ensure!(!file.as_os_str().is_empty(), "--capture is empty: expected a file");
+        variables.push(("ANYVERBS_CAPTURE", file.into()));
+    }
     // While a signal ends this process: the file may be a pipe without a writer.
-    Config::load_with(&variables)?;
+    let config = Config::load_with(&variables)?;
+    // The same file for a program that changes its directory.
+    variables.retain(|(name, _)| *name != "ANYVERBS_CAPTURE");
+    variables.extend(config.capture.as_deref().map(|file| ("ANYVERBS_CAPTURE", absolute(file))));
     // From here on a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
@@ -93,6 +101,11 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             .collect();
         return crate::write_out(&lines);
     }
+    // In use until the program has ended: its processes write it in turn, and none of them begins it anew.
+    let begin = |file: &Path| {
+        capture::begin(file).with_context(|| format!("cannot write the capture {}", file.display()))
+    };
+    let _capture = config.capture.as_deref().map(begin).transpose()?;
     // Without one the program runs as well.
     let keeper = registry.and_then(|(registry, port)| Keeper::new(&registry, port).ok());
     let status = match start_and_wait(&args.program, &variables, &blocked)? {

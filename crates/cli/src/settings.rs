@@ -94,7 +94,7 @@ pub(crate) const SETTINGS: [Setting; 28] = [
     both(
         "ANYVERBS_CAPTURE",
         "",
-        "File (pcap) to which every packet is written; packets through shared memory are not seen",
+        "File (pcapng) to which all packets are written (`--capture`); without lanes and direct copies meanwhile",
     ),
     both(
         "ANYVERBS_LOSS",

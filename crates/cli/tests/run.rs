@@ -118,6 +118,45 @@ fn said(command: &mut Command) -> (Option<i32>, Vec<String>) {
 }
 
 #[test]
+fn a_capture_is_begun_by_the_launcher() {
+    let scratch = Scratch::new("capture");
+    let file = scratch.0.join("it.pcapng");
+    let script = "echo $ANYVERBS_CAPTURE; wc -c < $ANYVERBS_CAPTURE";
+    let words = ["--no-view", "--capture", "it.pcapng", "--", "sh", "-c", script];
+    let output = scratch.run(&words).current_dir(&scratch.0).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().next(), file.to_str(), "for a program that changes its directory");
+    assert_ne!(text.lines().nth(1), Some("0"), "the header is there");
+    let begin = fs::read(&file).unwrap();
+    assert_eq!(begin[..4], [0x0a, 0x0d, 0x0d, 0x0a], "a section header");
+    // The printed environment is no reason to begin it anew.
+    fs::write(&file, "kept").unwrap();
+    scratch
+        .run(&["--capture", file.to_str().unwrap(), "--print-env", "--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_is_the_launchers_failure() {
+    let scratch = Scratch::new("no-capture");
+    let directory = scratch.0.to_str().unwrap();
+    for (file, reason) in [
+        (directory, "Is a directory"),
+        ("/nonexistent/it.pcapng", "No such file or directory"),
+        ("/nonexistent/%p.pcapng", "No such file or directory"),
+        ("/dev/null", "it is not a regular file"),
+    ] {
+        let (status, lines) = said(&mut scratch.run(&["--capture", file, "--", "true"]));
+        assert_eq!(status, Some(125), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains(file) && line.contains(reason)), "{lines:?}");
+    }
+    let (status, lines) = said(&mut scratch.run(&["--capture", "", "--", "true"]));
+    assert_eq!((status, lines.len()), (Some(125), 1), "{lines:?}");
+}
+
+#[test]
 fn a_configuration_that_cannot_be_read_is_the_launchers_failure() {
     let scratch = Scratch::new("config");
     let bad = scratch.0.join("bad.toml");

@@ -14,10 +14,10 @@ pub mod udp;
 pub mod why;
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use anyverbs_net::capture::Capture;
 use anyverbs_net::shm::Poller;
 use anyverbs_net::{PortOptions, ROOM, Slot, SteerByKind, UdpPort, check_room};
 use anyverbs_objects::base::{Core, NEVER, Waker};
@@ -25,6 +25,7 @@ use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use anyverbs_record::capture::Capture;
 
 use inproc::Inproc;
 use path::Paths;
@@ -38,6 +39,8 @@ pub struct Opened {
     pub port: UdpPort,
     /// The link to other processes of this user, unless it is switched off.
     pub shm: Option<Shm>,
+    /// Takes all packets, if somebody wants to see them.
+    pub capture: Option<Arc<Capture>>,
     /// Wakes the worker.
     pub waker: Waker,
 }
@@ -75,14 +78,17 @@ impl Opened {
             gso: config.udp.gso,
             ..PortOptions::new(config.udp_port)
         })?;
-        if let Some(path) = &config.capture {
-            let capture = Capture::create(path)
-                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
-            port.set_capture(Arc::new(capture));
+        let open = |path: &PathBuf| match Capture::create(path) {
+            Ok(capture) => Ok(Arc::new(capture)),
+            Err(source) => Err(OpenError::System { what: "write the capture file", source }),
+        };
+        let capture = config.capture.as_ref().map(open).transpose()?;
+        if let Some(capture) = &capture {
+            port.set_capture(Arc::clone(capture));
         }
         let waker =
             Waker::new().map_err(|source| OpenError::System { what: "make an eventfd", source })?;
-        Ok((Self { port, shm, waker }, poller))
+        Ok((Self { port, shm, capture, waker }, poller))
     }
 
     /// As [`Links::fds`].
@@ -102,6 +108,8 @@ pub struct Links {
     pub shm: Option<Shm>,
     /// Within this process.
     pub inproc: Inproc,
+    /// Takes all packets, if somebody wants to see them.
+    pub capture: Option<Arc<Capture>>,
     /// Batches of datagrams to be filled.
     pub batches: BatchPool,
     /// Paths to other hosts.
@@ -117,12 +125,13 @@ impl Links {
     pub const MOST_FDS: usize = 3;
 
     /// The links of a device.
-    pub fn new(core: &'static Core, Opened { port, shm, waker }: Opened) -> Self {
+    pub fn new(core: &'static Core, Opened { port, shm, capture, waker }: Opened) -> Self {
         Self {
             core,
             port,
             shm,
             inproc: Inproc::default(),
+            capture,
             batches: BatchPool::default(),
             paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),

@@ -21,6 +21,8 @@ pub struct Outgoing<'a> {
     pub reliable: bool,
     /// The ACK that it carries, of everything up to this PSN.
     pub acks: Option<Psn>,
+    /// What it is, for a capture of datagrams.
+    pub note: Option<&'a str>,
 }
 
 /// Why a packet did not go out.

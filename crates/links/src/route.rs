@@ -14,6 +14,7 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
+use anyverbs_record::capture::Way;
 
 use crate::direct::{self, LastTarget};
 pub use crate::outgoing::{Outgoing, Refused};
@@ -130,6 +131,8 @@ impl Route {
                 LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
+            // A capture shows packets of a network: without long ones, and with ACKs that travel alone.
+            Self::Shm(_) if links.capture.is_some() => LinkProps::new(shm::WINDOW),
             Self::Shm(_) => {
                 LinkProps { segment: shm::SEGMENT, immediate: true, ..LinkProps::new(shm::WINDOW) }
             }
@@ -172,6 +175,15 @@ impl Route {
     /// The other process at its end, if it goes through shared memory.
     pub fn shm_peer(&self) -> Option<&Arc<Peer>> {
         self.shm().map(|shm| &shm.peer)
+    }
+
+    /// What a capture calls it.
+    pub fn way(&self) -> Way {
+        match self {
+            Self::Shm(_) => Way::Ring,
+            Self::Udp(_) => Way::Udp,
+            Self::Inproc | Self::HandingOn => Way::InProcess,
+        }
     }
 
     /// Whether it ends in this process.

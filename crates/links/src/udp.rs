@@ -112,7 +112,7 @@ impl Staged {
         target: &mut LastRemote<'static>,
         now: Time,
     ) -> Result<(), TransmitError> {
-        let Outgoing { from, headers, payload, reliable, .. } = *packet;
+        let Outgoing { from, headers, payload, reliable, note, .. } = *packet;
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
@@ -160,6 +160,9 @@ impl Staged {
             room[head + body..len - ICRC_LEN].fill(0);
         }
         seal(flow, id, room);
+        if let Some(note) = note {
+            batch.note(note);
+        }
         if let Some(counts) = probe {
             let probe = CreditPacket { is_probe: true, dest, from, counts };
             self.credit(links, &route.to, flow, probe);

@@ -221,6 +221,4 @@ ranks! {
     ForwardConnections,
     /// Connections of other processes to this one's slot.
     HostConnections,
-    /// The file that datagrams are captured to.
-    Capture,
 }

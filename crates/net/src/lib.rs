@@ -10,7 +10,7 @@
 //! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
-//! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
+//! | [`fault`] | seeded loss, duplication, reordering and corruption |
 //!
 //! Everything is non-blocking and close-on-exec. Nothing allocates per packet, except messages that [`messages`] keeps.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
@@ -46,7 +46,7 @@ pub use sys::{
 };
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
-    SHARERS_VALID, Sounding, TxBatch, UdpPort, capture, forward, is_handed_on,
+    SHARERS_VALID, Sounding, TxBatch, UdpPort, forward, is_handed_on,
 };
 
 /// A random number, from the seed that the standard library takes from the system.

@@ -23,7 +23,7 @@
 //! # }
 //! ```
 
-pub mod capture;
+mod capture;
 mod error;
 pub mod forward;
 mod multicast;

@@ -9,12 +9,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyverbs_net::capture::Capture;
 use anyverbs_net::fault::{Fault, FaultPolicy};
 use anyverbs_net::{Destination, OpenError, PortOptions, RxBatch, Slot, TxBatch, UdpPort};
+use anyverbs_record::capture::Capture;
 use socket2::{Domain, Socket, Type};
 
 const PORT: u16 = 4791;
@@ -494,48 +494,29 @@ fn the_receive_buffer_is_what_was_asked_for_if_allowed() {
     }
 }
 
-#[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_capture_is_read_by_tshark() {
     if !netns::isolate() {
         return;
     }
-    let sink = Sink::default();
+    let file = std::env::temp_dir().join(format!("anyverbs-capture-{}", std::process::id()));
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
-    assert!(port.set_capture(Arc::new(Capture::new(Box::new(sink.clone())).unwrap())));
+    assert!(port.set_capture(Arc::new(Capture::create(&file).unwrap())));
     let (mut out, mut batch) = (TxBatch::new(), RxBatch::new(8).unwrap());
     for to in ["127.0.0.1:4791", "[::1]:4791"] {
         let to =
             Destination { hop_limit: 9, traffic_class: 2, ..Destination::new(to.parse().unwrap()) };
         stage(&mut out, &port, &to, 100, 0);
         stage(&mut out, &port, &to, 60, 0);
+        out.note("the second");
         out.flush(&port).unwrap();
         receive(&port, &mut batch, 2);
     }
-    let mut tshark = match Command::new("tshark")
+    let tshark = Command::new("tshark")
         .env("HOME", std::env::temp_dir())
-        .args([
-            "-r",
-            "-",
-            "-d",
-            "udp.port==4791,data",
-            "-o",
-            "ip.check_checksum:TRUE",
-            "-T",
-            "fields",
-        ])
+        .arg("-r")
+        .arg(&file)
+        .args(["-d", "udp.port==4791,data", "-o", "ip.check_checksum:TRUE", "-T", "fields"])
         .args([
             "-E",
             "separator=,",
@@ -551,31 +532,45 @@ fn a_capture_is_read_by_tshark() {
             "ip.id",
         ])
         .args(["-e", "ip.ttl", "-e", "ipv6.hlim", "-e", "udp.length", "-e", "ip.checksum.status"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+        .args([
+            "-e",
+            "frame.interface_name",
+            "-e",
+            "frame.packet_flags_direction",
+            "-e",
+            "frame.comment",
+        ])
         .stderr(Stdio::null())
-        .spawn()
-    {
-        Ok(child) => child,
+        .output();
+    std::fs::remove_file(&file).unwrap();
+    let output = match tshark {
+        Ok(output) => output,
         Err(error) => {
             anyverbs_testing::skip(format_args!("no tshark: {error}"));
             return;
         }
     };
-    std::io::Write::write_all(&mut tshark.stdin.take().unwrap(), &sink.0.lock().unwrap()).unwrap();
-    let text = String::from_utf8(tshark.wait_with_output().unwrap().stdout).unwrap();
-    let lines: Vec<&str> = text.lines().collect();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let process = format!("[{}] ", std::process::id());
+    let lines: Vec<_> = text
+        .lines()
+        .map(|line| {
+            let (fields, comment) = line.rsplit_once(',').unwrap();
+            let (_, done) = comment.split_once(&process).unwrap();
+            format!("{fields},{done}")
+        })
+        .collect();
     assert_eq!(
         lines,
         [
-            "142,02:00:00:00:00:01,0.0.0.0,,0x0000,9,,108,1",
-            "102,02:00:00:00:00:01,0.0.0.0,,0x0001,9,,68,1",
-            "142,02:00:00:00:00:02,127.0.0.1,,0x0000,9,,108,1",
-            "102,02:00:00:00:00:02,127.0.0.1,,0x0001,9,,68,1",
-            "162,02:00:00:00:00:01,,::,,,9,108,",
-            "122,02:00:00:00:00:01,,::,,,9,68,",
-            "162,02:00:00:00:00:02,,::1,,,9,108,",
-            "122,02:00:00:00:00:02,,::1,,,9,68,",
+            "142,02:00:00:00:00:01,0.0.0.0,,0x0000,9,,108,1,udp,0x00000002,sent by udp",
+            "102,02:00:00:00:00:01,0.0.0.0,,0x0001,9,,68,1,udp,0x00000002,sent by udp: the second",
+            "142,02:00:00:00:00:02,127.0.0.1,,0x0000,9,,108,1,udp,0x00000001,received by udp",
+            "102,02:00:00:00:00:02,127.0.0.1,,0x0001,9,,68,1,udp,0x00000001,received by udp",
+            "162,02:00:00:00:00:01,,::,,,9,108,,udp,0x00000002,sent by udp",
+            "122,02:00:00:00:00:01,,::,,,9,68,,udp,0x00000002,sent by udp: the second",
+            "162,02:00:00:00:00:02,,::1,,,9,108,,udp,0x00000001,received by udp",
+            "122,02:00:00:00:00:02,,::1,,,9,68,,udp,0x00000001,received by udp",
         ]
     );
 }

@@ -58,17 +58,16 @@ pub struct Config {
     /// Whether queue pairs of one process talk directly instead of through UDP.
     pub inproc: bool,
     /// Whether processes of this user and host talk through shared memory instead of UDP. Both must have it, else they
-    /// talk by UDP. Faults that are injected switch it off: they are those of a network. A capture does not show these
-    /// packets.
+    /// talk by UDP. Faults that are injected switch it off: they are those of a network.
     pub shm: bool,
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
-    /// both must have it, else they are messages.
+    /// both must have it, else they are messages. A capture switches it off, because it shows packets.
     pub direct: bool,
     /// Largest number of queue pairs.
     pub max_qp: u32,
     /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
     pub raw_interface: Option<String>,
-    /// Writes every packet to this pcap file.
+    /// Writes every packet to this pcapng file. `%p` in it stands for the number of the process.
     pub capture: Option<PathBuf>,
     /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
@@ -253,6 +252,7 @@ impl Config {
         };
         let devices = devices(&device, &interfaces, asked.as_deref(), name)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
+        let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         Ok(Self {
             device,
             udp_port: env
@@ -286,7 +286,7 @@ impl Config {
             },
             inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
             shm: env.flag("SHM", file.shm)?.unwrap_or(default.shm) && !faulty,
-            direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct),
+            direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct) && capture.is_none(),
             max_qp: env
                 .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                     (1..=60_000).contains(n)
@@ -298,7 +298,7 @@ impl Config {
                 "the name of an interface",
                 |name| (1..16).contains(&name.len()),
             )?,
-            capture: env.value("CAPTURE").map(PathBuf::from).or(file.capture),
+            capture,
             fault: faulty.then_some(policy),
         })
     }

@@ -317,7 +317,7 @@ impl RawCell {
     }
 
     fn limit_rate(self: &Arc<Self>, sends: &mut Sends, limit: &RateLimit) {
-        let mtu = self.switch.core().gids.active_mtu();
+        let mtu = self.switch.core().gids.active_mtu(self.context.device);
         pacing::limit(self, sends, limit, mtu.bytes());
         self.switch.flush(&mut sends.batch);
     }

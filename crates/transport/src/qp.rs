@@ -11,6 +11,7 @@ pub mod sharing;
 pub mod table;
 pub mod timers;
 pub mod transport;
+pub(crate) mod watch;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ use handles::Handles;
 pub use poster::Poster;
 use qp_context::QpContext;
 use transport::Transport;
+use watch::Watch;
 
 /// Parameters of a queue pair (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -272,9 +274,10 @@ impl Qp {
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
+                let watch = Watch::new(transport.links, qpn, parts.qp_type);
                 let state = State {
                     machine,
-                    link: QpContext::default(),
+                    link: QpContext::new(watch),
                     groups: Vec::new(),
                     hold: Some(hold),
                 };

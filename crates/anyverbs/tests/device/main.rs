@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod capture;
 mod cm;
 mod completion;
 mod congestion;

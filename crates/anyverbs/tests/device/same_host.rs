@@ -316,7 +316,7 @@ pub(crate) fn turn() -> std::sync::MutexGuard<'static, ()> {
 }
 
 /// Writes, reads and an atomic, whole and right.
-fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
+pub(crate) fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
     for (i, len) in [1, 28, 29, 4096, 4097, 32 << 10, (32 << 10) + 1, SIZE].into_iter().enumerate()
     {
         let data = pattern(len, i as u8);

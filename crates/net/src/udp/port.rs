@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use anyverbs_record::capture::Capture;
 use socket2::{Domain, Socket};
 
 use crate::host::{Announced, Lock, Slot};
 use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
-use super::capture::Capture;
+use super::capture;
 use super::forward::{ForwardCounters, Forwarder};
 use super::multicast::Memberships;
 use super::sending::SendingSockets;
@@ -297,7 +298,7 @@ impl UdpPort {
         batch.inject_faults();
         if let Some(capture) = self.capture() {
             for datagram in batch.datagrams() {
-                capture.record_received(self.port, &datagram);
+                capture::record_received(capture, self.port, &datagram);
             }
         }
         Ok(received)

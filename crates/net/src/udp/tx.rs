@@ -14,7 +14,7 @@ use crate::sockopt;
 use crate::sys;
 
 use super::sending::SendingSocket;
-use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
+use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort, capture};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
 pub const MAX_SEGMENTS: usize = 64;
@@ -95,6 +95,8 @@ pub struct TxBatch {
     segment_size: usize,
     len: usize,
     last_len: usize,
+    /// What some datagrams are, by their places in the batch, for a capture.
+    notes: Vec<(usize, String)>,
     stats: TxStats,
 }
 
@@ -111,6 +113,7 @@ impl TxBatch {
             segment_size: 0,
             len: 0,
             last_len: 0,
+            notes: Vec::new(),
             stats: TxStats::default(),
         }
     }
@@ -198,7 +201,14 @@ impl TxBatch {
             self.len -= n * self.last_len;
             // All segments before the last datagram have full size.
             self.last_len = self.segment_size;
+            self.notes.retain(|(at, _)| *at < self.segments);
         }
+    }
+
+    /// Says what the last datagram is, for the port's capture.
+    #[cold]
+    pub fn note(&mut self, note: &str) {
+        self.notes.push((self.segments.saturating_sub(1), note.to_owned()));
     }
 
     /// Datagrams staged and not yet sent.
@@ -235,6 +245,7 @@ impl TxBatch {
         let result = self.send_all(port);
         self.segments = 0;
         self.len = 0;
+        self.notes.clear();
         match result {
             Ok(()) => {
                 self.stats.segments += segments as u64;
@@ -255,13 +266,12 @@ impl TxBatch {
     fn send_all(&mut self, port: &UdpPort) -> Result<(), (usize, io::Error)> {
         let sending = port.sending.of(&self.to).map_err(|error| (0, error))?;
         if let Some(capture) = port.capture() {
+            let mut notes = self.notes.drain(..).peekable();
             for (i, bytes) in self.staging[..self.len].chunks(self.segment_size).enumerate() {
-                capture.record_sent(
-                    sending.port,
-                    &self.to,
-                    if self.gso { i as u16 } else { 0 },
-                    bytes,
-                );
+                let note = notes.next_if(|(at, _)| *at == i).map(|(_, note)| note);
+                let id = if self.gso { i as u16 } else { 0 };
+                let packet = (bytes, note.as_deref());
+                capture::record_sent(capture, sending.port, &self.to, id, packet);
             }
         }
         if self.segments == 1 || self.gso {
@@ -345,7 +355,7 @@ impl UdpPort {
     pub fn answer(&self, to: &Destination, datagram: &[u8]) -> io::Result<()> {
         let socket = self.socket_for(to.address.ip())?;
         if let Some(capture) = self.capture() {
-            capture.record_sent(self.port(), to, 0, datagram);
+            capture::record_sent(capture, self.port(), to, 0, (datagram, None));
         }
         with_sender(to, &mut ControlBuffer::new(), None, datagram, |send| send(socket))
     }

@@ -120,6 +120,12 @@ impl Qp {
             && waiting.saturating_add(1).saturating_mul(each) <= batch
     }
 
+    /// Sends that were posted so far, modulo 2^32: [`Wc::sq_count`] of the completion of the next one is higher.
+    #[must_use]
+    pub fn sends_posted(&self) -> u32 {
+        self.sq.head()
+    }
+
     /// The number of sends that the queue takes before one of its completions is polled.
     #[must_use]
     pub fn send_room(&self) -> u32 {

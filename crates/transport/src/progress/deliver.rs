@@ -222,6 +222,12 @@ impl Driver {
                     let State { machine, link, .. } = &mut *state;
                     let by_digest = source.digest().map(|digest| link.arrival_of(digest));
                     let arrival = by_digest.as_ref().unwrap_or(arrival);
+                    if S::HAS_LANES
+                        && let Some(watch) = &link.watch
+                    {
+                        let mtu = machine.attr().path_mtu.bytes();
+                        watch.received_by_ring(self.links, arrival, packet, mtu);
+                    }
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
                 more = source.advance();

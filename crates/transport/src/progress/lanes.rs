@@ -254,7 +254,8 @@ impl Driver {
             && machine.attr().state.receives()
             && machine.dest_qpn() == call.from
             && link.is_from_peer(call.digest)
-            && link.shm_peer().is_some();
+            && link.shm_peer().is_some()
+            && link.may_have_lanes();
         if !is_peer {
             return refuse();
         }

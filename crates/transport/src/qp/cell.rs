@@ -324,6 +324,9 @@ impl QpCell {
         machine.modify(attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path(self.qpn);
+            if let Some(watch) = &mut link.watch {
+                watch.was_reset();
+            }
             link.xrc.srq = None;
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {

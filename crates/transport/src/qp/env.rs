@@ -99,7 +99,8 @@ impl<'a> Call<'a> {
     /// Asks the peer for a lane, where the link has such and none is open.
     #[inline]
     pub(crate) fn ask_for_lane(&mut self, machine: &anyverbs_proto::qp::Qp, link: &mut QpContext) {
-        if let (Some(route), QpType::Rc) = (&link.to.route, self.cell.qp_type) {
+        let may_have = link.may_have_lanes();
+        if let (Some(route), QpType::Rc, true) = (&link.to.route, self.cell.qp_type, may_have) {
             let SameHost { spare, lanes, .. } = &mut link.same_host;
             let (from, dest) = (machine.qpn(), machine.dest_qpn());
             route.ask_for_lane(
@@ -257,6 +258,49 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         payload: &Payload<'_>,
         acks: Option<Psn>,
     ) -> Result<(), TransmitError> {
+        if self.link.watch.is_some() {
+            return self.transmit_watched(av, headers, payload, acks);
+        }
+        self.hand_over(av, (headers, payload), acks, None)
+    }
+
+    fn transmit_run(
+        &mut self,
+        av: &AddressVector,
+        run: &Run<'_>,
+    ) -> (u32, Result<(), TransmitError>) {
+        if self.link.watch.is_some() {
+            return run.each(|headers, payload| self.transmit(av, headers, payload, None));
+        }
+        self.hand_over_run(av, run)
+    }
+
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let QpContext {
+            to: Destination { route, .. },
+            same_host: SameHost { last_target, .. },
+            ..
+        } = &mut *self.link;
+        let (links, qpn) = (self.transport.links, self.cell.qpn);
+        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
+    }
+
+    fn admits(&self, operation: &Direct<'_>) -> bool {
+        let route = self.link.to.route.as_ref();
+        route.is_some_and(|route| route.admits(self.cell.qpn, operation))
+    }
+}
+
+impl DeviceEnv<'_, '_> {
+    /// Gives a packet to its link.
+    #[inline]
+    fn hand_over(
+        &mut self,
+        av: &AddressVector,
+        (headers, payload): (&Headers, &Payload<'_>),
+        acks: Option<Psn>,
+        note: Option<&str>,
+    ) -> Result<(), TransmitError> {
         if self.link.blocked {
             // It is on a list already, and will be called.
             return Err(TransmitError::Blocked);
@@ -288,7 +332,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             (None, None) => return Ok(()),
         };
         let transport = self.transport;
-        let packet = Outgoing { from: qpn, av, headers, payload, reliable, acks };
+        let packet = Outgoing { from: qpn, av, headers, payload, reliable, acks, note };
         let now = || now(transport, self.now);
         match route.send(self.out, spare, transport.links, &packet, now) {
             Ok(()) => Ok(()),
@@ -301,7 +345,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
                 self.link.reroute(transport.links, this, av, dest);
                 // Once: the next route is another one, or that to the slot's next owner.
                 if self.is_connected() || self.redirect(av, dest) {
-                    self.transmit(av, headers, payload, None)
+                    self.hand_over(av, (headers, payload), None, note)
                 } else {
                     Ok(())
                 }
@@ -309,7 +353,9 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         }
     }
 
-    fn transmit_run(
+    /// Gives packets in a row to their link.
+    #[inline]
+    fn hand_over_run(
         &mut self,
         av: &AddressVector,
         run: &Run<'_>,
@@ -338,19 +384,23 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         (sent, Ok(()))
     }
 
-    fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let QpContext {
-            to: Destination { route, .. },
-            same_host: SameHost { last_target, .. },
-            ..
-        } = &mut *self.link;
-        let (links, qpn) = (self.transport.links, self.cell.qpn);
-        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
-    }
-
-    fn admits(&self, operation: &Direct<'_>) -> bool {
-        let route = self.link.to.route.as_ref();
-        route.is_some_and(|route| route.admits(self.cell.qpn, operation))
+    /// As [`hand_over`](Self::hand_over), for a queue pair that is watched.
+    #[cold]
+    #[inline(never)]
+    fn transmit_watched(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+        acks: Option<Psn>,
+    ) -> Result<(), TransmitError> {
+        let note = self.link.watch.as_mut().map(|watch| watch.describe(&headers.bth));
+        self.hand_over(av, (headers, payload), acks, note.as_deref())?;
+        let QpContext { watch, to, .. } = &mut *self.link;
+        if let (Some(watch), Some(route), Some(note)) = (watch, to.route(), note) {
+            watch.sent(self.transport.links, route.way(), av, (headers, payload), &note);
+        }
+        Ok(())
     }
 }
 
@@ -463,6 +513,9 @@ impl MemoryEnv for DeviceEnv<'_, '_> {
 impl CompletionEnv for DeviceEnv<'_, '_> {
     #[inline]
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
+        if let Some(watch) = &mut self.link.watch {
+            watch.completed(side, &wc);
+        }
         if let Some(arrivals) = &mut self.arrivals
             && arrivals.complete(side, wc, solicited)
         {

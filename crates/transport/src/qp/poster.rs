@@ -174,7 +174,15 @@ impl Poster<'_> {
             // A request that has to follow those SENDs may go at once.
             machine.receive_executed(executed, &mut call.env(link));
         }
-        machine.post_send(wr, &mut call.env(link))?;
+        if let Some(watch) = &mut link.watch {
+            watch.posts(wr, machine.sends_posted(), machine.attr().path_mtu.bytes());
+        }
+        if let Err(error) = machine.post_send(wr, &mut call.env(link)) {
+            if let Some(watch) = &mut link.watch {
+                watch.takes_back();
+            }
+            return Err(error.into());
+        }
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
         if wr.op == SendOp::Send
             && len <= CELL_PAYLOAD

@@ -12,6 +12,7 @@ use anyverbs_proto::wr::AddressVector;
 
 use super::owed::Debt;
 use super::timers::Registered;
+use super::watch::Watch;
 use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
 use anyverbs_links::path::{Path, Turn};
@@ -54,6 +55,8 @@ pub struct QpContext {
     pub(crate) comp_cntrs: Attached,
     /// Out to a peer that does not answer.
     pub(super) sounding: Option<Box<Sounding>>,
+    /// Somebody wants to see what it does.
+    pub(crate) watch: Option<Box<Watch>>,
 }
 
 /// Where packets go to, and where the peer's come from.
@@ -67,6 +70,13 @@ pub(crate) struct Destination {
     from_peer: Option<(Digest, Arrival)>,
     /// Address, slot and route of the last datagram.
     pub(super) last: Option<(AddressVector, u8, Route)>,
+}
+
+impl Destination {
+    /// The route of a connected queue pair, or of the last datagram.
+    pub(super) fn route(&self) -> Option<&Route> {
+        self.route.as_ref().or(self.last.as_ref().map(|(_, _, route)| route))
+    }
 }
 
 /// The state that serves peers on this host.
@@ -107,6 +117,11 @@ pub struct XrcTarget {
 }
 
 impl QpContext {
+    /// Of a queue pair without an address.
+    pub(super) fn new(watch: Option<Box<Watch>>) -> Self {
+        Self { watch, ..Self::default() }
+    }
+
     /// When the queue pair wants to be woken, whose machine has this deadline.
     pub(super) fn deadline(&self, machine: Option<Time>) -> Option<Time> {
         let machine = machine.map(|at| self.catch_up.look_at.map_or(at, |look_at| at.max(look_at)));
@@ -226,8 +241,7 @@ impl QpContext {
 
     /// The other process at the end of its route, if that goes through shared memory.
     pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
-        let route = self.to.route.as_ref().or(self.to.last.as_ref().map(|(_, _, route)| route));
-        route.and_then(Route::shm_peer)
+        self.to.route().and_then(Route::shm_peer)
     }
 
     /// Leaves shared memory for UDP.
@@ -275,6 +289,11 @@ impl QpContext {
             Some(Route::Shm(_)) => Way::Shm,
             Some(Route::Udp(_)) => Way::Udp,
         }
+    }
+
+    /// Whether it may have lanes: where each message is seen by itself.
+    pub(crate) fn may_have_lanes(&self) -> bool {
+        self.to.props.immediate
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
