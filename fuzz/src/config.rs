@@ -26,6 +26,7 @@ const VARIABLES: [&str; 21] = [
     "FAULT_SEED",
     "CONFIG",
     "NOTHING",
+    "TRACE",
 ];
 
 /// The input as text: lines `NAME=value` are variables (the last one counts), everything after an empty line is the file.

@@ -209,6 +209,10 @@ pub(crate) struct Run {
     /// stands for the number of the process, for a file each [env: ANYVERBS_CAPTURE]
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub(crate) capture: Option<PathBuf>,
+    /// Write what happens to this file (a trace for Perfetto): work requests from post to completion, packets,
+    /// retries, waits, errors. `%p` as in --capture [env: ANYVERBS_TRACE]
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub(crate) trace: Option<PathBuf>,
     /// Print the environment that the program would get, and do not run it
     #[arg(long)]
     pub(crate) print_env: bool,

@@ -11,7 +11,7 @@ use anyhow::Context;
 use anyverbs::abandoned::{self, Keeper};
 use anyverbs::config::Config;
 use anyverbs_environment as environment;
-use anyverbs_record::capture;
+use anyverbs_record::{capture, trace};
 
 use crate::args::{Run, Settings, absolute};
 use crate::doctor::elf;
@@ -21,6 +21,9 @@ use crate::{device, libraries};
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
+/// Variables that name files which the processes of the program write.
+const CAPTURE: &str = "ANYVERBS_CAPTURE";
+const TRACE: &str = "ANYVERBS_TRACE";
 /// The name of the hidden command that ends the connections of a program which could not.
 pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
 
@@ -33,15 +36,21 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     {
         variables.push(("ANYVERBS_CONFIG", absolute(Path::new(&file))));
     }
-    if let Some(file) = &args.capture {
-        anyhow::ensure!(!file.as_os_str().is_empty(), "--capture is empty: expected a file");
-        variables.push(("ANYVERBS_CAPTURE", file.into()));
+    for (option, variable, file) in
+        [("capture", CAPTURE, &args.capture), ("trace", TRACE, &args.trace)]
+    {
+        if let Some(file) = file {
+            anyhow::ensure!(!file.as_os_str().is_empty(), "--{option} is empty: expected a file");
+            variables.push((variable, file.into()));
+        }
     }
     // While a signal ends this process: the file may be a pipe without a writer.
     let config = Config::load_with(&variables)?;
     // The same file for a program that changes its directory.
-    variables.retain(|(name, _)| *name != "ANYVERBS_CAPTURE");
-    variables.extend(config.capture.as_deref().map(|file| ("ANYVERBS_CAPTURE", absolute(file))));
+    variables.retain(|(name, _)| !matches!(*name, CAPTURE | TRACE));
+    for (variable, file) in [(CAPTURE, &config.capture), (TRACE, &config.trace)] {
+        variables.extend(file.as_deref().map(|file| (variable, absolute(file))));
+    }
     // From here on a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
@@ -102,10 +111,11 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         return crate::write_out(&lines);
     }
     // In use until the program has ended: its processes write it in turn, and none of them begins it anew.
-    let begin = |file: &Path| {
-        capture::begin(file).with_context(|| format!("cannot write the capture {}", file.display()))
-    };
+    let failed = |what: &str, file: &Path| format!("cannot write the {what} {}", file.display());
+    let begin = |file: &Path| capture::begin(file).with_context(|| failed("capture", file));
     let _capture = config.capture.as_deref().map(begin).transpose()?;
+    let begin = |file: &Path| trace::begin(file).with_context(|| failed("trace", file));
+    let _trace = config.trace.as_deref().map(begin).transpose()?;
     // Without one the program runs as well.
     let keeper = registry.and_then(|(registry, port)| Keeper::new(&registry, port).ok());
     let status = match start_and_wait(&args.program, &variables, &blocked)? {

@@ -97,6 +97,11 @@ pub(crate) const SETTINGS: [Setting; 28] = [
         "File (pcapng) to which all packets are written (`--capture`); without lanes and direct copies meanwhile",
     ),
     both(
+        "ANYVERBS_TRACE",
+        "",
+        "File (Chrome trace) to which work, packets, retries and waits are written (`--trace`), as above",
+    ),
+    both(
         "ANYVERBS_LOSS",
         "0",
         "Part of received packets to lose, 0 to 1. It and the next three switch shared memory off",

@@ -148,9 +148,12 @@ fn a_capture_that_cannot_be_written_is_the_launchers_failure() {
         ("/nonexistent/%p.pcapng", "No such file or directory"),
         ("/dev/null", "it is not a regular file"),
     ] {
-        let (status, lines) = said(&mut scratch.run(&["--capture", file, "--", "true"]));
-        assert_eq!(status, Some(125), "{lines:?}");
-        assert!(lines.iter().any(|line| line.contains(file) && line.contains(reason)), "{lines:?}");
+        for option in ["--capture", "--trace"] {
+            let (status, lines) = said(&mut scratch.run(&[option, file, "--", "true"]));
+            assert_eq!(status, Some(125), "{lines:?}");
+            let found = lines.iter().any(|line| line.contains(file) && line.contains(reason));
+            assert!(found, "{lines:?}");
+        }
     }
     let (status, lines) = said(&mut scratch.run(&["--capture", "", "--", "true"]));
     assert_eq!((status, lines.len()), (Some(125), 1), "{lines:?}");

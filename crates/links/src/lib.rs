@@ -14,7 +14,6 @@ pub mod udp;
 pub mod why;
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -26,6 +25,7 @@ use anyverbs_objects::error::OpenError;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_record::capture::Capture;
+use anyverbs_record::trace::Trace;
 
 use inproc::Inproc;
 use path::Paths;
@@ -41,6 +41,8 @@ pub struct Opened {
     pub shm: Option<Shm>,
     /// Takes all packets, if somebody wants to see them.
     pub capture: Option<Arc<Capture>>,
+    /// Takes all work, if somebody wants to see it.
+    pub trace: Option<Trace>,
     /// Wakes the worker.
     pub waker: Waker,
 }
@@ -78,17 +80,17 @@ impl Opened {
             gso: config.udp.gso,
             ..PortOptions::new(config.udp_port)
         })?;
-        let open = |path: &PathBuf| match Capture::create(path) {
-            Ok(capture) => Ok(Arc::new(capture)),
-            Err(source) => Err(OpenError::System { what: "write the capture file", source }),
-        };
-        let capture = config.capture.as_ref().map(open).transpose()?;
+        let failed = |what| move |source| OpenError::System { what, source };
+        let capture = config.capture.as_deref().map(Capture::create).transpose();
+        let capture = capture.map_err(failed("write the capture"))?.map(Arc::new);
+        let trace = config.trace.as_deref().map(Trace::create).transpose();
+        let trace = trace.map_err(failed("write the trace"))?;
         if let Some(capture) = &capture {
             port.set_capture(Arc::clone(capture));
         }
         let waker =
             Waker::new().map_err(|source| OpenError::System { what: "make an eventfd", source })?;
-        Ok((Self { port, shm, capture, waker }, poller))
+        Ok((Self { port, shm, capture, trace, waker }, poller))
     }
 
     /// As [`Links::fds`].
@@ -110,6 +112,8 @@ pub struct Links {
     pub inproc: Inproc,
     /// Takes all packets, if somebody wants to see them.
     pub capture: Option<Arc<Capture>>,
+    /// Takes all work, if somebody wants to see it.
+    pub trace: Option<Trace>,
     /// Batches of datagrams to be filled.
     pub batches: BatchPool,
     /// Paths to other hosts.
@@ -121,17 +125,23 @@ pub struct Links {
 }
 
 impl Links {
+    /// Whether somebody wants to see what queue pairs do.
+    pub fn is_watched(&self) -> bool {
+        self.capture.is_some() || self.trace.is_some()
+    }
+
     /// The most descriptors that [`fds`](Self::fds) gives.
     pub const MOST_FDS: usize = 3;
 
     /// The links of a device.
-    pub fn new(core: &'static Core, Opened { port, shm, capture, waker }: Opened) -> Self {
+    pub fn new(core: &'static Core, Opened { port, shm, capture, trace, waker }: Opened) -> Self {
         Self {
             core,
             port,
             shm,
             inproc: Inproc::default(),
             capture,
+            trace,
             batches: BatchPool::default(),
             paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),

@@ -131,8 +131,8 @@ impl Route {
                 LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
-            // A capture shows packets of a network: without long ones, and with ACKs that travel alone.
-            Self::Shm(_) if links.capture.is_some() => LinkProps::new(shm::WINDOW),
+            // Whoever watches sees packets of a network: without long ones, and with ACKs that travel alone.
+            Self::Shm(_) if links.is_watched() => LinkProps::new(shm::WINDOW),
             Self::Shm(_) => {
                 LinkProps { segment: shm::SEGMENT, immediate: true, ..LinkProps::new(shm::WINDOW) }
             }

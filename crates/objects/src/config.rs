@@ -61,7 +61,7 @@ pub struct Config {
     /// talk by UDP. Faults that are injected switch it off: they are those of a network.
     pub shm: bool,
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
-    /// both must have it, else they are messages. A capture switches it off, because it shows packets.
+    /// both must have it, else they are messages. A capture and a trace switch it off, because they show packets.
     pub direct: bool,
     /// Largest number of queue pairs.
     pub max_qp: u32,
@@ -69,6 +69,8 @@ pub struct Config {
     pub raw_interface: Option<String>,
     /// Writes every packet to this pcapng file. `%p` in it stands for the number of the process.
     pub capture: Option<PathBuf>,
+    /// Writes events in time to this file: work requests, packets, retries, waits. `%p` as in `capture`.
+    pub trace: Option<PathBuf>,
     /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
 }
@@ -132,6 +134,7 @@ impl Default for Config {
             max_qp: crate::limits::DEFAULT.max_qp,
             raw_interface: None,
             capture: None,
+            trace: None,
             fault: None,
         }
     }
@@ -155,6 +158,7 @@ struct File {
     max_qp: Option<u32>,
     raw_interface: Option<String>,
     capture: Option<PathBuf>,
+    trace: Option<PathBuf>,
     loss: Option<f64>,
     duplication: Option<f64>,
     reorder: Option<f64>,
@@ -253,6 +257,7 @@ impl Config {
         let devices = devices(&device, &interfaces, asked.as_deref(), name)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
+        let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         Ok(Self {
             device,
             udp_port: env
@@ -286,7 +291,9 @@ impl Config {
             },
             inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
             shm: env.flag("SHM", file.shm)?.unwrap_or(default.shm) && !faulty,
-            direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct) && capture.is_none(),
+            direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct)
+                && capture.is_none()
+                && trace.is_none(),
             max_qp: env
                 .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                     (1..=60_000).contains(n)
@@ -299,6 +306,7 @@ impl Config {
                 |name| (1..16).contains(&name.len()),
             )?,
             capture,
+            trace,
             fault: faulty.then_some(policy),
         })
     }

@@ -1,10 +1,12 @@
-//! Files that show what a program did on the device: captures of its packets. Several processes write one file.
+//! Files that show what a program did on the device: captures of its packets, traces of its work. Several processes write one
+//! file.
 //!
 //! This room knows formats and files, and nothing of RDMA or of sockets.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod capture;
 mod file;
+pub mod trace;
 
 pub use file::{SharedFile, path_for_process};
 

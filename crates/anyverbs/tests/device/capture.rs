@@ -16,7 +16,7 @@ use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, SIZE, exercise};
 
 const ROLE: &str = "ANYVERBS_TEST_CAPTURE";
-const BY_UDP: [(&str, &str); 2] = [("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")];
+pub(crate) const BY_UDP: [(&str, &str); 2] = [("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")];
 
 /// The severity of a comment (PI_COMMENT).
 const COMMENT: &str = "1048576";
@@ -90,14 +90,23 @@ fn read(path: &Path) -> Vec<Captured> {
     packets
 }
 
-/// Runs [`talk`] with a capture; its file.
 fn captured(name: &str, role: &str, variables: &[(&str, &str)]) -> PathBuf {
+    recorded(name, role, "ANYVERBS_CAPTURE", variables)
+}
+
+/// Runs [`talk`] with a file that this variable names; the file.
+pub(crate) fn recorded(
+    name: &str,
+    role: &str,
+    variable: &str,
+    variables: &[(&str, &str)],
+) -> PathBuf {
     isolate();
     let file = format!("anyverbs-{name}-{}.pcapng", std::process::id());
     let path = std::env::temp_dir().join(file);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "capture::talk", "--nocapture", "--test-threads=1"]);
-    command.env(ROLE, role).env("ANYVERBS_CAPTURE", &path).envs(variables.iter().copied());
+    command.env(ROLE, role).env(variable, &path).envs(variables.iter().copied());
     assert!(command.status().unwrap().success());
     path
 }
@@ -106,8 +115,11 @@ fn captured(name: &str, role: &str, variables: &[(&str, &str)]) -> PathBuf {
 #[test]
 fn talk() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    if role == "alone" {
-        return beside_a_peer_without();
+    match &*role {
+        "alone" => return beside_a_peer_without(),
+        "fail" => return crate::trace::fail(),
+        "kill" => return crate::trace::kill(),
+        _ => {}
     }
     let mut peer = Peer::spawn("rc", &[]);
     let e = Endpoint::new(QpType::Rc);
@@ -123,6 +135,9 @@ fn talk() {
         a.send(70 + i, SendOp::SendImm(5), &[src.sge(0, 3)]);
         a.poll(1);
         b.poll(1);
+    }
+    if role == "reliable" {
+        return;
     }
     let (a, b) = pair(QpType::Ud);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));

@@ -30,6 +30,7 @@ mod several;
 mod silence;
 mod spoiler;
 mod too_early;
+mod trace;
 mod two_hosts;
 mod two_links;
 mod windows;

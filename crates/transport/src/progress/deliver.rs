@@ -204,6 +204,9 @@ impl Driver {
                 {
                     // A program expects to see the peer's answer after its own send is complete.
                     let State { machine, link, .. } = &mut *state;
+                    if let Some(watch) = &link.watch {
+                        watch.received(S::HAS_LANES, arrival, ack);
+                    }
                     machine.receive(arrival, ack, &mut call.env_with(link, &mut arrivals));
                     source.skip_ahead();
                 }
@@ -222,11 +225,8 @@ impl Driver {
                     let State { machine, link, .. } = &mut *state;
                     let by_digest = source.digest().map(|digest| link.arrival_of(digest));
                     let arrival = by_digest.as_ref().unwrap_or(arrival);
-                    if S::HAS_LANES
-                        && let Some(watch) = &link.watch
-                    {
-                        let mtu = machine.attr().path_mtu.bytes();
-                        watch.received_by_ring(self.links, arrival, packet, mtu);
+                    if let Some(watch) = &link.watch {
+                        watch.received(S::HAS_LANES, arrival, packet);
                     }
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
@@ -267,6 +267,9 @@ impl Driver {
             }
             let mut call = Call::at(cell, now);
             let State { machine, link, .. } = &mut *state;
+            if let Some(watch) = &link.watch {
+                watch.received(false, arrival, packet);
+            }
             machine.receive(arrival, packet, &mut call.env(link));
             call.settle(&mut state);
         }

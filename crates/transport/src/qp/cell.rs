@@ -325,7 +325,7 @@ impl QpCell {
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path(self.qpn);
             if let Some(watch) = &mut link.watch {
-                watch.was_reset();
+                watch.ends("reset");
             }
             link.xrc.srq = None;
             self.leave_cqs(false);

@@ -148,6 +148,9 @@ impl<'a> Call<'a> {
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
         let transport = self.cell.transport;
         self.out.flush(transport.links);
+        if let Some(watch) = &mut state.link.watch {
+            watch.ends("destroyed");
+        }
         if let Some(directory) = &transport.core.directory {
             directory.withdraw_qp(self.cell.qpn, &mut state.link.same_host.published);
         }
@@ -231,6 +234,9 @@ impl Clock for DeviceEnv<'_, '_> {
 
 impl Env for DeviceEnv<'_, '_> {
     fn count(&self, counter: Counter, n: u64) {
+        if let Some(watch) = &self.link.watch {
+            watch.counted(counter, n);
+        }
         self.transport.core.count(counter, n);
     }
 
@@ -395,12 +401,19 @@ impl DeviceEnv<'_, '_> {
         acks: Option<Psn>,
     ) -> Result<(), TransmitError> {
         let note = self.link.watch.as_mut().map(|watch| watch.describe(&headers.bth));
-        self.hand_over(av, (headers, payload), acks, note.as_deref())?;
+        let result = self.hand_over(av, (headers, payload), acks, note.as_deref());
         let QpContext { watch, to, .. } = &mut *self.link;
-        if let (Some(watch), Some(route), Some(note)) = (watch, to.route(), note) {
-            watch.sent(self.transport.links, route.way(), av, (headers, payload), &note);
+        match (watch, to.route(), note, result) {
+            (Some(watch), Some(route), Some(note), Ok(())) => {
+                watch.sent(route.way(), av, (headers, payload), &note);
+            }
+            (Some(watch), _, _, Err(TransmitError::Blocked)) => {
+                let reliable = self.cell.qp_type.is_reliable();
+                watch.waits(if reliable { "waits for room" } else { "waits for credit" });
+            }
+            _ => {}
         }
-        Ok(())
+        result
     }
 }
 
@@ -533,6 +546,9 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
     }
 
     fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        if let Some(watch) = &mut self.link.watch {
+            watch.completed(Side::Recv, &wc);
+        }
         self.flush_completions();
         if let Some(cq) = &self.cell.recv_cq
             && cq.push_tagged(wc, tm, solicited)
@@ -566,6 +582,9 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
     }
 
     fn raise(&mut self, event: QpEvent) {
+        if let Some(watch) = &self.link.watch {
+            watch.raised(event);
+        }
         self.flush_completions();
         self.cell.raise(event);
     }

@@ -175,7 +175,7 @@ impl Poster<'_> {
             machine.receive_executed(executed, &mut call.env(link));
         }
         if let Some(watch) = &mut link.watch {
-            watch.posts(wr, machine.sends_posted(), machine.attr().path_mtu.bytes());
+            watch.posts_send(wr, machine.sends_posted(), machine.attr().path_mtu.bytes());
         }
         if let Err(error) = machine.post_send(wr, &mut call.env(link)) {
             if let Some(watch) = &mut link.watch {
@@ -209,6 +209,9 @@ impl Poster<'_> {
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         if let Some(queued) = machine.queue_recv(wr) {
+            if let (Some(watch), Ok(())) = (&mut link.watch, queued) {
+                watch.posts_receive(wr);
+            }
             return Ok(queued?);
         }
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));

@@ -1,25 +1,29 @@
-//! The watch of a queue pair tells a capture what it does. It is absent unless somebody wants to see it.
+//! The watch of a queue pair tells a capture and a trace what it does. It is absent unless somebody wants to see it.
 //!
-//! [`DeviceEnv`](super::env::DeviceEnv) tells of packets that leave, [`Poster`](super::Poster) of work requests, and the receiving thread
-//! of packets from rings. Datagrams are captured by their port, where damaged and unclaimed ones are seen as well.
+//! [`DeviceEnv`](super::env::DeviceEnv) tells of packets that leave, completions and counts, [`Poster`](super::Poster) of work requests, and the
+//! receiving thread of packets that come. Datagrams are captured by their port, where damaged and unclaimed ones are seen as well.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use anyverbs_links::Links;
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::Side;
+use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::types::{Psn, Qpn};
-use anyverbs_proto::wc::Wc;
+use anyverbs_proto::types::{Mtu, Psn, Qpn};
+use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
-use anyverbs_proto::wr::{AddressVector, SendOp, SendWr};
+use anyverbs_proto::wr::{AddressVector, RecvWr, SendOp, SendWr};
 use anyverbs_record::capture::{Frame, Way};
+use anyverbs_record::trace::{Moment, Object, Span, Trace};
 
 /// The source ports that RoCEv2 suggests.
 const SOURCE_PORTS: u16 = 0xc000;
@@ -29,10 +33,18 @@ const SOURCE_PORTS: u16 = 0xc000;
 pub(crate) struct Watch {
     qpn: Qpn,
     qp_type: QpType,
+    /// `None` in a test of the books.
+    links: Option<&'static Links>,
+    /// Receives that are not complete; none of an SRQ.
+    receives: VecDeque<(u64, Option<Span>)>,
+    /// It waits, since then.
+    wait: Cell<Option<(&'static str, Moment)>>,
     /// Sends that are not complete, the oldest first.
     sends: VecDeque<Posted>,
-    /// The PSN after the highest that was sent.
+    /// The PSN after the highest that was sent, or asked for.
     fresh: Option<Psn>,
+    /// The path MTU.
+    mtu: u32,
 }
 
 /// A send.
@@ -46,6 +58,8 @@ struct Posted {
     packets: u32,
     /// The PSN of its first packet, once that has left.
     first: Option<Psn>,
+    /// In a trace.
+    span: Option<Span>,
 }
 
 impl Posted {
@@ -74,43 +88,154 @@ pub(super) fn name(op: &SendOp) -> &'static str {
 
 impl Watch {
     /// The watch of a new queue pair, if somebody wants to see it.
-    pub(super) fn new(links: &Links, qpn: Qpn, qp_type: QpType) -> Option<Box<Self>> {
-        links
-            .capture
-            .is_some()
-            .then(|| Box::new(Self { qpn, qp_type, sends: VecDeque::new(), fresh: None }))
+    pub(super) fn new(links: &'static Links, qpn: Qpn, qp_type: QpType) -> Option<Box<Self>> {
+        if !links.is_watched() {
+            return None;
+        }
+        if let Some(trace) = &links.trace {
+            let kind = format!("{qp_type:?}").to_uppercase();
+            trace.name_track(qpn.get(), &format!("QP {} ({kind})", qpn.get()));
+        }
+        Some(Box::new(Self::of(Some(links), qpn, qp_type)))
+    }
+
+    fn of(links: Option<&'static Links>, qpn: Qpn, qp_type: QpType) -> Self {
+        let (sends, receives) = (VecDeque::new(), VecDeque::new());
+        Self { qpn, qp_type, links, receives, wait: Cell::new(None), sends, fresh: None, mtu: 256 }
+    }
+
+    fn trace(&self) -> Option<&'static Trace> {
+        self.links.and_then(|links| links.trace.as_ref())
+    }
+
+    fn instant(&self, kind: &str, name: &str, args: impl FnOnce(Object) -> Object) {
+        if let Some(trace) = self.trace() {
+            trace.instant(self.qpn.get(), kind, name, &args(Object::default()));
+        }
+    }
+
+    /// Begins a work request's span. Its name has the queue pair: readers make a track of each name.
+    fn begin(&self, operation: &str, wr_id: u64, bytes: u32) -> Option<Span> {
+        let trace = self.trace()?;
+        let args = Object::default().text("operation", operation);
+        let args = args.number("wr_id", wr_id).number("bytes", bytes);
+        Some(trace.begin(self.qpn.get(), format!("QP {} {operation}", self.qpn.get()), &args))
+    }
+
+    fn end(&self, span: Option<&Span>, status: &str, bytes: Option<u32>) {
+        if let (Some(trace), Some(span)) = (self.trace(), span) {
+            let args = Object::default().text("status", status);
+            let args = match bytes {
+                Some(bytes) => args.number("bytes", bytes),
+                None => args,
+            };
+            trace.end(self.qpn.get(), span, &args);
+        }
     }
 
     /// A send is about to be posted at this place of the send queue.
-    pub(super) fn posts(&mut self, wr: &SendWr<'_>, position: u32, mtu: u32) {
+    pub(super) fn posts_send(&mut self, wr: &SendWr<'_>, position: u32, mtu: u32) {
+        self.mtu = mtu;
         let len = wr.sges.iter().fold(0_u32, |len, sge| len.saturating_add(sge.len));
         let packets = match self.qp_type {
             QpType::Ud => 1,
             _ if wr.op.is_atomic() => 1,
-            _ => len.div_ceil(mtu.max(1)).max(1),
+            _ => len.div_ceil(mtu).max(1),
         };
-        let (wr_id, op) = (wr.wr_id, wr.op);
-        self.sends.push_back(Posted { wr_id, op, len, position, packets, first: None });
+        let (wr_id, op, span) = (wr.wr_id, wr.op, self.begin(name(&wr.op), wr.wr_id, len));
+        self.sends.push_back(Posted { wr_id, op, len, position, packets, first: None, span });
     }
 
     /// It was not posted after all.
     pub(super) fn takes_back(&mut self) {
-        self.sends.pop_back();
+        if let Some(send) = self.sends.pop_back() {
+            self.end(send.span.as_ref(), "not posted", None);
+        }
+    }
+
+    /// A receive was posted.
+    pub(super) fn posts_receive(&mut self, wr: &RecvWr<'_>) {
+        let len = wr.sges.iter().fold(0_u32, |len, sge| len.saturating_add(sge.len));
+        let span = self.begin("RECV", wr.wr_id, len);
+        self.receives.push_back((wr.wr_id, span));
     }
 
     /// A completion was made. A send's is also that of all sends before it.
     pub(super) fn completed(&mut self, side: Side, wc: &Wc) {
-        if side == Side::Send {
-            let is_done = |send: &Posted| wc.sq_count.wrapping_sub(send.position).cast_signed() > 0;
-            while self.sends.front().is_some_and(is_done) {
-                self.sends.pop_front();
-            }
+        let status = wc.status.name();
+        if !matches!(wc.status, WcStatus::Success | WcStatus::WrFlushErr) {
+            self.instant("error", status, |args| {
+                args.number("wr_id", wc.wr_id).number("vendor_err", wc.vendor_err)
+            });
+        }
+        if side == Side::Recv {
+            let is_first = self.receives.front().is_some_and(|(wr_id, _)| *wr_id == wc.wr_id);
+            let span = match self.receives.pop_front().filter(|_| is_first) {
+                Some((_, span)) => span,
+                // The SRQ's.
+                None => self.begin("RECV", wc.wr_id, wc.byte_len),
+            };
+            return self.end(span.as_ref(), status, Some(wc.byte_len));
+        }
+        while let Some(send) = self.sends.front() {
+            let status = match wc.sq_count.wrapping_sub(send.position).cast_signed() {
+                ..=0 => break,
+                1 => status,
+                _ => "unsignaled",
+            };
+            self.end(send.span.as_ref(), status, None);
+            self.sends.pop_front();
         }
     }
 
-    /// The queue pair was reset: its requests are forgotten, and its next PSN is another.
-    pub(super) fn was_reset(&mut self) {
-        (self.sends, self.fresh) = (VecDeque::new(), None);
+    /// All work ends without a completion, and the next PSN is another.
+    pub(super) fn ends(&mut self, status: &str) {
+        let sends = std::mem::take(&mut self.sends).into_iter().map(|send| send.span);
+        let receives = std::mem::take(&mut self.receives).into_iter().map(|(_, span)| span);
+        for span in sends.chain(receives) {
+            self.end(span.as_ref(), status, None);
+        }
+        self.fresh = None;
+        self.wait.set(None);
+    }
+
+    /// Something was counted: a retry, a drop, an error.
+    pub(super) fn counted(&self, counter: Counter, n: u64) {
+        use Counter as C;
+        let kind = match counter {
+            C::Retransmitted
+            | C::LocalAckTimeoutErr
+            | C::RnrNakReceived
+            | C::RnrNakSent
+            | C::PacketSeqErr
+            | C::ImpliedNakSeqErr
+            | C::OutOfSequence
+            | C::DuplicateRequest => "retry",
+            C::RetryExceeded
+            | C::RnrRetryExceeded
+            | C::RespRemoteAccessErrors
+            | C::RespXrcSrqErrors
+            | C::ReqRemoteAccessErrors
+            | C::ReqRemoteInvalidRequest => "error",
+            counter if counter.name().starts_with("drop_") => "drop",
+            _ => return,
+        };
+        self.instant(kind, counter.name(), |args| args.number("n", n));
+        if counter == C::RnrNakReceived {
+            self.waits("waits for a receive (RNR)");
+        }
+    }
+
+    /// A packet cannot leave now.
+    pub(super) fn waits(&self, why: &'static str) {
+        if self.trace().is_some() && self.wait.get().is_none() {
+            self.wait.set(Some((why, Moment::now())));
+        }
+    }
+
+    /// An asynchronous event was raised.
+    pub(super) fn raised(&self, event: QpEvent) {
+        self.instant("event", &format!("{event:?}"), |args| args);
     }
 
     /// The send that a packet of a request belongs to, and whether the packet was sent before.
@@ -123,7 +248,7 @@ impl Watch {
         let begins =
             || self.sends.iter().position(|send| send.first.is_none() && !send.op.is_local());
         let at = known.or_else(begins)?;
-        let is_again = self.fresh.is_some_and(|fresh| bth.psn.since(fresh) < 0);
+        let is_again = self.is_again(bth);
         let send = &mut self.sends[at];
         send.first.get_or_insert(bth.psn);
         Some((send, is_again))
@@ -142,24 +267,52 @@ impl Watch {
         }
     }
 
-    fn note_sent(&mut self, bth: &Bth) {
-        if bth.opcode.is_request() && self.fresh.is_none_or(|fresh| bth.psn.since(fresh) >= 0) {
-            self.fresh = Some(bth.psn.plus(1));
+    /// Tells the trace of a packet.
+    fn packet(&self, direction: &str, way: Way, headers: &Headers, bytes: usize) {
+        let Headers { bth, aeth, .. } = headers;
+        self.instant("packet", &bth.opcode.to_string(), |args| {
+            let again = direction == "out" && self.is_again(bth);
+            let args = args.text("direction", direction).text("way", way.name());
+            let args = args.number("dest", bth.dest_qpn.get()).number("psn", bth.psn.get());
+            let args = args.number("bytes", bytes as u64).flag("again", again);
+            match aeth {
+                Some(aeth) => args.text("says", &aeth.syndrome.to_string()),
+                None => args,
+            }
+        });
+    }
+
+    fn is_again(&self, bth: &Bth) -> bool {
+        bth.opcode.is_request() && self.fresh.is_some_and(|fresh| bth.psn.since(fresh) < 0)
+    }
+
+    fn note_sent(&mut self, Headers { bth, reth, .. }: &Headers) {
+        if bth.opcode.is_request() && !self.is_again(bth) {
+            // A READ has the PSNs of its answer.
+            let packets = match (bth.opcode.operation, reth) {
+                (Operation::ReadRequest, Some(reth)) => reth.len.div_ceil(self.mtu).max(1),
+                _ => 1,
+            };
+            self.fresh = Some(bth.psn.plus(packets));
         }
     }
 
     /// A packet has left.
     pub(super) fn sent(
         &mut self,
-        links: &Links,
         way: Way,
         av: &AddressVector,
         (headers, payload): (&Headers, &Payload<'_>),
         note: &str,
     ) {
-        self.note_sent(&headers.bth);
-        if way == Way::Udp {
-            // Its port captures it as it is.
+        let Some(links) = self.links else { return };
+        if let (Some((why, since)), Some(trace)) = (self.wait.take(), self.trace()) {
+            trace.lasted(self.qpn.get(), "wait", why, since);
+        }
+        self.packet("out", way, headers, payload.len());
+        self.note_sent(headers);
+        // Its port captures a datagram as it is.
+        if way == Way::Udp || links.capture.is_none() {
             return;
         }
         let mut bytes = vec![0; payload.len()];
@@ -178,36 +331,43 @@ impl Watch {
         record(links, (way, true), &from, (headers, &bytes), note);
     }
 
-    /// A packet has come by a ring. A peer that is not watched sends long ones, and ACKs with its requests: they are shown as the
+    /// A packet has come. A peer that is not watched sends long ones by rings, and ACKs with its requests: they are shown as the
     /// packets that they stand for.
-    pub(crate) fn received_by_ring(
-        &self,
-        links: &Links,
-        arrival: &Arrival,
-        packet: &Incoming<'_>,
-        mtu: u32,
-    ) {
-        let (qpn, mtu) = (self.qpn.get(), mtu as usize);
-        let note = format!("QP {qpn} ({qpn:#08x})");
+    pub(crate) fn received(&self, by_ring: bool, arrival: &Arrival, packet: &Incoming<'_>) {
+        let Some(links) = self.links else { return };
         let mut bytes = vec![0; packet.payload.len()];
         if packet.payload.read(&links.core.memory, &mut bytes).is_err() {
             return;
         }
+        let way = match (by_ring, arrival.port) {
+            (true, _) => Way::Ring,
+            (false, 0) => Way::InProcess,
+            (false, _) => Way::Udp,
+        };
+        let qpn = self.qpn.get();
+        let show = |headers: &Headers, part: &[u8], how: &str| {
+            self.packet("in", way, headers, part.len());
+            if by_ring {
+                let note = format!("QP {qpn} ({qpn:#08x}){how}");
+                record(links, (way, false), arrival, (headers, part), &note);
+            }
+        };
         if let Some(psn) = packet.acks {
             let ack = Opcode::new(Service::Rc, Operation::Ack);
             let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 0 });
             let headers = Headers { aeth, ..Headers::new(Bth::new(ack, self.qpn, psn)) };
-            let note = format!("{note}, came with the request behind it");
-            record(links, (Way::Ring, false), arrival, (&headers, &[]), &note);
+            show(&headers, &[], ", came with the request behind it");
         }
-        if packet.packets <= 1 {
-            return record(links, (Way::Ring, false), arrival, (&packet.headers, &bytes), &note);
-        }
-        let last = packet.packets - 1;
-        for (i, part) in bytes.chunks(mtu).enumerate() {
-            let i = i as u32;
-            let headers = part_of(&packet.headers, i, i == last);
-            record(links, (Way::Ring, false), arrival, (&headers, part), &note);
+        // No other path MTU makes so many packets of it.
+        let fits = |mtu: &usize| bytes.len().div_ceil(*mtu) == packet.packets as usize;
+        match Mtu::ALL.map(|mtu| mtu.bytes() as usize).into_iter().find(fits) {
+            Some(mtu) if packet.packets > 1 => {
+                for (i, part) in bytes.chunks(mtu).enumerate() {
+                    let is_last = i + 1 == packet.packets as usize;
+                    show(&part_of(&packet.headers, i as u32, is_last), part, "");
+                }
+            }
+            _ => show(&packet.headers, &bytes, ""),
         }
     }
 }
@@ -298,18 +458,19 @@ fn record(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anyverbs_proto::wire::reth::Reth;
     use anyverbs_proto::wr::{RemoteAddr, SendFlags, Sge};
 
     const AT: RemoteAddr = RemoteAddr { va: 0, rkey: 1 };
 
     fn watch() -> Watch {
-        Watch { qpn: Qpn::new(17), qp_type: QpType::Rc, sends: VecDeque::new(), fresh: None }
+        Watch::of(None, Qpn::new(17), QpType::Rc)
     }
 
     fn post(watch: &mut Watch, (wr_id, op, len): (u64, SendOp, u32), position: u32) {
         let sges = [Sge { len, ..Sge::default() }];
         let flags = SendFlags::empty();
-        watch.posts(
+        watch.posts_send(
             &SendWr { wr_id, op, flags, sges: &sges, ud: None, xrc_srqn: 0 },
             position,
             1024,
@@ -329,7 +490,8 @@ mod tests {
         post(&mut watch, (4, SendOp::Send, 0), 3);
         let mut wr = |operation, psn| {
             let told = watch.describe(&bth(operation, psn));
-            watch.note_sent(&bth(operation, psn));
+            let reth = Some(Reth { va: 0, rkey: 1, len: 1024 });
+            watch.note_sent(&Headers { reth, ..Headers::new(bth(operation, psn)) });
             let id = told.split_once("wr_id ").map(|(_, rest)| rest.split(' ').next().unwrap());
             (id.map(|id| id.parse().unwrap()), told.contains("again"))
         };
@@ -340,6 +502,7 @@ mod tests {
         assert_eq!(wr(O::ReadRequest, 1), (Some(3), false));
         assert_eq!(wr(O::ReadRequest, 2), (Some(3), false), "a READ may be asked for in pieces");
         assert_eq!(wr(O::SendOnly, 3), (Some(4), false));
+        assert_eq!(wr(O::ReadRequest, 2), (Some(3), true));
         assert_eq!(wr(O::WriteMiddle, 0xff_ffff), (Some(1), true));
         assert_eq!(wr(O::Ack, 0), (None, false));
     }
