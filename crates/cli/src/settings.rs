@@ -37,7 +37,7 @@ const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// All of them. A test compares this list with the sources.
-pub(crate) const SETTINGS: [Setting; 28] = [
+pub(crate) const SETTINGS: [Setting; 29] = [
     only("ANYVERBS_CONFIG", "", "Configuration file (TOML)"),
     only(
         "ANYVERBS_LIB_DIR",
