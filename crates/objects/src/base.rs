@@ -8,6 +8,7 @@ mod clock;
 pub mod directory;
 mod pd_numbers;
 mod quota;
+mod register;
 mod waker;
 
 use std::any::Any;
@@ -23,7 +24,6 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
-use crate::cq::table::CqTable;
 use crate::fork;
 use crate::gid::GidTables;
 use crate::limits::DeviceAttr;
@@ -33,6 +33,7 @@ pub use clock::{DeviceClock, LATE};
 use directory::Directory;
 pub use pd_numbers::PdNumbers;
 pub use quota::{Quotas, Ticket};
+pub use register::Register;
 pub use waker::Waker;
 
 /// Longest that the device holds up exit(3), in seconds, and once more sockets built on it: a peer that lives has answered
@@ -73,7 +74,7 @@ pub struct Core {
     /// Objects that may still be made.
     pub quotas: Quotas,
     /// The completion queues.
-    pub cqs: CqTable,
+    pub cqs: Register,
     /// The machines' clock.
     pub clock: DeviceClock,
     /// Numbers of protection domains.

@@ -1,6 +1,6 @@
 //! Completion queue.
 
-pub mod table;
+mod facts;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

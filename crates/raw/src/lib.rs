@@ -11,7 +11,6 @@ mod flow;
 mod flow_action;
 mod ind_table;
 mod number;
-mod pacing;
 mod qp;
 mod receive;
 mod send;

@@ -27,9 +27,8 @@ use anyverbs_transport::qp::{held, inline_room};
 
 use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
-use super::pacing;
 use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
-use super::send::{RawPoster, Sends};
+use super::send::{RawPoster, Sends, pacing};
 use super::switch::{CqUser, Switch};
 
 /// Parameters of a raw queue pair.

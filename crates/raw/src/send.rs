@@ -1,4 +1,6 @@
-//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for. Only a rate limit holds it back ([`super::pacing`]).
+//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for. Only a rate limit holds it back ([`pacing`]).
+
+pub(super) mod pacing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use anyverbs_proto::raw::{MAX_FRAME, checksum};
 use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
 use anyverbs_proto::wr::{SendFlags, Sge};
 
-use super::pacing::{self, Paced};
 use super::qp::RawCell;
+use pacing::Paced;
 
 /// A frame to send, or several.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,8 @@ use std::sync::{Arc, OnceLock};
 use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
 use anyverbs_net::{ROOM, Registry, Services, Slot, StandardStreams, SteerByKind, check_room};
-use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas};
+use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Register};
 use anyverbs_objects::config::Config;
-use anyverbs_objects::cq::table::CqTable;
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::fork;
 use anyverbs_objects::gid::GidTables;
@@ -89,7 +88,7 @@ impl DataPath {
             memory: ProcessMemory::default(),
             counters: Counters::default(),
             quotas: Quotas::new(&attr),
-            cqs: CqTable::default(),
+            cqs: Register::default(),
             clock: DeviceClock::default(),
             pd_numbers: PdNumbers::new(number),
             directory,

@@ -93,7 +93,7 @@ impl Observer {
 
     fn snapshot(&mut self, now: Time) -> Snapshot {
         let core = self.driver.core;
-        let mut cqs = core.cqs.all();
+        let mut cqs = CqCell::all(core);
         let mut qps = self.driver.transport.qps.filter(|_| true);
         let left_out = qps.len().saturating_sub(MAX_QUEUE_PAIRS)
             + cqs.len().saturating_sub(MAX_COMPLETION_QUEUES);

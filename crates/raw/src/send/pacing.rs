@@ -11,12 +11,12 @@ use anyverbs_proto::qp::pacing::{Pacing, RateLimit};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::WcStatus;
 
-use super::qp::RawCell;
-use super::send::{Posted, RawSendWr, Segments, Sends, complete, fill, prepare};
+use super::{Posted, RawSendWr, Segments, Sends, complete, fill, prepare};
+use crate::qp::RawCell;
 
 /// A limit, and what waits for it.
 #[derive(Debug)]
-pub(super) struct Paced {
+pub(crate) struct Paced {
     kbps: u32,
     /// None once the limit has ended: all that waits may leave.
     pacing: Option<Pacing>,
@@ -48,13 +48,13 @@ impl Frames {
 }
 
 impl Paced {
-    pub(super) fn kbps(&self) -> u32 {
+    pub(crate) fn kbps(&self) -> u32 {
         self.kbps
     }
 }
 
 /// Sets a limit, or ends it with 0 kbps; what may leave now leaves. A frame has `packet` bytes, unless the limit says otherwise.
-pub(super) fn limit(cell: &Arc<RawCell>, sends: &mut Sends, limit: &RateLimit, packet: u32) {
+pub(crate) fn limit(cell: &Arc<RawCell>, sends: &mut Sends, limit: &RateLimit, packet: u32) {
     let before = sends.paced.take();
     let pacing = Pacing::new(limit, packet);
     if pacing.is_none() && before.is_none() {
@@ -66,7 +66,7 @@ pub(super) fn limit(cell: &Arc<RawCell>, sends: &mut Sends, limit: &RateLimit, p
 }
 
 /// Posts a request behind those that wait.
-pub(super) fn post(
+pub(crate) fn post(
     cell: &Arc<RawCell>,
     sends: &mut Sends,
     wr: &RawSendWr<'_>,
@@ -132,7 +132,7 @@ fn advance(cell: &Arc<RawCell>, sends: &mut Sends) {
 }
 
 /// Completes what waits: the queue pair has failed.
-pub(super) fn flush(cell: &RawCell, sends: &mut Sends) {
+pub(crate) fn flush(cell: &RawCell, sends: &mut Sends) {
     let Some(paced) = &mut sends.paced else { return };
     for request in std::mem::take(&mut paced.waiting) {
         complete(cell, sends, &request.posted, WcStatus::WrFlushErr);
