@@ -71,6 +71,11 @@ pub(crate) enum Command {
     Show(Show),
     /// Keep a tree as in /sys fresh, for exporters of metrics
     Sysfs(Sysfs),
+    /// Make an HTML page out of traces and findings: a sequence diagram, latencies, throughput, retries
+    #[command(
+        after_help = "Example:\n  anyverbs run --trace trace.json -- ./my_program\n  anyverbs report trace.json --output report.html"
+    )]
+    Report(Report),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -110,6 +115,7 @@ impl Command {
             Self::Show(show) => Some(&show.settings),
             Self::Sysfs(sysfs) => Some(&sysfs.settings),
             Self::Explain { .. }
+            | Self::Report(_)
             | Self::Completions { .. }
             | Self::DeviceFacts
             | Self::DisconnectAbandoned
@@ -209,7 +215,7 @@ pub(crate) struct Run {
     /// stands for the number of the process, for a file each [env: ANYVERBS_CAPTURE]
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub(crate) capture: Option<PathBuf>,
-    /// Write what happens to this file (a trace for Perfetto): work requests from post to completion, packets,
+    /// Write what happens to this file (a trace for Perfetto or `anyverbs report`): work requests from post to completion, packets,
     /// retries, waits, errors. `%p` as in --capture [env: ANYVERBS_TRACE]
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub(crate) trace: Option<PathBuf>,
@@ -219,6 +225,16 @@ pub(crate) struct Run {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Report {
+    /// Traces (`run --trace`), and findings (`run --check --check-report`)
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// File of the page, in place of standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// The consequence of a finding of `--check`.

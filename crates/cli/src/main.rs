@@ -12,6 +12,7 @@ mod explain;
 mod libraries;
 mod live;
 mod look;
+mod report;
 mod run;
 mod settings;
 mod show;
@@ -61,6 +62,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Sysfs(sysfs) => sysfs::run(&sysfs),
         Command::Show(show) => show::print(&show),
         Command::Explain { words } => explain::print(&words),
+        Command::Report(report) => report::print(&report),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),
