@@ -424,9 +424,11 @@ fn a_privileged_program_obeys_no_variable() {
         String::from_utf8(said).unwrap()
     };
     let check = |what: &str| {
-        let said = run("ANYVERBS_CAPTURE", &precious);
-        assert!(said.contains("secure 1, anyverbs0, open"), "{what}: {said}");
-        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "{what}");
+        for variable in ["ANYVERBS_CAPTURE", "ANYVERBS_TRACE"] {
+            let said = run(variable, &precious);
+            assert!(said.contains("secure 1, anyverbs0, open"), "{what}: {said}");
+            assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "{what}: {variable}");
+        }
         for variable in ["ANYVERBS_CONFIG", "ANYVERBS_LOG", "ANYVERBS_DEVICE"] {
             let said = run(variable, &secret);
             assert_eq!(said.trim(), "secure 1, anyverbs0, open", "{what}: {variable}");
