@@ -30,6 +30,7 @@ mod exports;
 mod log;
 mod object;
 mod private;
+mod probes;
 mod rdmacm;
 mod refuse;
 mod rsocket;

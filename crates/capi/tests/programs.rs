@@ -478,3 +478,23 @@ fn a_destroy_that_waits_names_the_types_of_the_events() {
     let waits = said.lines().find(|line| line.contains("waits for events")).unwrap_or(&said);
     assert!(waits.contains("IBV_EVENT_QP_LAST_WQE_REACHED"), "{said}");
 }
+
+/// The probes that tracers find, with five arguments each but for one (`docs/probes.md`).
+#[test]
+fn the_library_has_its_probes() {
+    let object = libraries().join("libibverbs.so.1");
+    let notes = Command::new("readelf").arg("--notes").arg(object).output().unwrap();
+    let text = String::from_utf8(notes.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    for (name, arguments) in
+        [("post", 4), ("transmit", 5), ("receive", 5), ("complete", 5), ("error", 5)]
+    {
+        let mut probes = lines
+            .windows(4)
+            .filter(|l| l[0] == "Provider: anyverbs" && l[1] == format!("Name: {name}"));
+        let probe = probes.next().unwrap_or_else(|| panic!("no probe {name} in\n{text}"));
+        assert!(probe[2].contains("Semaphore: 0x") && !probe[2].ends_with("0x0000000000000000"));
+        let found = probe[3].strip_prefix("Arguments: ").unwrap().matches('@').count();
+        assert_eq!(found, arguments, "{name}: {}", probe[3]);
+    }
+}

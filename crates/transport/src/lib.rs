@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod multicast;
+mod probes;
 pub mod progress;
 pub mod qp;
 mod start;

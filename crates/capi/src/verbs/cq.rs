@@ -4,6 +4,7 @@ use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
 
+use crate::probes;
 use crate::{
     abi::*,
     cancel::Uncancelled,
@@ -209,6 +210,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     };
     let mut to = wc;
     let polled = cq.inner.device.poll_each(entries, |wc| {
+        probes::complete(wc);
         // SAFETY: the caller's promise; it is called for each of up to `entries`.
         unsafe {
             to.write(c_wc(wc));

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use anyverbs::WcEx;
 
+use crate::probes;
 use crate::{
     abi::*,
     errno::Errno,
@@ -48,7 +49,11 @@ fn advance(cq: &Cq) -> c_int {
         Some(Err(e)) => return Errno::from(e).set(),
         None => return Errno::EINVAL.set(),
     }
-    if let Some((wr_id, status)) = cq.inner.iterator.with(|ex| (ex.wc.wr_id, ex.wc.status)) {
+    let read = |ex: &mut WcEx| {
+        probes::complete(&ex.wc);
+        (ex.wc.wr_id, ex.wc.status)
+    };
+    if let Some((wr_id, status)) = cq.inner.iterator.with(read) {
         let public = cq.public();
         // SAFETY: the CQ is live, and its iterator this thread's.
         unsafe {

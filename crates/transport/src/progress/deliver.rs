@@ -13,6 +13,7 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Beginning, Malformed};
 
 use super::Driver;
+use crate::probes;
 use crate::qp::arrivals::{Arrivals, reborrow};
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
@@ -228,6 +229,8 @@ impl Driver {
                     if let Some(watch) = &link.watch {
                         watch.received(S::HAS_LANES, arrival, packet);
                     }
+                    let len = packet.payload.len();
+                    probes::receive(cell.qpn, &packet.headers.bth, packet.packets, len);
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
                 more = source.advance();
@@ -270,6 +273,8 @@ impl Driver {
             if let Some(watch) = &link.watch {
                 watch.received(false, arrival, packet);
             }
+            let len = packet.payload.len();
+            probes::receive(cell.qpn, &packet.headers.bth, packet.packets, len);
             machine.receive(arrival, packet, &mut call.env(link));
             call.settle(&mut state);
         }

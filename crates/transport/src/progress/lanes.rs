@@ -19,6 +19,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::Sge;
 
 use super::Driver;
+use crate::probes;
 use crate::qp::arrivals::{Arrivals, reborrow};
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
@@ -193,6 +194,7 @@ impl Driver {
                 is_over = false;
                 break;
             };
+            probes::receive_short(cell.qpn, send.psn, len);
             self.complete_short(cell, Side::Recv, wc, send.solicited, into);
             link.same_host.lanes.take();
             found.taken += 1;
@@ -291,6 +293,7 @@ pub(super) fn drain(
         };
         any = true;
         let mut env = call.env_with(link, arrivals);
+        probes::receive_short(machine.qpn(), send.psn, payload.len());
         if !machine.receive_short_send(&send, payload, &mut env) {
             // A gap is one if the ring was read after the SEND was there.
             let is_out_of_turn = send.psn.since(machine.expected()) > 0;

@@ -32,6 +32,7 @@ use super::arrivals::Arrivals;
 use super::qp_context::{Destination, QpContext, SameHost};
 use super::transport::Transport;
 use super::{QpCell, State};
+use crate::probes;
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
 use anyverbs_links::shm::Digest;
 use anyverbs_links::udp::Asked;
@@ -341,7 +342,10 @@ impl DeviceEnv<'_, '_> {
         let packet = Outgoing { from: qpn, av, headers, payload, reliable, acks, note };
         let now = || now(transport, self.now);
         match route.send(self.out, spare, transport.links, &packet, now) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                probes::transmit(self.cell.qpn, &headers.bth, 1, payload.len());
+                Ok(())
+            }
             Err(Refused::Transmit(error)) => {
                 self.link.blocked |= error == TransmitError::Blocked;
                 Err(error)
@@ -382,6 +386,12 @@ impl DeviceEnv<'_, '_> {
             let Some((taken, end)) = taken else {
                 return run.each(|headers, payload| self.transmit(av, headers, payload, None));
             };
+            probes::transmit(
+                self.cell.qpn,
+                &part.headers().bth,
+                taken,
+                taken as usize * part.mtu(),
+            );
             sent += taken;
             if end.is_err() {
                 return (sent, end);

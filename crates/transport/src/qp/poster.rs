@@ -14,6 +14,7 @@ use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
 use super::{QpCell, State};
+use crate::probes;
 
 /// Posts to a queue pair; see [`Qp::post`].
 pub struct Poster<'a> {
@@ -54,6 +55,9 @@ impl State {
         let sent =
             link.same_host.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
         if sent {
+            // Here, where the values are at hand: they need not be kept for it.
+            probes::post_as(probes::SEND, machine.qpn(), wr_id, sge.len);
+            probes::transmit_short(machine.qpn(), planned.psn, sge.len);
             machine.book_short_send(wr_id, flags, sge, planned, &link.to.props);
             if acks.is_some() {
                 machine.note_told();
@@ -87,6 +91,11 @@ impl State {
         if !route.direct(links, &mut link.same_host.last_target, cell.qpn, &operation) {
             return false;
         }
+        let opcode = match direction {
+            Direction::Write => probes::WRITE,
+            Direction::Read => probes::READ,
+        };
+        probes::post_as(opcode, cell.qpn, wr_id, sge.len);
         if let (Some(wc), Some(cq)) =
             (machine.book_direct(wr_id, direction, flags, sge.len), &cell.send_cq)
             && cq.push(wc, false)
@@ -184,6 +193,7 @@ impl Poster<'_> {
             return Err(error.into());
         }
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
+        probes::post(self.cell.qpn, wr.wr_id, &wr.op, len as u32);
         if wr.op == SendOp::Send
             && len <= CELL_PAYLOAD
             && wr.sges.len() == 1
