@@ -68,22 +68,34 @@ fn read(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A process that sends, and then ends, or waits to be killed.
-fn sender(role: &str) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
-        .env(ROLE, role)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(child.stdout.as_mut().unwrap());
-    loop {
-        let mut line = String::new();
-        assert_ne!(out.read_line(&mut line).unwrap(), 0, "it ended");
-        if line.contains("@ sent") {
-            return child;
+/// A process that has sent, and then ends, or waits to be killed by the drop.
+struct Sender(Child);
+
+impl Sender {
+    fn start(role: &str) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut sender = Self(child);
+        let mut out = BufReader::new(sender.0.stdout.as_mut().unwrap());
+        loop {
+            let mut line = String::new();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "it ended");
+            if line.contains("@ sent") {
+                return sender;
+            }
         }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -92,22 +104,19 @@ fn counters_count_and_never_fall() {
     let kept = Kept::start("fall");
     assert_eq!(kept.read("hw_counters/sent_pkts"), 0);
     // It ends at once: nobody has looked at it.
-    let mut child = sender("ends");
-    assert!(child.wait().unwrap().success());
+    assert!(Sender::start("ends").0.wait().unwrap().success());
     let first = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= MESSAGES);
     let data = kept.wait_for("counters/port_xmit_data", |words| words > 0);
     assert!(data >= MESSAGES * LEN as u64 / 4 && data < 2 * MESSAGES * LEN as u64 / 4, "{data}");
     assert_eq!(kept.read("counters/port_xmit_packets"), first);
     assert_eq!(kept.read("counters/symbol_error"), 0);
     // It is seen while it lives, and then killed.
-    let mut child = sender("stays");
+    let stays = Sender::start("stays");
     let second = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= first + MESSAGES);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let mut child = sender("stays");
+    drop(stays);
+    let stays = Sender::start("stays");
     let third = kept.wait_for("hw_counters/sent_pkts", |packets| packets >= second + MESSAGES);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(stays);
     let end = Instant::now() + Duration::from_millis(2500);
     while Instant::now() < end {
         assert_eq!(kept.read("hw_counters/sent_pkts"), third, "neither lost nor counted twice");
