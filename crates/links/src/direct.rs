@@ -81,7 +81,7 @@ pub fn perform(
     from: Qpn,
     operation: &Direct<'_>,
 ) -> bool {
-    let Some(copying) = route.peer.channel().begin_copy() else { return false };
+    let Some(copying) = begin(links, route) else { return false };
     let seen = Seen(&copying);
     let (target, offset, mapped) = match last.find(&seen, &route.peer, operation) {
         Some((target, offset)) => (target, offset, None),
@@ -124,9 +124,18 @@ pub fn perform(
 }
 
 /// Tells whether the peer takes an operation of the queue pair `from` without a message.
-pub fn admits(route: &ShmRoute, from: Qpn, operation: &Direct<'_>) -> bool {
-    let copying = route.peer.channel().begin_copy();
+pub fn admits(links: &Links, route: &ShmRoute, from: Qpn, operation: &Direct<'_>) -> bool {
+    let copying = begin(links, route);
     copying.is_some_and(|copying| Seen(&copying).admitted(route, from, operation).is_some())
+}
+
+/// Begins a copy, if there is such a way. Where this process does not want it, it has none of its own memory copied either.
+#[inline]
+fn begin<'a>(links: &Links, route: &'a ShmRoute) -> Option<Copying<'a>> {
+    if links.core.directory.is_none() {
+        return None;
+    }
+    route.peer.channel().begin_copy()
 }
 
 /// The right that a peer must have granted.

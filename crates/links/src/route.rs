@@ -262,9 +262,9 @@ impl Route {
 
     /// Tells whether the peer takes a one-sided operation of a queue pair without a message.
     #[must_use]
-    pub fn admits(&self, from: Qpn, operation: &Direct<'_>) -> bool {
+    pub fn admits(&self, links: &Links, from: Qpn, operation: &Direct<'_>) -> bool {
         match self {
-            Self::Shm(route) => direct::admits(route, from, operation),
+            Self::Shm(route) => direct::admits(links, route, from, operation),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
         }
     }

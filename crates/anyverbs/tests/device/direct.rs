@@ -94,6 +94,22 @@ fn writes_and_reads_need_no_message() {
     }
 }
 
+#[test]
+fn a_process_that_wants_no_copies_makes_none() {
+    let name = "direct::a_process_that_wants_no_copies_makes_none";
+    anyverbs_testing::in_own_process(name, || {
+        // SAFETY: before the device is opened, and by the only thread that runs a test.
+        unsafe { std::env::set_var("ANYVERBS_DIRECT", "0") };
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_DIRECT", "1")]);
+        let e = Endpoint::new(QpType::Rc);
+        let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+        let (_, remote) = peer.connect(&e, &src);
+        // The processes know each other after the first of these.
+        let used = [(); 3].map(|()| exercise(&e, &src, &dst, remote));
+        assert!(used.iter().all(|[writes, reads, _]| [*writes, *reads] == [0, 0]), "{used:?}");
+    });
+}
+
 /// Every fault shows as it does without.
 #[test]
 fn forbidden_operations_end_as_they_would_by_messages() {

@@ -294,7 +294,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
 
     fn admits(&self, operation: &Direct<'_>) -> bool {
         let route = self.link.to.route.as_ref();
-        route.is_some_and(|route| route.admits(self.cell.qpn, operation))
+        route.is_some_and(|route| route.admits(self.transport.links, self.cell.qpn, operation))
     }
 }
 
