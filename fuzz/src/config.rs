@@ -4,7 +4,7 @@
 
 use anyverbs::config::Config;
 
-const VARIABLES: [&str; 21] = [
+const VARIABLES: [&str; 22] = [
     "DEVICE",
     "DEVICES",
     "UDP_PORT",
