@@ -298,8 +298,9 @@ mod tests {
         for n in [8, 2, 7, 3, 2, 6, 17] {
             keep(&mut buffer, n, &[n as u8], ROOM);
         }
-        // The second of a number is no other.
+        // The second of a number is no other, and takes no room.
         keep(&mut buffer, 3, &[99], ROOM);
+        assert_eq!(buffer.packets.len(), 6);
         assert_eq!(rest(&mut buffer, 1), []);
         assert_eq!(rest(&mut buffer, 2), [2, 3]);
         assert!(buffer.goes_beyond(EXPECTED.plus(4)));

@@ -320,3 +320,31 @@ fn a_message_stays_with_its_srq() {
     assert_eq!(world.qp.state(), QpState::Err);
     assert!(world.counters().contains(&Counter::RespXrcSrqErrors));
 }
+
+/// IBA 9.7.4.1: the receive comes before the data.
+#[test]
+fn a_write_that_takes_a_receive_writes_nothing_without_one() {
+    let mut world = World::new(QpType::Rc);
+    let before = world.device.memory.at(0, 8);
+    world.receive_message(Operation::WriteOnlyImm, 0, 8);
+    let nak = world.device.sent.pop().unwrap().headers.aeth.unwrap();
+    assert!(matches!(nak.syndrome, Syndrome::RnrNak { .. }), "{nak:?}");
+    assert_eq!(world.device.memory.at(0, 8), before);
+    world.recv(8);
+    world.receive_message(Operation::WriteOnlyImm, 0, 8);
+    assert_eq!(world.statuses(), [WcStatus::Success]);
+    assert_eq!(world.device.memory.at(0, 8), [3; 8]);
+}
+
+/// Whoever has answers to send must not tell of what came after.
+#[test]
+fn nothing_is_told_before_the_answers_that_wait() {
+    let mut world = world(4);
+    world.device.room = 0;
+    world.read(0, 0, 8);
+    assert_eq!(world.qp.executed(), None);
+    world.give_room(1);
+    assert_eq!(world.qp.executed(), Some(Psn::new(0)));
+    world.receive_message(Operation::WriteOnly, 2, 8);
+    assert_eq!(world.qp.executed(), None, "a packet is missing");
+}

@@ -55,3 +55,14 @@ fn a_borrowed_target_follows_but_for_its_mtu_and_its_failure() {
     borrowed.follow_attr(&closed);
     assert_eq!(borrowed.state(), QpState::Err);
 }
+
+#[test]
+fn a_responder_says_how_far_it_has_come() {
+    let mut world = target();
+    let start = world.qp.progress();
+    let mut headers = world.headers(Operation::WriteOnly, 0);
+    headers.reth = Some(Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 });
+    headers.xrceth = Some(crate::wire::xrceth::XrcEth { srqn: 1 });
+    world.receive(headers, &[3; 8]);
+    assert_eq!((start, world.qp.progress()), ((Psn::new(0), 0), (Psn::new(1), 1)));
+}

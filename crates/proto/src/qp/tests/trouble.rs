@@ -435,6 +435,17 @@ fn a_refused_request_names_its_cause_at_both_ends() {
         assert_eq!(refused(&mut world, headers, &vec![1; len as usize]), wanted);
     }
 
+    // Only a message of one packet may be empty.
+    for operation in [Operation::SendMiddle, Operation::SendLast] {
+        let mut world = World::new(QpType::Rc);
+        world.recv(4 * MTU);
+        let first = world.headers(Operation::SendFirst, 0);
+        world.receive(first, &[1; MTU as usize]);
+        let headers = world.headers(operation, 1);
+        world.receive(headers, &[]);
+        assert_eq!(world.qp.state(), QpState::Err, "{operation:?}");
+    }
+
     // More READs than were agreed on.
     let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |a| a.max_dest_rd_atomic = 0);
     let mut headers = world.headers(Operation::ReadRequest, 0);
