@@ -15,7 +15,7 @@ pub(super) enum Timer {
     Ack,
     /// The pause between two bursts of READ responses.
     Responses,
-    /// A rate limit holds sends back.
+    /// Sends are held back: by a rate limit, or for a moment, since much was copied without a message.
     Rate,
 }
 

@@ -11,8 +11,8 @@ use super::super::attr::{QpState, QpType};
 /// What became of a request that the device may do by itself.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Directly {
-    /// It is done.
-    Done,
+    /// It is done: so many bytes were copied.
+    Done(u32),
     /// It will be, once the messages before it are answered.
     Waits,
     /// It has to be a message.
@@ -121,9 +121,9 @@ impl Qp {
         if !env.direct(&operation) {
             return Directly::No;
         }
-        let next = position.wrapping_add(1);
+        let (next, len) = (position.wrapping_add(1), operation.len);
         (self.sq.next, self.sq.started) = (next, next);
         self.complete_oldest(WcStatus::Success, env);
-        Directly::Done
+        Directly::Done(len)
     }
 }

@@ -478,6 +478,23 @@ fn a_long_operation_waits_for_the_answers_before_it() {
     }
 }
 
+/// An answer lets many long WRITEs go. Others have their turn in between.
+#[test]
+fn no_call_copies_more_than_the_longest_operation() {
+    let mut world = World::new(QpType::Rc);
+    (world.device.does_directly, world.device.admits) = (true, true);
+    let (at, half) = (world.remote(), crate::direct::MAX_DIRECT / 2);
+    world.post(SendOp::Send, 10);
+    (0..5).for_each(|_| world.post(SendOp::Write(at), half));
+    world.answer(0, Syndrome::ACK);
+    for done in [2, 4, 5] {
+        assert_eq!(world.device.direct.len(), done);
+        assert_eq!(world.qp.deadline() == Some(world.device.now), done < 5);
+        world.qp.on_timer(&mut world.device);
+    }
+    assert_eq!(world.statuses(), [WcStatus::Success; 6]);
+}
+
 /// One-sided operations that are done while they are posted end as those that are queued.
 #[test]
 fn a_direct_operation_ends_alike_by_the_short_way() {
