@@ -30,20 +30,27 @@ pub(crate) struct Files {
     sys: PathBuf,
     /// The directory with the answers to netlink requests, if any.
     netlink: Option<PathBuf>,
-    device: Device,
+    /// They share the counters.
+    devices: Vec<Device>,
     watcher: Watcher,
     totals: Totals,
     last: Option<Instant>,
 }
 
 impl Files {
-    pub(crate) fn new(sys: PathBuf, netlink: Option<PathBuf>, device: &Device) -> io::Result<Self> {
+    /// For the devices of a process, one at least.
+    pub(crate) fn new(
+        sys: PathBuf,
+        netlink: Option<PathBuf>,
+        devices: Vec<Device>,
+    ) -> io::Result<Self> {
+        let first = devices.first().ok_or(io::ErrorKind::NotFound)?;
         Ok(Self {
             sys,
             netlink,
-            watcher: Watcher::new(&device.registry, device.udp_port)?,
-            totals: Totals::new(&device.registry, device.udp_port)?,
-            device: device.clone(),
+            watcher: Watcher::new(&first.registry, first.udp_port)?,
+            totals: Totals::new(&first.registry, first.udp_port)?,
+            devices,
             last: None,
         })
     }
@@ -55,18 +62,19 @@ impl Files {
         }
         let seen: Vec<Seen> = self.watcher.look(PATIENCE);
         let all: counters::Counters = self.totals.update(&seen).collect();
-        let port = self.sys.join("class/infiniband").join(&self.device.name).join("ports/1");
-        for (dir, files) in
-            [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))]
-        {
-            let dir = port.join(dir);
-            fs::create_dir_all(&dir)?;
-            for (name, value) in files {
-                replace(&dir.join(name), format!("{value}\n").as_bytes())?;
+        let files = [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))];
+        for (device, index) in self.devices.iter().zip(0..) {
+            let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
+            for (dir, files) in &files {
+                let dir = port.join(dir);
+                fs::create_dir_all(&dir)?;
+                for (name, value) in files {
+                    replace(&dir.join(name), format!("{value}\n").as_bytes())?;
+                }
             }
-        }
-        if let Some(dir) = &self.netlink {
-            view_netlink::write_live(dir, &self.device, &all, &seen)?;
+            if let Some(dir) = &self.netlink {
+                view_netlink::write_live(dir, (device, index), &all, &seen)?;
+            }
         }
         self.last = Some(Instant::now());
         Ok(())
@@ -111,5 +119,35 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_has_its_answers() {
+        let tree = std::env::temp_dir().join(format!("anyverbs-live-{}", std::process::id()));
+        let registry = format!("anyverbs-live-{}", std::process::id());
+        let devices = ["rail0", "rail1"].map(|name| Device {
+            name: name.into(),
+            registry: registry.clone(),
+            ..crate::device::example()
+        });
+        let netlink = tree.join("netlink");
+        let mut files =
+            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into()).unwrap();
+        files.refresh().unwrap();
+        for (name, index) in [("rail0", 0u8), ("rail1", 1)] {
+            for command in [9, 10, 12, 17] {
+                let answer = fs::read(netlink.join(format!("{index}/c{command}"))).unwrap();
+                assert_eq!(answer[8], index, "{name}, command {command}");
+                assert!(answer.windows(5).any(|text| text == name.as_bytes()));
+            }
+            let port = tree.join("sys/class/infiniband").join(name).join("ports/1");
+            assert!(port.join("hw_counters/sent_pkts").exists());
+        }
+        fs::remove_dir_all(tree).unwrap();
     }
 }

@@ -90,10 +90,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             Vec::new()
         });
         let mut tree = ViewTree::new(&devices)?;
-        if let Some(device) = devices.first().filter(|_| !args.print_env) {
-            tree.serve(device);
+        registry = devices.first().map(|device| (device.registry.clone(), device.udp_port));
+        if !args.print_env && !devices.is_empty() {
+            tree.serve(devices);
         }
-        registry = devices.into_iter().next().map(|device| (device.registry, device.udp_port));
         preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
         Some(tree)

@@ -54,14 +54,18 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 );
             };
             let page = process.page().expect("the owner has a page");
-            let qp = page.queue_pairs.iter().find(|qp| qp.number == number);
-            let qp = qp.expect("the owner has the queue pair");
+            let queue_pairs = page.queue_pairs.iter().zip(page.devices_of_queue_pairs());
+            let found = queue_pairs.into_iter().find(|(qp, _)| qp.number == number);
+            let (qp, device) = found.expect("the owner has the queue pair");
+            let device = page.device(device);
             if args.json {
                 let groups: Vec<_> =
                     page.groups_of(number).map(|gid| address(gid).to_string()).collect();
-                json_text(&json!({ "pid": process.pid, "queue_pair": qp, "groups": groups }))?
+                json_text(
+                    &json!({ "pid": process.pid, "device": device, "queue_pair": qp, "groups": groups }),
+                )?
             } else {
-                describe_qp(process, page, qp, &processes)
+                describe_qp(process, page, (qp, device), &processes)
             }
         }
     };
@@ -85,7 +89,7 @@ fn describe(process: &Process, processes: &[Process]) -> String {
     }
     let Some(page) = process.page() else { return text };
     let objects = &page.process.objects;
-    line(&mut text, "device", look::cut(&look::printable(&page.device), 40));
+    line(&mut text, "device", look::cut(&look::printable(&page.devices.join(", ")), 60));
     line(
         &mut text,
         "slot",
@@ -140,7 +144,7 @@ fn describe(process: &Process, processes: &[Process]) -> String {
 fn describe_qp(
     process: &Process,
     page: &Snapshot,
-    qp: &QueuePair,
+    (qp, device): (&QueuePair, &str),
     processes: &[Process],
 ) -> String {
     let mut text = format!("queue pair {} ({})\n", qpn(qp.number), qp.number);
@@ -148,6 +152,7 @@ fn describe_qp(
     if let Some(trouble) = process.trouble() {
         line(&mut text, "condition", trouble);
     }
+    line(&mut text, "device", look::cut(&look::printable(device), 60));
     line(&mut text, "type", look::kind(qp.kind));
     if qp.busy {
         line(&mut text, "busy", "a thread keeps it locked; nothing else is known now");

@@ -19,10 +19,10 @@ pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
     let dir = &args.directory;
     let signals = block().context("cannot block signals")?;
     let devices = device::list(&args.settings)?;
-    let device = devices.first().context("there is no device")?;
+    ensure!(!devices.is_empty(), "there is no device");
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     ensure!(fs::read_dir(dir)?.next().is_none(), "{} is not empty", dir.display());
-    let kept = keep(dir, device, &signals);
+    let kept = keep(dir, devices, &signals);
     for name in ["sys", "dev", "netlink"] {
         let path = dir.join(name);
         if path.exists() {
@@ -33,10 +33,12 @@ pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
     kept.map(|()| ExitCode::SUCCESS)
 }
 
-fn keep(dir: &Path, device: &device::Device, signals: &libc::sigset_t) -> anyhow::Result<()> {
-    view_tree::write_device(dir, device, 0)
-        .with_context(|| format!("cannot write to {}", dir.display()))?;
-    let mut files = Files::new(dir.join("sys"), None, device)?;
+fn keep(dir: &Path, devices: Vec<device::Device>, signals: &libc::sigset_t) -> anyhow::Result<()> {
+    for (device, index) in devices.iter().zip(0..) {
+        view_tree::write_device(dir, device, index)
+            .with_context(|| format!("cannot write to {}", dir.display()))?;
+    }
+    let mut files = Files::new(dir.join("sys"), None, devices)?;
     loop {
         files.refresh().with_context(|| format!("cannot write to {}", dir.display()))?;
         if has_come(signals) {

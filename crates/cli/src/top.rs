@@ -131,7 +131,7 @@ pub(crate) fn list(processes: &[Process], before: Option<&Before>, columns: usiz
                 columns,
                 &format!(
                     "  {}  {} QP  {} CQ  {} MR with {}B",
-                    look::printable(&page.device),
+                    look::printable(&page.devices.join(", ")),
                     objects.queue_pairs,
                     objects.completion_queues,
                     objects.regions,

@@ -1,12 +1,13 @@
 //! The view object's answers on RDMA netlink sockets: the attributes of devices and ports, as they go into a message
 //! (`rdma_netlink.h` of Linux).
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use anyverbs::watch::Seen;
-use anyverbs_page::{QueuePair, Snapshot};
+use anyverbs_page::{CompletionQueue, QueuePair, Snapshot};
 
 use crate::counters::{self, Counters};
 use crate::device::Device;
@@ -116,14 +117,19 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
     fs::write(dir.join("1"), &attributes.0)
 }
 
-/// Writes the answers that change: what the processes have, and the port's counters.
+/// A device and its number.
+type Numbered<'a> = (&'a Device, u32);
+
+/// Writes the answers that change: what the processes have, and the port's counters. Those of the summary and the counters are
+/// of all devices together, as limits are.
 pub(crate) fn write_live(
     dir: &Path,
-    device: &Device,
+    device: Numbered<'_>,
     all: &Counters,
     seen: &[Seen],
 ) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+    let dir = dir.join(device.1.to_string());
+    fs::create_dir_all(&dir)?;
     let pages: Vec<(u32, &Snapshot)> = seen
         .iter()
         .filter_map(|process| Some((process.pid, process.page.as_ref()?.as_ref().ok()?)))
@@ -131,8 +137,8 @@ pub(crate) fn write_live(
     let messages = |name, entries: Vec<Attributes>| messages(device, name, entries);
     for (command, messages) in [
         (9, vec![summary(device, &pages)]),
-        (10, messages(RES_QP, each(&pages, |page| &page.queue_pairs, queue_pair))),
-        (12, messages(RES_CQ, each(&pages, |page| &page.completion_queues, completion_queue))),
+        (10, messages(RES_QP, queue_pairs(&pages, device.1))),
+        (12, messages(RES_CQ, completion_queues(&pages, device.1))),
         // Regions and domains are counted, and not listed.
         (13, messages(RES_MR, Vec::new())),
         (14, messages(RES_PD, Vec::new())),
@@ -150,25 +156,42 @@ pub(crate) fn write_live(
 }
 
 /// The beginning of each answer.
-fn head(device: &Device) -> Attributes {
+fn head((device, index): Numbered<'_>) -> Attributes {
     let mut head = Attributes::default();
-    head.number(DEV_INDEX, 0).text(DEV_NAME, &device.name);
+    head.number(DEV_INDEX, index).text(DEV_NAME, &device.name);
     head
 }
 
-fn each<T>(
-    pages: &[(u32, &Snapshot)],
-    of: impl Fn(&Snapshot) -> &Vec<T>,
-    entry: impl Fn(u32, &Snapshot, &T) -> Attributes,
-) -> Vec<Attributes> {
+/// Those of a device.
+fn queue_pairs(pages: &[(u32, &Snapshot)], device: u32) -> Vec<Attributes> {
     let all = |(pid, page): &(u32, &Snapshot)| {
-        of(page).iter().map(|one| entry(*pid, page, one)).collect::<Vec<_>>()
+        let devices = page.devices_of_queue_pairs();
+        let own = page.queue_pairs.iter().zip(devices).filter(|(_, of)| *of == device);
+        own.map(|(qp, _)| queue_pair(*pid, qp)).collect::<Vec<_>>()
+    };
+    pages.iter().flat_map(all).collect()
+}
+
+/// Those of a device.
+fn completion_queues(pages: &[(u32, &Snapshot)], device: u32) -> Vec<Attributes> {
+    let all = |(pid, page): &(u32, &Snapshot)| {
+        let mut users = HashMap::<u32, u64>::new();
+        for qp in &page.queue_pairs {
+            let (sends, receives) = (qp.sends.completion_queue, qp.receives.completion_queue);
+            *users.entry(sends).or_default() += 1;
+            if sends != receives {
+                *users.entry(receives).or_default() += 1;
+            }
+        }
+        let own = page.completion_queues.iter().filter(|cq| cq.device == device);
+        let of = |cq: &CompletionQueue| users.get(&cq.number).copied().unwrap_or(0);
+        own.map(|cq| completion_queue(*pid, cq, of(cq))).collect::<Vec<_>>()
     };
     pages.iter().flat_map(all).collect()
 }
 
 /// Messages with as many entries as have room in each.
-fn messages(device: &Device, name: u16, entries: Vec<Attributes>) -> Vec<Attributes> {
+fn messages(device: Numbered<'_>, name: u16, entries: Vec<Attributes>) -> Vec<Attributes> {
     let mut messages = Vec::new();
     let mut nest = Attributes::default();
     let end = |nest: &mut Attributes| {
@@ -187,7 +210,7 @@ fn messages(device: &Device, name: u16, entries: Vec<Attributes>) -> Vec<Attribu
     messages
 }
 
-fn summary(device: &Device, pages: &[(u32, &Snapshot)]) -> Attributes {
+fn summary(device: Numbered<'_>, pages: &[(u32, &Snapshot)]) -> Attributes {
     let mut nest = Attributes::default();
     let sum =
         |of: fn(&Snapshot) -> u32| pages.iter().map(|(_, page)| u64::from(of(page))).sum::<u64>();
@@ -209,7 +232,7 @@ fn summary(device: &Device, pages: &[(u32, &Snapshot)]) -> Attributes {
     message
 }
 
-fn queue_pair(pid: u32, _: &Snapshot, qp: &QueuePair) -> Attributes {
+fn queue_pair(pid: u32, qp: &QueuePair) -> Attributes {
     let mut entry = Attributes::default();
     entry.number(PORT_INDEX, 1).number(RES_LQPN, qp.number);
     if qp.peer.number != 0 {
@@ -228,11 +251,7 @@ fn queue_pair(pid: u32, _: &Snapshot, qp: &QueuePair) -> Attributes {
     all
 }
 
-fn completion_queue(pid: u32, page: &Snapshot, cq: &anyverbs_page::CompletionQueue) -> Attributes {
-    let uses = |qp: &&QueuePair| {
-        [qp.sends.completion_queue, qp.receives.completion_queue].contains(&cq.number)
-    };
-    let users = page.queue_pairs.iter().filter(uses).count() as u64;
+fn completion_queue(pid: u32, cq: &CompletionQueue, users: u64) -> Attributes {
     let mut entry = Attributes::default();
     entry
         .number(RES_CQE, cq.depth)
@@ -244,7 +263,7 @@ fn completion_queue(pid: u32, page: &Snapshot, cq: &anyverbs_page::CompletionQue
     all
 }
 
-fn statistic(device: &Device, all: &Counters) -> Attributes {
+fn statistic(device: Numbered<'_>, all: &Counters) -> Attributes {
     let mut nest = Attributes::default();
     for (name, value) in counters::hardware(all) {
         let mut entry = Attributes::default();

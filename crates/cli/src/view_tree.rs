@@ -91,9 +91,9 @@ impl ViewTree {
     }
 
     /// Makes the files that change, from now on whenever a program wants them. Without them a program finds no counters.
-    pub(crate) fn serve(&mut self, device: &Device) {
-        let (sys, netlink) = (self.path.join("sys"), self.path.join("netlink/0"));
-        let service = Files::new(sys, Some(netlink), device)
+    pub(crate) fn serve(&mut self, devices: Vec<Device>) {
+        let (sys, netlink) = (self.path.join("sys"), self.path.join("netlink"));
+        let service = Files::new(sys, Some(netlink), devices)
             .and_then(|files| Service::start(&self.path, files));
         match service {
             Ok(service) => self.service = Some(service),

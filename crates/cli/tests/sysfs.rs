@@ -125,6 +125,29 @@ fn counters_count_and_never_fall() {
 }
 
 #[test]
+fn all_devices_have_counters() {
+    isolate_device();
+    let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-rails", std::process::id()));
+    let child = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
+        .arg("sysfs")
+        .arg(&dir)
+        .env("ANYVERBS_DEVICES", "rail0=127.0.0.1,rail1=127.0.0.2")
+        .env("ANYVERBS_INTERFACES", "")
+        .spawn()
+        .unwrap();
+    let kept = Kept { dir, child };
+    for name in ["rail0", "rail1"] {
+        let file =
+            kept.dir.join(format!("sys/class/infiniband/{name}/ports/1/hw_counters/sent_pkts"));
+        let begin = Instant::now();
+        while read(&file).is_none() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{name}");
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
 fn a_directory_with_other_things_is_left_alone() {
     isolate_device();
     let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-full", std::process::id()));

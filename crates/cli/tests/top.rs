@@ -13,7 +13,7 @@ use anyverbs::prelude::*;
 use anyverbs_net::forward::ForwardBuffer;
 use anyverbs_net::{PortOptions, Registry, Slot, UdpPort};
 use anyverbs_page::{Counter, QueuePair, Snapshot};
-use anyverbs_testing::isolate_device;
+use anyverbs_testing::{in_own_process, isolate_device};
 use serde_json::Value;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -194,6 +194,26 @@ fn a_thousand_queue_pairs_are_shown() {
 }
 
 #[test]
+fn a_queue_pair_names_its_device() {
+    in_own_process("a_queue_pair_names_its_device", || {
+        let devices = "rail0=127.0.0.1,rail1=127.0.0.2";
+        for (name, value) in [("ANYVERBS_DEVICES", devices), ("ANYVERBS_INTERFACES", "")] {
+            // SAFETY: before the device is opened, and by the only thread that runs a test.
+            unsafe { std::env::set_var(name, value) };
+        }
+        let mut role = Role::start("last");
+        assert_eq!(role.hear(), "ready");
+        let process =
+            seen_when(role.pid(), |process| process["page"]["queue_pairs"][0].is_object());
+        assert_eq!(process["page"]["devices"], serde_json::json!(["rail0", "rail1"]));
+        let number = process["page"]["queue_pairs"][0]["number"].to_string();
+        let text = output(&mut anyverbs(&["show", "qp", &number]));
+        let mut lines = text.lines().map(|line| line.split_whitespace());
+        assert!(lines.any(|line| line.eq(["device", "rail1"])), "{text}");
+    });
+}
+
+#[test]
 fn a_forked_child_is_shown_with_what_it_opens_itself() {
     let mut parent = Role::start("forks");
     let said = [parent.hear(), parent.hear()];
@@ -303,6 +323,7 @@ fn in_a_role() {
         Ok("receiver") => end_of_a_connection(false),
         Ok("sender") => end_of_a_connection(true),
         Ok("many") => many(),
+        Ok("last") => last(),
         Ok("forks") => forks(),
         Ok("hostile") => hostile(),
         _ => {}
@@ -337,6 +358,16 @@ fn end_of_a_connection(sends: bool) {
             break;
         }
     }
+}
+
+/// A queue pair of the last device.
+fn last() {
+    let context = Context::open(&anyverbs::devices().unwrap().last().unwrap().name).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64, None, 0, 0).unwrap();
+    let _qp = context.create_default_qp(&pd, &cq, QpType::Rc).unwrap();
+    println!("@ ready");
+    read_line();
 }
 
 fn many() {
@@ -394,7 +425,7 @@ fn hostile() {
         let escapes = "\x1b[2J\n\r\u{202e}".repeat(30);
         let snapshot = Snapshot {
             command: escapes.clone(),
-            device: escapes.clone(),
+            devices: vec![escapes.clone()],
             counters: vec![Counter { name: escapes, value: u64::MAX }],
             queue_pairs: vec![QueuePair { kind: 255, state: 255, ..QueuePair::default() }; 3],
             ..Snapshot::default()

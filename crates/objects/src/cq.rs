@@ -264,6 +264,12 @@ impl CqCell {
     pub fn is_of(&self, core: &Core, context: &ContextCell) -> bool {
         std::ptr::eq(self.core, core) && self.context.device == context.device
     }
+
+    /// The place of its device among those of the process.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.context.device
+    }
 }
 
 impl CqCell {

@@ -10,6 +10,8 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
+
 mod rows;
 mod words;
 
@@ -20,7 +22,7 @@ pub use rows::{
 use words::{Malformed as _, Reader, Writer};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;
@@ -35,8 +37,8 @@ pub struct Snapshot {
     pub process: Process,
     /// The name of its program.
     pub command: String,
-    /// The name of its device.
-    pub device: String,
+    /// The names of its devices.
+    pub devices: Vec<String>,
     /// Its counters.
     pub counters: Vec<Counter>,
     /// Its queue pairs.
@@ -73,7 +75,7 @@ impl Snapshot {
         to.word(VERSION);
         to.rows(std::slice::from_ref(&self.process));
         to.text(&self.command);
-        to.text(&self.device);
+        to.texts(self.devices.iter().map(|name| (name.as_str(), 0)));
         to.texts(self.counters.iter().map(|counter| (counter.name.as_str(), counter.value)));
         to.rows(&self.queue_pairs);
         to.rows(&self.groups);
@@ -96,7 +98,7 @@ impl Snapshot {
             Some(Self {
                 process: from.rows::<Process>()?.pop()?,
                 command: from.text()?,
-                device: from.text()?,
+                devices: from.texts()?.map(|(name, _)| name).collect(),
                 counters: from.texts()?.map(|(name, value)| Counter { name, value }).collect(),
                 queue_pairs: from.rows()?,
                 groups: from.rows()?,
@@ -110,6 +112,22 @@ impl Snapshot {
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.iter().find(|counter| counter.name == name).map_or(0, |counter| counter.value)
+    }
+
+    /// The places of the devices of the queue pairs, by their completion queues. That of one without any is taken for the first.
+    pub fn devices_of_queue_pairs(&self) -> impl Iterator<Item = u32> {
+        let all: HashMap<u32, u32> =
+            self.completion_queues.iter().map(|cq| (cq.number, cq.device)).collect();
+        self.queue_pairs.iter().map(move |qp| {
+            let (sends, receives) = (qp.sends.completion_queue, qp.receives.completion_queue);
+            all.get(&sends).or(all.get(&receives)).copied().unwrap_or(0)
+        })
+    }
+
+    /// The name of a device of the process.
+    #[must_use]
+    pub fn device(&self, place: u32) -> &str {
+        self.devices.get(place as usize).map_or("", String::as_str)
     }
 
     /// The groups of a queue pair.
@@ -136,7 +154,7 @@ mod tests {
         Snapshot {
             process: Process { pid: 4711, slot: 255, ..Process::default() },
             command: "ib_send_bw".into(),
-            device: "anyverbs0".into(),
+            devices: vec!["rail0".into(), "rail1".into()],
             counters: vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }],
             queue_pairs: vec![queue_pair.clone(), QueuePair { number: 1, ..queue_pair }],
             groups: vec![Group { queue_pair: 1, gid: 5 << 100 }],

@@ -167,6 +167,8 @@ row! {
         unpolled_ns: u64,
         /// Events that were read and not acknowledged.
         unacknowledged: u32,
+        /// The place of its device among those of the process, from 0.
+        device: u32,
     }
 }
 

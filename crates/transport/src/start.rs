@@ -77,7 +77,13 @@ impl DataPath {
             .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
         let starter = worker::spawn()
             .map_err(|source| OpenError::System { what: "start a thread", source })?;
-        tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
+        let names: Vec<&str> = config.devices.iter().map(|device| device.name.as_str()).collect();
+        tracing::info!(
+            slot = number,
+            port = config.udp_port,
+            "device {} is open",
+            names.join(", ")
+        );
         let directory = opened.shm.as_ref().and_then(Shm::directory);
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {

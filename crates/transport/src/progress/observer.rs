@@ -120,7 +120,7 @@ impl Observer {
                 left_out: left_out as u32,
             },
             command: self.command.clone(),
-            device: core.config.device.clone(),
+            devices: core.config.devices.iter().map(|device| device.name.clone()).collect(),
             counters: counters::Counter::ALL.iter().map(counter).collect(),
             queue_pairs,
             groups,
@@ -165,6 +165,7 @@ impl Observer {
             has_channel: facts.has_channel,
             unpolled_ns: unpolled.as_nanos() as u64,
             unacknowledged: facts.unacknowledged as u32,
+            device: cq.device() as u32,
         })
     }
 
