@@ -6,6 +6,7 @@ pub mod tag_matching;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
@@ -163,6 +164,12 @@ impl SrqCell {
             self.context.events.raise(AsyncEventKind::SrqLimitReached, element, Some(&self.acks));
         }
         taken
+    }
+
+    /// Requests that wait; None if another thread keeps it locked.
+    #[must_use]
+    pub fn waiting_within(&self, within: Duration) -> Option<usize> {
+        Some(self.state.try_lock_for(within)?.queue.len())
     }
 
     /// Requests that wait.

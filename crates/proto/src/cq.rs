@@ -278,6 +278,11 @@ impl Cq {
         self.wcs.iter().any(|wc| wc.qpn == qpn)
     }
 
+    /// The queue pairs of the completions that wait, each as often as it has some.
+    pub fn queue_pairs(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.wcs.iter().map(|wc| wc.qpn)
+    }
+
     /// Removes the completions of a queue pair that is destroyed or reset (S1.2).
     pub fn purge(&mut self, qpn: Qpn) {
         if let Some(details) = &mut self.details {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyverbs_proto::types::Qpn;
+
 use super::CqCell;
 use crate::base::Core;
 
@@ -47,5 +49,17 @@ impl CqCell {
             has_channel: notices.channel.is_some(),
             unacknowledged,
         })
+    }
+
+    /// The queue pairs of up to `most` of the oldest completions that wait, each as often as it has some. Empty if another
+    /// thread keeps it locked.
+    #[must_use]
+    pub fn queue_pairs(&self, most: usize, within: Duration) -> Vec<Qpn> {
+        // No memory is asked for under the lock.
+        let mut all = Vec::with_capacity(most);
+        if let Some(state) = self.state.try_lock_for(within) {
+            all.extend(state.queue.queue_pairs().take(most));
+        }
+        all
     }
 }

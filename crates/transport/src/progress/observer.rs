@@ -1,11 +1,13 @@
 //! Tells those who look at the process what it does (`docs/design/pages.md`). The worker does that, now and then, while somebody looks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyverbs_causes::Cause;
 use anyverbs_net::host::Page;
 use anyverbs_objects::cq::CqCell;
+use anyverbs_objects::srq::SrqCell;
 use anyverbs_page::{
     CompletionQueue, Counter, Group, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS, Objects, Peer,
     Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
@@ -37,14 +39,38 @@ const UNPOLLED: Duration = Duration::from_secs(1);
 pub(super) struct Observer {
     driver: &'static Driver,
     command: String,
-    until: Time,
-    last: Time,
-    next: Time,
+    pace: Pace,
     /// Since when each queue pair has waited for the same, with the oldest packet that has no answer.
     waits: HashMap<u32, (Wait, Psn, Time)>,
     /// The place of the oldest completion of each queue, and since when it is there.
     oldest: HashMap<u32, (usize, Time)>,
+    /// The queues with completions that nobody has polled for long, and the queue pairs of these.
+    held: HashSet<(u32, Qpn)>,
     bytes: Vec<u8>,
+}
+
+/// Says when the page is written.
+#[derive(Default)]
+struct Pace {
+    /// When nobody looks any more.
+    until: Time,
+    /// The next snapshot is not before, however many look.
+    soonest: Time,
+    next: Time,
+}
+
+impl Pace {
+    /// Somebody looks.
+    fn look(&mut self, now: Time) {
+        self.until = now + LOOK;
+        self.next = self.soonest.min(self.until);
+    }
+
+    /// A snapshot was made.
+    fn done(&mut self, begin: Time, end: Time) {
+        self.soonest = end + LEAST.max(20 * end.since(begin));
+        self.next = self.soonest.max(begin + EVERY).min(self.until);
+    }
 }
 
 impl Observer {
@@ -52,31 +78,29 @@ impl Observer {
         Self {
             driver,
             command: command(),
-            until: Time::default(),
-            last: Time::default(),
-            next: Time::default(),
+            pace: Pace::default(),
             waits: HashMap::new(),
             oldest: HashMap::new(),
+            held: HashSet::new(),
             bytes: Vec::new(),
         }
     }
 
     /// When it has something to do, in nanoseconds.
     pub(super) fn next(&self) -> u64 {
-        self.next.as_nanos()
+        self.pace.next.as_nanos()
     }
 
     /// Writes the page if it is time, or if somebody looks anew. False: nobody has looked for long.
     pub(super) fn observe(&mut self, page: &Page, is_new: bool) -> bool {
         let now = self.driver.core.now();
         if is_new {
-            self.until = now + LOOK;
-            self.next = self.next.min(self.last + LEAST);
+            self.pace.look(now);
         }
-        if now >= self.until {
+        if now >= self.pace.until {
             return false;
         }
-        if now < self.next {
+        if now < self.pace.next {
             return true;
         }
         let snapshot = self.snapshot(now);
@@ -85,9 +109,7 @@ impl Observer {
         if let Err(error) = page.write(&self.bytes) {
             tracing::debug!(%error, "the page is not written");
         }
-        self.last = now;
-        let took = self.driver.core.now().since(now);
-        self.next = (now + EVERY.max(20 * took)).min(self.until);
+        self.pace.done(now, self.driver.core.now());
         true
     }
 
@@ -100,12 +122,23 @@ impl Observer {
         cqs.truncate(MAX_COMPLETION_QUEUES);
         qps.truncate(MAX_QUEUE_PAIRS);
         let oldest = std::mem::take(&mut self.oldest);
+        self.held.clear();
         let completion_queues =
             cqs.iter().filter_map(|cq| self.completion_queue(cq, &oldest, now)).collect();
         let waits = std::mem::take(&mut self.waits);
-        let mut groups = Vec::new();
-        let queue_pairs =
-            qps.iter().filter_map(|cell| self.queue_pair(cell, &waits, &mut groups, now)).collect();
+        let (mut groups, mut srqs) = (Vec::new(), HashMap::new());
+        let queue_pairs = qps
+            .iter()
+            .filter_map(|cell| {
+                // Many may share one, and each is asked once.
+                let waiting = |srq: &Arc<SrqCell>| {
+                    let key = Arc::as_ptr(srq);
+                    *srqs.entry(key).or_insert_with(|| srq.waiting_within(PATIENCE))
+                };
+                let shared = cell.srq.as_ref().map(waiting);
+                self.queue_pair(cell, shared, &waits, &mut groups, now)
+            })
+            .collect();
         let all = self.driver.counters();
         let counter = |counter: &counters::Counter| Counter {
             name: counter.name().into(),
@@ -157,6 +190,10 @@ impl Observer {
             self.oldest.insert(cq.number, (facts.place, since));
             unpolled = now.since(since);
         }
+        if unpolled >= UNPOLLED {
+            let queue_pairs = cq.queue_pairs(facts.len, PATIENCE).into_iter();
+            self.held.extend(queue_pairs.map(|qpn| (cq.number, qpn)));
+        }
         Some(CompletionQueue {
             number: cq.number,
             depth: facts.capacity as u32,
@@ -178,15 +215,18 @@ impl Observer {
     fn queue_pair(
         &mut self,
         cell: &QpCell,
+        shared: Option<Option<usize>>,
         before: &HashMap<u32, (Wait, Psn, Time)>,
         groups: &mut Vec<Group>,
         now: Time,
     ) -> Option<QueuePair> {
         let number = cell.qpn.get();
         let kind = cell.qp_type as u8;
-        let Some(state) = cell.state.try_lock_for(PATIENCE) else {
-            return Some(QueuePair { number, kind, busy: true, ..QueuePair::default() });
-        };
+        let busy = || Some(QueuePair { number, kind, busy: true, ..QueuePair::default() });
+        if shared == Some(None) {
+            return busy();
+        }
+        let Some(state) = cell.state.try_lock_for(PATIENCE) else { return busy() };
         if state.is_dead() || cell.home().is_some() {
             return None;
         }
@@ -232,7 +272,7 @@ impl Observer {
             },
             receives: Receives {
                 depth: init.cap.max_recv_wr,
-                fill: cell.srq.as_ref().map_or(queues.receives, |srq| srq.waiting() as u32),
+                fill: shared.flatten().map_or(queues.receives, |waiting| waiting as u32),
                 shared: init.srq,
                 completion_queue: receives.map_or(0, |cq| cq.number),
             },
@@ -276,12 +316,12 @@ impl Observer {
         let queues = &facts.queues;
         if queues.send_taken > queues.outstanding
             && let Some(since) = self.unpolled(sends, now)
-            && sends.is_some_and(|cq| cq.holds_of(qpn))
+            && sends.is_some_and(|cq| self.held.contains(&(cq.number, qpn)))
         {
             return (Wait::PollSends, Some(since));
         }
         if let Some(since) = self.unpolled(receives, now)
-            && receives.is_some_and(|cq| cq.holds_of(qpn))
+            && receives.is_some_and(|cq| self.held.contains(&(cq.number, qpn)))
         {
             return (Wait::PollReceives, Some(since));
         }
@@ -330,4 +370,43 @@ fn command() -> String {
     bytes.truncate(200);
     let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
     text.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many look, and whatever the limits of a look are.
+    #[test]
+    fn snapshots_take_a_twentieth_of_the_time() {
+        for took in [1, 10, 40, 200, 1000].map(Duration::from_millis) {
+            let (mut pace, mut now, mut busy) = (Pace::default(), Time::default(), Duration::ZERO);
+            let step = Duration::from_millis(1);
+            while now < Time::default() + Duration::from_secs(300) {
+                pace.look(now);
+                if now < pace.next {
+                    now = now + step;
+                    continue;
+                }
+                let begin = now;
+                now = now + took;
+                busy += took;
+                pace.done(begin, now);
+            }
+            let all = now.since(Time::default());
+            assert!(20 * busy <= all + 21 * took, "{took:?}: {busy:?} of {all:?}");
+        }
+    }
+
+    #[test]
+    fn one_who_looks_sees_several_pages_a_second() {
+        let mut pace = Pace::default();
+        let at = |ms| Time::default() + Duration::from_millis(ms);
+        pace.look(at(0));
+        assert_eq!(pace.next, at(0));
+        pace.done(at(0), at(1));
+        assert_eq!((pace.soonest, pace.next), (at(51), at(250)));
+        pace.look(at(20));
+        assert_eq!(pace.next, at(51));
+    }
 }
