@@ -119,7 +119,9 @@ pub(crate) fn refresh() {
     }
     // SAFETY: live values of their lengths; the descriptor is this function's own. `socket` keeps libc's contract.
     unsafe {
-        let fd = crate::netlink::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        // A launcher that is stopped, and has many questions, accepts no more.
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let fd = crate::netlink::socket(libc::AF_UNIX, kind, 0);
         if fd >= 0 {
             let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
             if libc::connect(fd, (&raw const address).cast(), len) == 0 {

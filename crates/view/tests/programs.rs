@@ -250,6 +250,7 @@ for i in range(40):
 #[test]
 fn counters_are_fresh_when_they_are_opened() {
     use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
     let tree = Tree::new("counters");
     let ib = tree.0.join("sys/devices/virtual/anyverbs/anyverbs0/infiniband/anyverbs0");
     let counters = ib.join("ports/1/hw_counters");
@@ -260,7 +261,14 @@ fn counters_are_fresh_when_they_are_opened() {
     assert_eq!(text(&tree.run("cat", &[path])), "old\n");
     let listener = std::os::unix::net::UnixListener::bind(tree.0.join(".fresh")).unwrap();
     assert_eq!(text(&tree.run("cat", &[path])), "old\n");
-    // Its question is still there.
+    // Its question is still there, and the launcher takes no more: nobody waits for room.
+    let takes = |most| {
+        // SAFETY: changes the length of the queue of an open socket.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), most) }, 0);
+    };
+    takes(0);
+    assert_eq!(text(&tree.run("cat", &[path])), "old\n");
+    takes(16);
     drop(listener.accept().unwrap());
     let launcher = std::thread::spawn(move || {
         for n in 1..=3 {
