@@ -15,6 +15,8 @@ use crate::answer::set_errno;
 use crate::calls::libc_function;
 use crate::{real, tree};
 
+mod dump;
+
 const NETLINK_RDMA: c_int = 20;
 /// `RDMA_NL_NLDEV`, in the upper bits of a message's type; the command is in the lower ten.
 const NLDEV: u16 = 5;
@@ -268,8 +270,10 @@ pub(crate) unsafe extern "C" fn recvfrom(
     }
     // SAFETY: as above; the sender's name is the kernel's, port 0.
     unsafe {
+        dump::feed(fd);
         let got = real(fd, data, len, flags, core::ptr::null_mut(), core::ptr::null_mut());
         if got >= 0 {
+            dump::feed(fd);
             write_name(from, from_len, 0);
         }
         got
@@ -288,13 +292,40 @@ pub(crate) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     // SAFETY: the caller passes a message with room for a name, of the length that it says.
     unsafe {
         let (name, mut name_len) = ((*message).msg_name, (*message).msg_namelen);
+        dump::feed(fd);
         let got = real(fd, message, flags);
+        if got >= 0 {
+            dump::feed(fd);
+        }
         if got >= 0 && !name.is_null() {
             write_name(name.cast(), &raw mut name_len, 0);
             (*message).msg_namelen = name_len;
         }
         got
     }
+}
+
+/// # Safety
+/// As the libc function of this name.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn recv(
+    fd: c_int,
+    data: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = libc_function!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t, -1);
+    if !is_ours(fd) {
+        // SAFETY: the caller keeps libc's contract.
+        return unsafe { real(fd, data, len, flags) };
+    }
+    dump::feed(fd);
+    // SAFETY: as above.
+    let got = unsafe { real(fd, data, len, flags) };
+    if got >= 0 {
+        dump::feed(fd);
+    }
+    got
 }
 
 /// Takes a request.
@@ -365,17 +396,26 @@ fn answer(fd: c_int, mut datagram: &[u8]) {
                 | CMD_RES_PD_GET | CMD_STAT_GET),
             ) => {
                 tree::refresh();
-                match request.attribute(ATTR_DEV_INDEX) {
-                    Some(index) if send_all(fd, &request, index, command) => 0,
-                    Some(_) => -libc::ENODEV,
-                    None if is_dump => {
-                        let mut index = 0;
-                        while send_all(fd, &request, index, command) {
-                            index += 1;
+                let wanted = request.attribute(ATTR_DEV_INDEX);
+                let file = || open_file(wanted.unwrap_or(0), Some((b"c", command.into())));
+                match (wanted, is_dump) {
+                    (None, false) => -libc::EINVAL,
+                    (_, true) => match file() {
+                        Some(file) => {
+                            let next = if wanted.is_none() { Some(1) } else { None };
+                            // It ends itself, if it begins.
+                            if dump::begin(fd, &request, file, next) {
+                                continue;
+                            }
+                            -libc::EBUSY
                         }
-                        0
-                    }
-                    None => -libc::EINVAL,
+                        None if wanted.is_none() => 0,
+                        None => -libc::ENODEV,
+                    },
+                    (Some(_), false) => match file() {
+                        Some(file) => send_one(fd, &request, file),
+                        None => -libc::ENODEV,
+                    },
                 }
             }
             _ => -libc::EOPNOTSUPP,
@@ -433,25 +473,19 @@ fn send_attributes(fd: c_int, request: &Request<'_>, device: u32, port: Option<u
     true
 }
 
-/// Sends all messages that the launcher has for a command: each is its length in four bytes, and as many bytes. False if
-/// there is no such device.
-fn send_all(fd: c_int, request: &Request<'_>, device: u32, command: u16) -> bool {
-    let Some(file) = open_file(device, Some((b"c", command.into()))) else { return false };
-    let is_dump = request.flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
-    let flags = if is_dump { libc::NLM_F_MULTI } else { 0 };
+/// Sends the one message of a file, which it closes. A full socket loses it, as netlink's do. Returns the status of the request.
+fn send_one(fd: c_int, request: &Request<'_>, file: c_int) -> c_int {
     let mut body = [0; MESSAGE_MAX];
     let mut len = [0; 4];
-    while read_exactly(file, &mut len) {
-        let len = u32::from_ne_bytes(len) as usize;
-        let Some(body) = body.get_mut(..len) else { break };
-        if !read_exactly(file, body) {
-            break;
-        }
-        send_message(fd, request.kind, flags, request, body);
+    if read_exactly(file, &mut len)
+        && let Some(body) = body.get_mut(..u32::from_ne_bytes(len) as usize)
+        && read_exactly(file, body)
+    {
+        send_message(fd, request.kind, 0, request, body);
     }
-    // SAFETY: the descriptor is this function's own.
+    // SAFETY: the descriptor is the caller's, who gives it away.
     unsafe { libc::close(file) };
-    true
+    0
 }
 
 fn read_exactly(file: c_int, into: &mut [u8]) -> bool {
@@ -516,8 +550,8 @@ fn decimal(mut number: u32, into: &mut [u8; 10]) -> &[u8] {
     }
 }
 
-/// Puts a message into the socket, for its owner to receive.
-fn send_message(fd: c_int, kind: u16, flags: c_int, request: &Request<'_>, body: &[u8]) {
+/// Puts a message into the socket, for its owner to receive. False: it has no room now, and other messages wait there.
+fn send_message(fd: c_int, kind: u16, flags: c_int, request: &Request<'_>, body: &[u8]) -> bool {
     let mut message = [0; HEADER + MESSAGE_MAX];
     let len = HEADER + body.len();
     message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
@@ -527,12 +561,13 @@ fn send_message(fd: c_int, kind: u16, flags: c_int, request: &Request<'_>, body:
     message[HEADER..len].copy_from_slice(body);
     let send = real::send.address();
     if send.is_null() {
-        return;
+        return true;
     }
-    // SAFETY: libc's function of this name has this signature. A full socket loses the answer, as netlink's do.
+    // SAFETY: libc's function of this name has this signature.
     unsafe {
         let send: unsafe extern "C" fn(c_int, *const c_void, size_t, c_int) -> ssize_t =
             transmute(send);
-        send(fd, message.as_ptr().cast(), len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        send(fd, message.as_ptr().cast(), len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) >= 0
+            || *libc::__errno_location() != libc::EAGAIN
     }
 }

@@ -12,5 +12,5 @@ anyverbs_interpose::reals! {
     realpath __realpath_chk canonicalize_file_name
     chdir getcwd __getcwd_chk get_current_dir_name
     getxattr lgetxattr listxattr llistxattr
-    socket bind getsockname send sendto sendmsg recvfrom recvmsg
+    socket bind getsockname send sendto sendmsg recv recvfrom recvmsg
 }

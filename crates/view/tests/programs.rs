@@ -246,6 +246,49 @@ for i in range(40):
     assert_eq!(text(&tree.run("python3", &["-c", script])), "");
 }
 
+/// A dump is longer than the socket has room for: the rest comes as the program receives, and then its end.
+#[test]
+fn a_long_netlink_answer_is_whole() {
+    const MESSAGES: u32 = 2000;
+    let tree = Tree::new("long");
+    for device in 0..2 {
+        let dir = tree.0.join(format!("netlink/{device}"));
+        fs::create_dir_all(&dir).unwrap();
+        let message = |n: u32| [&3600u32.to_ne_bytes()[..], &n.to_ne_bytes(), &[7; 3596]].concat();
+        let all: Vec<u8> = (device * MESSAGES..(device + 1) * MESSAGES).flat_map(message).collect();
+        fs::write(dir.join("c10"), all).unwrap();
+    }
+    let script = "
+import errno, os, select, socket, struct
+DUMP, DONE, ERROR = 0x301, 3, 2
+kind = 5 << 10 | 10
+files = len(os.listdir('/proc/self/fd'))
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
+receives = [lambda: s.recv(4096), lambda: s.recvfrom(4096)[0], lambda: s.recvmsg(4096)[0]]
+for _ in range(3):
+    s.send(struct.pack('=IHHII', 16, kind, DUMP, 7, 0))
+    n = 0
+    while True:
+        assert select.select([s], [], [], 20)[0], n
+        m = receives[n % 3]()
+        assert struct.unpack('=IHHI', m[:12])[0::3] == (len(m), 7)
+        if struct.unpack('=H', m[4:6])[0] == DONE:
+            break
+        assert struct.unpack('=I', m[16:20])[0] == n and len(m) == 3616, n
+        n += 1
+    assert n == 4000, n
+assert len(os.listdir('/proc/self/fd')) == files + 1
+s.close()
+# Sockets that are closed early leave no more files open than there may be such sockets.
+for _ in range(40):
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20) as s:
+        s.send(struct.pack('=IHHII', 16, kind, DUMP, 7, 0))
+        assert len(s.recv(4096)) == 3616
+assert len(os.listdir('/proc/self/fd')) <= files + 16
+";
+    assert_eq!(text(&tree.run("python3", &["-c", script])), "");
+}
+
 /// A launcher writes counters when somebody wants them: before the program opens the file.
 #[test]
 fn counters_are_fresh_when_they_are_opened() {
