@@ -20,6 +20,9 @@ use crate::sys::{self, AT_ONCE, Uncancelled, is_scarcity};
 
 /// Connections of other processes; one has one, and one more while it asks for the store.
 const MAX_CONNECTIONS: usize = 1024;
+/// Questions of other processes that are answered in one call of [`Slot::receive`]. The others wait for the next one, so that a
+/// process which asks all the time does not keep the caller.
+const MAX_ANSWERS: usize = 64;
 /// The key of the listener, which is ready when a process connects.
 const LISTENER: u64 = 0;
 
@@ -173,7 +176,9 @@ impl Slot {
         if connections.accept_again && self.accept(&mut connections) {
             return Ok(Received::Stranger);
         }
-        loop {
+        let mut answers = 0;
+        // The descriptor stays readable.
+        while answers < MAX_ANSWERS {
             let mut event = [MaybeUninit::<epoll::Event>::uninit()];
             let key = match epoll::wait(&self.epoll, &mut event, Some(&AT_ONCE)) {
                 Ok(([event], _)) => event.data.u64(),
@@ -189,10 +194,20 @@ impl Slot {
             }
             let Some(socket) = connections.by_key.get(&key) else { continue };
             match read(socket, into) {
-                Ok(1) if into[0] == pass::ASK => pass::give(socket, self.store.copy()),
+                Ok(1) if into[0] == pass::ASK => {
+                    answers += 1;
+                    pass::give(socket, self.store.copy());
+                }
                 Ok(1) if into[0] == pass::LOOK => {
-                    if connections.have_page.insert(key) {
-                        pass::give(&connections.by_key[&key], self.page.copy());
+                    answers += 1;
+                    if !connections.have_page.contains(&key) {
+                        let copy = self.page.copy();
+                        // Without a descriptor for it now, the next look may get one.
+                        let has_page = copy.is_some();
+                        pass::give(socket, copy);
+                        if has_page {
+                            connections.have_page.insert(key);
+                        }
                     }
                     self.page.note_look();
                 }
@@ -203,6 +218,7 @@ impl Slot {
                 Err(_) => connections.forget(key),
             }
         }
+        Ok(Received::Nothing)
     }
 
     /// Accepts all that wait. True if there was one of another user; there may be more then.
@@ -363,6 +379,28 @@ mod tests {
             assert_eq!(slot.receive(&mut [0; 100]).unwrap(), Received::Nothing);
             assert!(slot.connections.lock().by_key.is_empty());
         }
+    }
+
+    #[test]
+    fn one_who_asks_all_the_time_does_not_keep_the_receiver() {
+        let registry = registry("asks");
+        let slot = Slot::claim_in(&registry).unwrap();
+        let sockets: Vec<_> = (0..2 * MAX_ANSWERS)
+            .map(|_| {
+                let (socket, _) = registry.connect(Name::Slot(slot.number())).unwrap();
+                pass::look(&socket).unwrap();
+                socket
+            })
+            .collect();
+        let mut calls = 0;
+        while slot.page().looks() < sockets.len() as u64 {
+            let before = slot.page().looks();
+            assert_eq!(slot.receive(&mut [0; 100]).unwrap(), Received::Nothing);
+            calls += 1;
+            assert!(slot.page().looks() - before <= MAX_ANSWERS as u64);
+            assert!(calls < 10, "it goes on where it stopped");
+        }
+        assert!(calls >= 2);
     }
 
     #[test]
