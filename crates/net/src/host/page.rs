@@ -20,6 +20,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use rustix::fs::fcntl_get_seals;
+
 use super::pass::Given;
 use crate::shm::{check_length, memfd};
 use crate::sys::above_standard_streams;
@@ -34,8 +36,8 @@ const ATTEMPTS: usize = 20;
 /// The page of this process.
 #[derive(Default)]
 pub struct Page {
-    /// Made when somebody looks for the first time. None where the process may have no such file.
-    file: OnceLock<Option<File>>,
+    /// Made when somebody looks for the first time.
+    file: OnceLock<File>,
     /// How often others have asked.
     looks: AtomicU64,
     /// Called then.
@@ -79,12 +81,15 @@ impl Page {
         }
     }
 
+    /// None while the process has no descriptor for it, or where it may have no such file.
     fn file(&self) -> Option<&File> {
-        let make = || {
+        if self.file.get().is_none() {
             let file = memfd(c"anyverbs-page").map(File::from);
-            file.inspect_err(|error| tracing::debug!(%error, "no page can be made")).ok()
-        };
-        self.file.get_or_init(make).as_ref()
+            let file = file.inspect_err(|error| tracing::debug!(%error, "no page can be made"));
+            // Another thread may have made one.
+            let _ = self.file.set(file.ok()?);
+        }
+        self.file.get()
     }
 
     /// For a reader.
@@ -122,7 +127,7 @@ impl Page {
 
     /// Nobody looks any more: gives the memory back.
     pub fn clear(&self) {
-        if let Some(file) = self.file.get().and_then(Option::as_ref) {
+        if let Some(file) = self.file.get() {
             let _ = file.set_len(0);
         }
     }
@@ -140,6 +145,16 @@ fn header(file: &File) -> Option<[u64; 3]> {
     let mut words =
         bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")));
     Some(std::array::from_fn(|_| words.next().expect("three words")))
+}
+
+/// Whether a file is in memory: no read of it waits for another process, as those of FUSE do.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    fcntl_get_seals(file).is_ok()
+}
+
+/// When a page was written. None if never, or it is no page.
+pub(super) fn written_at(file: &File) -> Option<u64> {
+    header(file).map(|[_, _, at]| at)
 }
 
 /// The contents of a page that another process writes. None if there are none, or they change all the time, or it is no page.
@@ -198,6 +213,14 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn a_file_that_may_block_is_no_page() {
+        assert!(is_in_memory(&File::from(Page::default().copy().unwrap().0)));
+        let (pipe, _end) = std::io::pipe().unwrap();
+        assert!(!is_in_memory(&File::from(OwnedFd::from(pipe))));
+        assert!(!is_in_memory(&File::open("/proc/self/stat").unwrap()));
     }
 
     #[test]

@@ -65,12 +65,13 @@ impl Watcher {
             // One that is stopped does not empty its socket.
             let _ = pass::look(&known.socket);
         }
+        self.known.values_mut().for_each(Known::read);
         loop {
             let mut waits = false;
-            for known in self.known.values_mut() {
+            // While one is silent, those that have answered are left alone.
+            for known in self.known.values_mut().filter(|known| known.is_awaited(asked_at)) {
                 known.read();
-                waits |=
-                    !known.refuses && known.last.as_ref().is_none_or(|last| last.at < asked_at);
+                waits |= known.is_awaited(asked_at);
             }
             if !waits || begin.elapsed() >= patience {
                 break;
@@ -120,17 +121,26 @@ impl Known {
         hung_up || self.process.has_ended()
     }
 
+    /// Its page is older than the question.
+    fn is_awaited(&self, asked_at: u64) -> bool {
+        !self.refuses && self.last.as_ref().is_none_or(|last| last.at < asked_at)
+    }
+
     fn read(&mut self) {
         if self.page.is_none()
-            && !self.refuses
             && sockopt::poll(self.socket.as_fd(), libc::POLLIN, 0).unwrap_or(false)
         {
-            self.page = pass::take(&self.socket).map(|(file, _)| file);
+            let page = pass::take(&self.socket).map(|(file, _)| file);
+            self.page = page.filter(page::is_in_memory);
+            // It may have one at the next look.
             self.refuses = self.page.is_none();
         }
-        let contents = self.page.as_ref().and_then(page::read);
-        if contents.is_some() {
-            self.last = contents;
+        let Some(page) = &self.page else { return };
+        if self.last.as_ref().is_some_and(|last| page::written_at(page) == Some(last.at)) {
+            return;
+        }
+        if let Some(contents) = page::read(page) {
+            self.last = Some(contents);
         }
     }
 }
