@@ -40,7 +40,7 @@ pub(crate) fn port(counters: &Counters) -> Files {
         ("port_xmit_packets", of("sent_pkts")),
         ("port_rcv_packets", of("rcvd_pkts")),
         ("port_xmit_discards", of("send_err")),
-        ("port_rcv_errors", of("drop_malformed") + of("rx_icrc_encapsulated")),
+        ("port_rcv_errors", of("drop_malformed").saturating_add(of("rx_icrc_encapsulated"))),
         ("port_rcv_constraint_errors", of("drop_pkey")),
     ];
     files.extend(ALWAYS_ZERO.map(|name| (name, 0)));
@@ -53,7 +53,7 @@ pub(crate) fn hardware(counters: &Counters) -> Files {
     let mut files: Files = counters.iter().map(|(name, value)| (*name, *value)).collect();
     files.extend(ALIASES.map(|(alias, name)| (alias, of(name))));
     let retries = ["packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err"].map(of);
-    files.push(("completer_retry_err", retries.iter().sum()));
+    files.push(("completer_retry_err", retries.into_iter().fold(0, u64::saturating_add)));
     files.sort_unstable();
     files
 }
@@ -61,6 +61,18 @@ pub(crate) fn hardware(counters: &Counters) -> Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Other processes write the counters.
+    #[test]
+    fn sums_have_an_end() {
+        let all: Counters =
+            anyverbs::Counter::ALL.iter().map(|counter| (counter.name(), u64::MAX)).collect();
+        for (files, name) in
+            [(port(&all), "port_rcv_errors"), (hardware(&all), "completer_retry_err")]
+        {
+            assert!(files.contains(&(name, u64::MAX)));
+        }
+    }
 
     #[test]
     fn tools_find_their_names() {

@@ -1,7 +1,7 @@
 //! Looks at the device's processes, and says what it sees in words and numbers. All texts and numbers come from other processes.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyverbs::config::Config;
 use anyverbs::watch::{Condition, Seen, Watcher};
@@ -24,6 +24,8 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     /// Printable.
     pub(crate) command: String,
+    /// When it told what is known of it.
+    pub(crate) at: Instant,
     pub(crate) seen: Seen,
 }
 
@@ -49,7 +51,9 @@ impl Process {
             Some(page) => page.command.clone(),
             None => std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default(),
         };
-        Self { pid, command: printable(command.trim()), seen }
+        let now = Instant::now();
+        let at = now.checked_sub(seen.age).unwrap_or(now);
+        Self { pid, command: printable(command.trim()), at, seen }
     }
 
     /// The name of its program, without directory and arguments.

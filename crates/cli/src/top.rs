@@ -20,8 +20,8 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Traffic of queue pairs at an earlier time, by process and number.
 #[derive(Debug)]
 pub(crate) struct Before {
-    at: Instant,
-    traffic: HashMap<(u32, u32), Traffic>,
+    /// With the time when its process has told it.
+    traffic: HashMap<(u32, u32), (Traffic, Instant)>,
 }
 
 /// What a queue pair does in a second.
@@ -36,15 +36,17 @@ impl Before {
         let mut traffic = HashMap::new();
         for process in processes {
             for qp in process.page().into_iter().flat_map(|page| &page.queue_pairs) {
-                traffic.insert((process.pid, qp.number), qp.traffic.clone());
+                traffic.insert((process.pid, qp.number), (qp.traffic.clone(), process.at));
             }
         }
-        Self { at: Instant::now(), traffic }
+        Self { traffic }
     }
 
-    fn rates(&self, pid: u32, qp: &QueuePair) -> Rates {
-        let Some(before) = self.traffic.get(&(pid, qp.number)) else { return Rates::default() };
-        let seconds = self.at.elapsed().as_secs_f64().max(0.001);
+    fn rates(&self, process: &Process, qp: &QueuePair) -> Rates {
+        let Some((before, at)) = self.traffic.get(&(process.pid, qp.number)) else {
+            return Rates::default();
+        };
+        let seconds = process.at.saturating_duration_since(*at).as_secs_f64().max(0.001);
         let rate = |of: fn(&Traffic) -> u64| {
             (of(&qp.traffic).saturating_sub(of(before)) as f64 / seconds) as u64
         };
@@ -65,7 +67,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     }
     if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let before = Before::new(&looker.look(PATIENCE));
-        std::thread::sleep(EVERY.saturating_sub(before.at.elapsed()));
+        std::thread::sleep(EVERY);
         let processes = looker.look(PATIENCE);
         return crate::write_out(list(&processes, Some(&before), 80).as_bytes());
     }
@@ -96,9 +98,7 @@ fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
             Key::Down(lines) => scroll = scroll.saturating_add(lines),
             Key::Other => {}
             Key::None => {
-                let seen = Before::new(&processes);
-                let last = next - EVERY;
-                before = Before { at: last, ..seen };
+                before = Before::new(&processes);
                 processes = looker.look(Duration::from_millis(100));
                 next = Instant::now() + EVERY;
             }
@@ -189,7 +189,7 @@ pub(crate) fn queue_pairs(
                     messages: [qp.traffic.sent, qp.traffic.received],
                     bytes: [qp.traffic.sent_bytes, qp.traffic.received_bytes],
                 },
-                |before| before.rates(process.pid, qp),
+                |before| before.rates(process, qp),
             );
             (look::waits(processes, qp), rates, qp)
         })
@@ -280,13 +280,32 @@ mod tests {
             age: Duration::from_secs(9),
             condition: Condition::Stopped,
         };
-        vec![Process { pid: seen.pid, command: "x".repeat(200), seen }]
+        vec![Process { pid: seen.pid, command: "x".repeat(200), at: Instant::now(), seen }]
+    }
+
+    #[test]
+    fn rates_are_those_between_two_looks() {
+        let mut processes = example();
+        let set = |process: &mut Process, sent| {
+            let Some(Ok(page)) = &mut process.seen.page else { unreachable!() };
+            page.queue_pairs[0].traffic.sent = sent;
+            page.queue_pairs[0].clone()
+        };
+        set(&mut processes[0], 100);
+        let before = Before::new(&processes);
+        let qp = set(&mut processes[0], 700);
+        processes[0].at += Duration::from_secs(2);
+        // Whenever they are drawn.
+        for _ in 0..2 {
+            assert_eq!(before.rates(&processes[0], &qp).messages[0], 300);
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     #[test]
     fn no_line_is_longer_than_the_terminal() {
         let processes = example();
-        let before = Before { at: Instant::now(), traffic: HashMap::new() };
+        let before = Before { traffic: HashMap::new() };
         for columns in [80, 40, 200] {
             for before in [None, Some(&before)] {
                 let text = list(&processes, before, columns);
