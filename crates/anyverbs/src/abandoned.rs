@@ -14,17 +14,31 @@ use anyverbs_objects::error::OpenError;
 
 use crate::device::Device;
 
+/// What processes of a host share, as a tool has it that is no process of the device. A host has few places for such.
+#[derive(Clone, Debug)]
+pub struct Membership(pub(crate) Arc<Store>);
+
+impl Membership {
+    /// Joins the processes of the registry of this name that share this UDP port ([`Details`](crate::Details)).
+    ///
+    /// # Errors
+    /// Those of memory files, and `InvalidInput` for a bad name.
+    pub fn join(registry: &str, port: u16) -> io::Result<Self> {
+        Store::join(&Registry::of_port(registry, port)?).map(Self)
+    }
+}
+
 /// Keeps the records of killed processes, without being a process of the device.
 #[derive(Debug)]
 pub struct Keeper(Arc<Journal>);
 
 impl Keeper {
-    /// For the processes of the registry of this name that share this UDP port ([`Details`](crate::Details)).
+    /// For the processes of this host.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad name; why there is no journal.
-    pub fn new(registry: &str, port: u16) -> io::Result<Self> {
-        Journal::join(&Store::join(&Registry::of_port(registry, port)?)?).map(Self)
+    /// Why there is no journal.
+    pub fn new(host: &Membership) -> io::Result<Self> {
+        Journal::join(&host.0).map(Self)
     }
 
     /// Whether a process has ended and left connections, to be ended by [`disconnect`].

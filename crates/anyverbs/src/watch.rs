@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
+use anyverbs_net::Registry;
 use anyverbs_net::host;
-use anyverbs_net::{Registry, Store};
 pub use anyverbs_page::{Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
+
+use crate::abandoned::Membership;
 
 /// Looks at the processes of this user that share a UDP port.
 #[derive(Debug)]
@@ -57,6 +58,11 @@ impl Watcher {
         Ok(Self(host::Watcher::new(Registry::of_port(registry, port)?)))
     }
 
+    /// Ends its connections. The next look makes them anew.
+    pub fn rest(&mut self) {
+        self.0.rest();
+    }
+
     /// Looks now, and waits up to `patience` for processes that do not answer at once.
     pub fn look(&mut self, patience: Duration) -> Vec<Seen> {
         let seen = self.0.look(patience);
@@ -91,9 +97,9 @@ fn is_stopped(pid: i32) -> bool {
 /// counters begin anew.
 #[derive(Debug)]
 pub struct Totals {
-    store: Arc<Store>,
-    /// The counters of living processes when they were seen last.
-    living: HashMap<(u32, u8), Values>,
+    host: Membership,
+    /// The counters of living processes when they were seen last, and the incarnations of their slots.
+    living: HashMap<(u32, u8), (Values, Option<u32>)>,
     ended: Values,
     /// Of those that were killed.
     killed: Values,
@@ -103,19 +109,18 @@ pub struct Totals {
 type Values = [u64; Counter::ALL.len()];
 
 impl Totals {
-    /// Counts for a [registry and a port](crate::Details).
-    ///
-    /// # Errors
-    /// Those of memory files, and `InvalidInput` for a bad name.
-    pub fn new(registry: &str, port: u16) -> io::Result<Self> {
-        let store = Store::join(&Registry::of_port(registry, port)?)?;
+    /// Counts for the processes of this host.
+    #[must_use]
+    pub fn new(host: Membership) -> Self {
         let zeros = [0; Counter::ALL.len()];
-        Ok(Self { store, living: HashMap::new(), ended: zeros, killed: zeros, shown: zeros })
+        Self { host, living: HashMap::new(), ended: zeros, killed: zeros, shown: zeros }
     }
 
     /// The counters now, where these processes live.
     pub fn update(&mut self, seen: &[Seen]) -> impl Iterator<Item = (&'static str, u64)> {
-        let ended: Values = std::array::from_fn(|index| self.store.ended(index));
+        let store = &self.host.0;
+        let ended: Values = std::array::from_fn(|index| store.ended(Counter::DIGEST, index));
+        let owners = store.incarnations();
         let mut past = std::mem::take(&mut self.living);
         let mut sum = ended;
         for process in seen {
@@ -124,20 +129,28 @@ impl Totals {
             let values = match &process.page {
                 Some(Ok(page)) => Some(Counter::ALL)
                     .map(|all| std::array::from_fn(|n| page.counter(all[n].name()))),
-                _ => known,
+                _ => known.map(|(values, _)| values),
             };
             // One that has left its counters and is not gone yet counts once. This is looked at after they were read.
-            if let Some(values) = values.filter(|_| !self.store.is_counted(process.slot)) {
+            if let Some(values) = values.filter(|_| !store.is_counted(process.slot)) {
                 add(&mut sum, &values);
-                self.living.insert(key, values);
+                self.living.insert(key, (values, owners.get(&process.slot).copied()));
             }
         }
-        // What those that are gone had, and did not leave.
-        let mut lost: Values = [0; Counter::ALL.len()];
-        past.values().for_each(|values| add(&mut lost, values));
-        for (n, lost) in lost.iter().enumerate() {
-            let left = ended[n].saturating_sub(self.ended[n]);
-            self.killed[n] = self.killed[n].saturating_add(lost.saturating_sub(left));
+        // What those that are gone had, and did not leave. The mark of a slot tells until another process has it.
+        let [mut left, mut unclear]: [Values; 2] = [[0; Counter::ALL.len()]; 2];
+        for ((_, slot), (values, owner)) in past {
+            if owners.get(&slot).is_some_and(|now| Some(*now) != owner) {
+                add(&mut unclear, &values);
+            } else if store.is_counted(slot) {
+                add(&mut left, &values);
+            } else {
+                add(&mut self.killed, &values);
+            }
+        }
+        for (n, unclear) in unclear.iter().enumerate() {
+            let left = ended[n].saturating_sub(self.ended[n]).saturating_sub(left[n]);
+            self.killed[n] = self.killed[n].saturating_add(unclear.saturating_sub(left));
         }
         self.ended = ended;
         add(&mut sum, &self.killed);
@@ -153,5 +166,39 @@ fn add(sum: &mut Values, values: &Values) {
     for (sum, value) in sum.iter_mut().zip(values) {
         // Another process wrote it.
         *sum = sum.saturating_add(*value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs_net::Slot;
+
+    use super::*;
+
+    fn seen(slot: &Slot, pid: u32, packets: u64) -> Seen {
+        let counter =
+            anyverbs_page::Counter { name: Counter::ALL[0].name().into(), value: packets };
+        let page = Snapshot { counters: vec![counter], ..Snapshot::default() };
+        let (page, age, condition) = (Some(Ok(page)), Duration::ZERO, Condition::Fresh);
+        Seen { pid, slot: slot.number(), page, age, condition }
+    }
+
+    #[test]
+    fn a_killed_process_counts_though_another_ends_at_the_same_time() {
+        let name = format!("anyverbs-totals-{}", std::process::id());
+        let registry = Registry::of_port(&name, 4791).unwrap();
+        let mut totals = Totals::new(Membership::join(&name, 4791).unwrap());
+        let mut first = |seen: &[Seen]| totals.update(seen).next().unwrap().1;
+        let [killed, ends] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+        assert_eq!(first(&[seen(&killed, 1, 10), seen(&ends, 2, 100)]), 110);
+        // It has counted much since.
+        ends.store().add_ended(Counter::DIGEST, &[5000]);
+        drop((killed, ends));
+        assert_eq!(first(&[]), 5010);
+        // The counters of another version of the library are none of these.
+        let other = Slot::claim_in(&registry).unwrap();
+        other.store().add_ended(Counter::DIGEST + 2, &[1 << 40]);
+        drop(other);
+        assert_eq!(first(&[]), 5010);
     }
 }

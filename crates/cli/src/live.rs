@@ -5,12 +5,14 @@
 
 use std::fs;
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyverbs::abandoned::Membership;
 use anyverbs::watch::{Seen, Totals, Watcher};
 
 use crate::device::Device;
@@ -20,6 +22,8 @@ use crate::{counters, view_netlink};
 pub(crate) const SOCKET: &str = ".fresh";
 /// Files that are not older than this are fresh, in milliseconds. A tool reads dozens of them at a time.
 const FRESH: Duration = Duration::from_millis(100);
+/// When nobody has asked for so long, no connection to a process is kept, in seconds.
+const IDLE: Duration = Duration::from_secs(5);
 /// Longest wait for a process that does not answer, in milliseconds.
 const PATIENCE: Duration = Duration::from_millis(150);
 
@@ -43,13 +47,14 @@ impl Files {
         sys: PathBuf,
         netlink: Option<PathBuf>,
         devices: Vec<Device>,
+        host: Membership,
     ) -> io::Result<Self> {
         let first = devices.first().ok_or(io::ErrorKind::NotFound)?;
         Ok(Self {
             sys,
             netlink,
             watcher: Watcher::new(&first.registry, first.udp_port)?,
-            totals: Totals::new(&first.registry, first.udp_port)?,
+            totals: Totals::new(host),
             devices,
             last: None,
         })
@@ -60,8 +65,21 @@ impl Files {
         if self.last.is_some_and(|last| last.elapsed() < FRESH) {
             return Ok(());
         }
-        let seen: Vec<Seen> = self.watcher.look(PATIENCE);
-        let all: counters::Counters = self.totals.update(&seen).collect();
+        let seen = self.watcher.look(PATIENCE);
+        self.write(&seen)?;
+        self.last = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Nobody has asked for long: keeps no connection to any process.
+    fn rest(&mut self) {
+        self.watcher.rest();
+        self.last = None;
+    }
+
+    /// Writes all files, with what these processes have.
+    fn write(&mut self, seen: &[Seen]) -> io::Result<()> {
+        let all: counters::Counters = self.totals.update(seen).collect();
         let files = [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))];
         for (device, index) in self.devices.iter().zip(0..) {
             let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
@@ -73,10 +91,9 @@ impl Files {
                 }
             }
             if let Some(dir) = &self.netlink {
-                view_netlink::write_live(dir, (device, index), &all, &seen)?;
+                view_netlink::write_live(dir, (device, index), &all, seen)?;
             }
         }
-        self.last = Some(Instant::now());
         Ok(())
     }
 }
@@ -96,24 +113,48 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Makes the files, and answers at the socket of `tree`.
+    /// Makes the files without a look at any process, and answers at the socket of `tree`.
     pub(crate) fn start(tree: &Path, mut files: Files) -> io::Result<Self> {
-        files.refresh()?;
+        files.write(&[])?;
         let listener = UnixListener::bind(tree.join(SOCKET))?;
         let files = Arc::new(Mutex::new(Some(files)));
         let service = Self { files: Arc::clone(&files) };
         thread::Builder::new().name("anyverbs-fresh".into()).spawn(move || {
-            for socket in listener.incoming().flatten() {
-                let mut socket = socket;
+            let mut has_connections = false;
+            loop {
+                let is_asked = is_asked(&listener, has_connections);
                 let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(files) = &mut *files else { return };
-                // Who asks reads the old files then.
-                let _ = files.refresh();
-                let _ = socket.write_all(b"1");
+                let Some(live) = &mut *files else { return };
+                if !is_asked {
+                    live.rest();
+                    has_connections = false;
+                    continue;
+                }
+                match listener.accept() {
+                    Ok((mut socket, _)) => {
+                        // Who asks reads the old files then.
+                        let _ = live.refresh();
+                        has_connections = true;
+                        let _ = socket.write_all(b"1");
+                    }
+                    // There may be no descriptor for a while, and the question still waits.
+                    Err(_) => {
+                        drop(files);
+                        thread::sleep(FRESH);
+                    }
+                }
             }
         })?;
         Ok(service)
     }
+}
+
+/// Waits for a question, up to [`IDLE`] if there are connections to processes.
+fn is_asked(listener: &UnixListener, has_connections: bool) -> bool {
+    let timeout = if has_connections { IDLE.as_millis() as libc::c_int } else { -1 };
+    let mut entry = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live entry.
+    unsafe { libc::poll(&raw mut entry, 1, timeout) != 0 }
 }
 
 impl Drop for Service {
@@ -136,8 +177,9 @@ mod tests {
             ..crate::device::example()
         });
         let netlink = tree.join("netlink");
+        let host = Membership::join(&registry, devices[0].udp_port).unwrap();
         let mut files =
-            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into()).unwrap();
+            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into(), host).unwrap();
         files.refresh().unwrap();
         for (name, index) in [("rail0", 0u8), ("rail1", 1)] {
             for command in [9, 10, 12, 17] {
@@ -148,6 +190,36 @@ mod tests {
             let port = tree.join("sys/class/infiniband").join(name).join("ports/1");
             assert!(port.join("hw_counters/sent_pkts").exists());
         }
+        fs::remove_dir_all(tree).unwrap();
+    }
+
+    #[test]
+    fn processes_are_met_when_somebody_asks() {
+        use std::io::Read as _;
+        use std::os::fd::AsFd as _;
+        let tree = std::env::temp_dir().join(format!("anyverbs-lazy-{}", std::process::id()));
+        let device = Device {
+            registry: format!("anyverbs-lazy-{}", std::process::id()),
+            ..crate::device::example()
+        };
+        let registry = anyverbs_net::Registry::of_port(&device.registry, device.udp_port).unwrap();
+        // It looks for others itself.
+        let host = Membership::join(&device.registry, device.udp_port).unwrap();
+        let slot = anyverbs_net::Slot::claim_in(&registry).unwrap();
+        let is_met = || {
+            let fd = slot.as_fd().as_raw_fd();
+            let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live entry.
+            unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+        };
+        let files = Files::new(tree.join("sys"), None, vec![device], host).unwrap();
+        let service = Service::start(&tree, files).unwrap();
+        let counters = tree.join("sys/class/infiniband/anyverbs0/ports/1/hw_counters");
+        assert!(counters.join("sent_pkts").exists() && !is_met());
+        let mut question = std::os::unix::net::UnixStream::connect(tree.join(SOCKET)).unwrap();
+        question.read_exact(&mut [0]).unwrap();
+        assert!(is_met());
+        drop(service);
         fs::remove_dir_all(tree).unwrap();
     }
 }

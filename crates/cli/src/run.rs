@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{self, ExitCode, ExitStatus, Stdio};
 
 use anyhow::Context;
-use anyverbs::abandoned::{self, Keeper};
+use anyverbs::abandoned::{self, Keeper, Membership};
 use anyverbs::config::Config;
 use anyverbs_environment as environment;
 use anyverbs_record::{capture, trace};
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             variables.extend(file.as_deref().map(|file| (name, absolute(file))));
         }
     }
-    let mut registry = None;
+    let mut host = None;
     let tree = if args.no_view {
         None
     } else {
@@ -90,9 +90,15 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             Vec::new()
         });
         let mut tree = ViewTree::new(&devices)?;
-        registry = devices.first().map(|device| (device.registry.clone(), device.udp_port));
-        if !args.print_env && !devices.is_empty() {
-            tree.serve(devices);
+        if let Some(first) = devices.first().filter(|_| !args.print_env) {
+            // Without it the program runs as well.
+            match Membership::join(&first.registry, first.udp_port) {
+                Ok(joined) => {
+                    tree.serve(devices, joined.clone());
+                    host = Some(joined);
+                }
+                Err(error) => eprintln!("anyverbs: the view has no counters: {error}"),
+            }
         }
         preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
@@ -117,7 +123,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let begin = |file: &Path| trace::begin(file).with_context(|| failed("trace", file));
     let _trace = config.trace.as_deref().map(begin).transpose()?;
     // Without one the program runs as well.
-    let keeper = registry.and_then(|(registry, port)| Keeper::new(&registry, port).ok());
+    let keeper = host.and_then(|host| Keeper::new(&host).ok());
     let status = match start_and_wait(&args.program, &variables, &blocked)? {
         Ok(status) => status,
         Err(error) => {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use anyverbs::abandoned::Membership;
 
 use crate::args::Sysfs;
 use crate::live::Files;
@@ -38,7 +39,8 @@ fn keep(dir: &Path, devices: Vec<device::Device>, signals: &libc::sigset_t) -> a
         view_tree::write_device(dir, device, index)
             .with_context(|| format!("cannot write to {}", dir.display()))?;
     }
-    let mut files = Files::new(dir.join("sys"), None, devices)?;
+    let host = Membership::join(&devices[0].registry, devices[0].udp_port)?;
+    let mut files = Files::new(dir.join("sys"), None, devices, host)?;
     loop {
         files.refresh().with_context(|| format!("cannot write to {}", dir.display()))?;
         if has_come(signals) {

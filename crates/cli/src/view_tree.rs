@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use anyverbs::abandoned::Membership;
 
 use crate::device::{self, Device};
 use crate::live::{Files, Service};
@@ -91,9 +92,9 @@ impl ViewTree {
     }
 
     /// Makes the files that change, from now on whenever a program wants them. Without them a program finds no counters.
-    pub(crate) fn serve(&mut self, devices: Vec<Device>) {
+    pub(crate) fn serve(&mut self, devices: Vec<Device>, host: Membership) {
         let (sys, netlink) = (self.path.join("sys"), self.path.join("netlink"));
-        let service = Files::new(sys, Some(netlink), devices)
+        let service = Files::new(sys, Some(netlink), devices, host)
             .and_then(|files| Service::start(&self.path, files));
         match service {
             Ok(service) => self.service = Some(service),

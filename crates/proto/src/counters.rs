@@ -13,6 +13,9 @@ macro_rules! counters {
             /// All, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
+            /// A number of all names in their order, for those who add up counters by their places. Never 0.
+            pub const DIGEST: u64 = digest(&[$($name,)*]);
+
             /// File name in the `hw_counters` directory.
             #[must_use]
             pub const fn name(self) -> &'static str {
@@ -117,6 +120,21 @@ counters! {
     Forwarded = "forwarded_pkts",
     /// Packets that the kernel would not send.
     SendFailed = "send_err",
+}
+
+/// FNV-1a, with a byte between the names that none has.
+const fn digest(names: &[&str]) -> u64 {
+    let (mut hash, mut n) = (0xcbf2_9ce4_8422_2325, 0);
+    while n < names.len() {
+        let (bytes, mut at) = (names[n].as_bytes(), 0);
+        while at <= bytes.len() {
+            let byte = if at < bytes.len() { bytes[at] } else { 0 };
+            hash = (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3);
+            at += 1;
+        }
+        n += 1;
+    }
+    hash | 1
 }
 
 /// The counters of one port. Shared by all threads, never reset.

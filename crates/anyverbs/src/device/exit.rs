@@ -108,7 +108,7 @@ impl Device {
         if let Some(slot) = self.transport.links.port.slot() {
             let all: [u64; Counter::ALL.len()] =
                 std::array::from_fn(|n| counters.read(Counter::ALL[n]));
-            slot.store().add_ended(&all);
+            slot.store().add_ended(Counter::DIGEST, &all);
         }
     }
 

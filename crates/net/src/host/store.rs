@@ -439,17 +439,18 @@ impl Store {
     }
 
     /// Adds the counters of this process, which is ending, to those of ended processes; the first 244 of them.
-    pub fn add_ended(&self, counters: &[u64]) {
+    /// `names` is a number of the names of all. Those of a process with other names are left out.
+    pub fn add_ended(&self, names: u64, counters: &[u64]) {
         let own = self.own.load(Ordering::Relaxed);
         if self.is_own() && own != 0 {
-            self.table.add_ended(own, counters);
+            self.table.add_ended(own, names, counters);
         }
     }
 
-    /// A counter of processes that have ended.
+    /// A counter of processes that have ended; 0 where these have other names.
     #[must_use]
-    pub fn ended(&self, index: usize) -> u64 {
-        self.table.ended(index)
+    pub fn ended(&self, names: u64, index: usize) -> u64 {
+        self.table.ended(names, index)
     }
 
     /// Whether the counters of the owner of a slot are among those: it is ending.

@@ -3,7 +3,7 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | magic, version, number of entries as a power of two |
-//! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined; 40: up to when the right to tell all processes is used up |
+//! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined; 40: up to when the right to tell all processes is used up; 48: the digest of the names of the counters, or 0 |
 //! | 64 | counters of processes that have ended, 8 bytes each |
 //! | 2016 | a bit for each slot: its owner is ending, and has added its counters |
 //! | 2048 | the journal's headers, 8 bytes each |
@@ -28,6 +28,7 @@ const INCARNATIONS: usize = 16;
 const ORDER: usize = 24;
 const SETTLED: usize = 32;
 const TOLD_ALL: usize = 40;
+const NAMES: usize = 48;
 const ENDED: usize = 64;
 const COUNTED: usize = 2016;
 const HEADERS: usize = 2048;
@@ -164,8 +165,19 @@ impl Table {
         self.area.store(TOLD_ALL, at, Ordering::Relaxed);
     }
 
-    /// Adds the counters of the owner of a slot, which is ending.
-    pub(super) fn add_ended(&self, slot: u8, counters: &[u64]) {
+    /// Whether the counters of ended processes have these names.
+    fn has_names(&self, names: u64) -> bool {
+        self.area.load(NAMES, Ordering::Acquire) == names
+    }
+
+    /// Adds the counters of the owner of a slot, which is ending. Not where those of others have other names.
+    pub(super) fn add_ended(&self, slot: u8, names: u64, counters: &[u64]) {
+        if self.area.load(NAMES, Ordering::Acquire) == 0 {
+            self.area.store(NAMES, names, Ordering::Release);
+        }
+        if !self.has_names(names) {
+            return;
+        }
         let (word, bit) = Self::counted_bit(slot);
         // Before: who adds up the living must not count it twice.
         self.area.fetch_or(word, bit);
@@ -174,9 +186,13 @@ impl Table {
         }
     }
 
-    /// A counter of processes that have ended.
-    pub(super) fn ended(&self, index: usize) -> u64 {
-        if index < MAX_ENDED { self.area.load(ENDED + 8 * index, Ordering::Acquire) } else { 0 }
+    /// A counter of processes that have ended; 0 where these have others.
+    pub(super) fn ended(&self, names: u64, index: usize) -> u64 {
+        if index < MAX_ENDED && self.has_names(names) {
+            self.area.load(ENDED + 8 * index, Ordering::Acquire)
+        } else {
+            0
+        }
     }
 
     /// Whether the counters of the owner of a slot are among those.

@@ -56,6 +56,11 @@ impl Watcher {
         Self { registry, known: BTreeMap::new() }
     }
 
+    /// Ends its connections. The next look makes them anew.
+    pub fn rest(&mut self) {
+        self.known.clear();
+    }
+
     /// Looks now. Waits up to `patience` for processes whose page is older than the call.
     pub fn look(&mut self, patience: Duration) -> Vec<Seen<'_>> {
         let (begin, asked_at) = (Instant::now(), page::monotonic());
