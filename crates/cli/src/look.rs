@@ -12,6 +12,9 @@ use serde::Serialize;
 
 use crate::args::Settings;
 
+/// The time between two looks, in seconds. Rates are those of a second, and exporters are asked every few
+/// (`the_screen_fits_a_terminal_and_is_given_back`).
+pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for a process that does not answer.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(700);
 /// An answer that takes no longer is no trouble.

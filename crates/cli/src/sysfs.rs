@@ -3,17 +3,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use anyverbs::abandoned::Membership;
 
 use crate::args::Sysfs;
 use crate::live::Files;
+use crate::look::EVERY;
 use crate::{device, view_tree};
-
-/// The time between two looks, in seconds: exporters are asked every few.
-const EVERY: Duration = Duration::from_secs(1);
 
 /// Keeps the tree until a signal comes, and removes it.
 pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {

@@ -11,11 +11,8 @@ use std::time::{Duration, Instant};
 use anyverbs_page::{QueuePair, Traffic};
 
 use crate::args::Top;
-use crate::look::{self, Looker, PATIENCE, Process, bytes, cut, short};
+use crate::look::{self, EVERY, Looker, PATIENCE, Process, bytes, cut, short};
 use screen::{Key, Screen};
-
-/// The time between two looks, and for which rates are shown.
-const EVERY: Duration = Duration::from_secs(1);
 
 /// Traffic of queue pairs at an earlier time, by process and number.
 #[derive(Debug)]

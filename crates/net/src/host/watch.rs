@@ -11,11 +11,9 @@ use socket2::Socket;
 use super::name::{Name, Registry};
 use super::page::{self, Contents};
 use super::pass;
+use super::store::LOOK_AGAIN;
 use crate::shm::{PeerProcess, peer_process};
 use crate::sockopt;
-
-/// Pause before another look at a page that is about to be written, in milliseconds.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The processes of a host that are looked at.
 #[derive(Debug)]

@@ -26,14 +26,14 @@ use crate::qp::{QpCell, State};
 /// fraction of that. It is longer where a snapshot takes long, which then takes a twentieth of the worker's time.
 const EVERY: Duration = Duration::from_millis(250);
 /// The least time between two snapshots, however many look, in milliseconds.
-const LEAST: Duration = Duration::from_millis(50);
+const LEAST: Duration = Duration::from_millis(EVERY.as_millis() as u64 / 5);
 /// How long a look lasts, in seconds. Readers look each second.
-const LOOK: Duration = Duration::from_secs(3);
+const LOOK: Duration = EVERY.saturating_mul(12);
 /// Longest wait for a thread that holds the lock of a queue pair or queue, in milliseconds. One that locks it again and again gives it up
 /// by then.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// The time after which completions count as not polled, in seconds.
-const UNPOLLED: Duration = Duration::from_secs(1);
+const UNPOLLED: Duration = EVERY.saturating_mul(4);
 
 /// Exists while somebody looks.
 pub(super) struct Observer {
