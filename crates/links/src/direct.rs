@@ -132,9 +132,7 @@ pub fn admits(links: &Links, route: &ShmRoute, from: Qpn, operation: &Direct<'_>
 /// Begins a copy, if there is such a way. Where this process does not want it, it has none of its own memory copied either.
 #[inline]
 fn begin<'a>(links: &Links, route: &'a ShmRoute) -> Option<Copying<'a>> {
-    if links.core.directory.is_none() {
-        return None;
-    }
+    links.core.directory.as_ref()?;
     route.peer.channel().begin_copy()
 }
 
