@@ -75,8 +75,19 @@ fn a_trace_shows_retries() {
 pub(crate) fn fail() {
     let (a, b) = pair(QpType::Rc);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+    // The peer asks for waits of 10.24 ms.
+    let attr = QpAttr { min_rnr_timer: 20, ..QpAttr::default() };
+    b.qp.modify(&attr, QpAttrMask::MIN_RNR_TIMER).unwrap();
     a.send(1, SendOp::Send, &[src.sge(0, 8)]);
-    std::thread::sleep(Duration::from_millis(5));
+    let counters = a.context.counters().unwrap();
+    let begin = Instant::now();
+    while counters.read(Counter::RnrNakReceived) == 0 {
+        a.cq.poll(&mut [Wc::default()]).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(10), "no RNR NAK came");
+    }
+    // An ACK of the peer's request leaves meanwhile.
+    b.send(6, SendOp::Write(src.remote(0)), &[dst.sge(0, 8)]);
+    b.poll(1);
     b.recv(2, &[dst.sge(0, 8)]);
     a.poll(1);
     b.poll(1);
@@ -94,8 +105,8 @@ fn a_trace_shows_waits_and_failures() {
     std::fs::remove_file(path).unwrap();
     let waits: Vec<_> = events.iter().filter(|event| is(event, "X", "wait")).collect();
     assert!(waits.iter().all(|wait| wait["name"] == "waits for a receive (RNR)"), "{waits:?}");
-    // The timer of this RNR NAK is 10 us.
-    let is_long = |wait: &&Value| wait["dur"].as_f64().is_some_and(|micros| micros >= 10.0);
+    // As long as the RNR NAK asks for, whatever leaves meanwhile.
+    let is_long = |wait: &&Value| wait["dur"].as_f64().is_some_and(|micros| micros >= 10_000.0);
     assert!(!waits.is_empty() && waits.iter().all(is_long), "{waits:?}");
     let status = |wr_id: u64| {
         let mut events = events.iter();

@@ -306,7 +306,10 @@ impl Watch {
         note: &str,
     ) {
         let Some(links) = self.links else { return };
-        if let (Some((why, since)), Some(trace)) = (self.wait.take(), self.trace()) {
+        // It is requests that wait. Answers and ACKs leave all the same.
+        if headers.bth.opcode.is_request()
+            && let (Some((why, since)), Some(trace)) = (self.wait.take(), self.trace())
+        {
             trace.lasted(self.qpn.get(), "wait", why, since);
         }
         self.packet("out", way, headers, payload.len());
