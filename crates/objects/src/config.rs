@@ -343,8 +343,9 @@ fn devices(
     // mlx5_0 counts on to mlx5_1.
     let stem = first.trim_end_matches(|c: char| c.is_ascii_digit());
     let number: usize = first[stem.len()..].parse().unwrap_or(0);
-    let name_of =
-        |n: usize| if n == 0 { first.to_owned() } else { format!("{stem}{}", number + n) };
+    let name_of = |n: usize| {
+        if n == 0 { first.to_owned() } else { format!("{stem}{}", number as u128 + n as u128) }
+    };
     let found: Vec<DeviceConfig> = match asked.trim().parse::<i64>() {
         Ok(n) => (0..u8::try_from(n).unwrap_or(0))
             .map(|n| DeviceConfig {
@@ -477,6 +478,10 @@ mod tests {
         let named = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_DEVICE", "mlx5_4")];
         let named = devices_of("", &named).unwrap().join(" ");
         assert_eq!(named, "mlx5_4=127.0.0.1 mlx5_5=127.0.0.2 mlx5_6=127.0.0.3");
+        let last = format!("x{}", usize::MAX);
+        let named = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_DEVICE", &*last)];
+        let named = devices_of("", &named).unwrap().join(" ");
+        assert_eq!(named, "x18446744073709551615=127.0.0.1 x18446744073709551616=127.0.0.2");
         let nameless = devices_of("devices = 2\ndevice = \"rdma\"", &[]).unwrap().join(" ");
         assert_eq!(nameless, "rdma=127.0.0.1 rdma1=127.0.0.2");
         assert_eq!(devices_of("devices = [\"eth0\"]", &[]).unwrap(), ["anyverbs0=eth0"]);
