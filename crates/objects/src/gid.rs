@@ -71,10 +71,10 @@ impl GidTables {
         *self.host.write() =
             interfaces.iter().flat_map(|i| &i.addresses).map(|a| Gid::from(a.ip)).collect();
         let mut tables = self.tables.write();
-        let tables = tables.iter_mut().zip(&self.sources).enumerate();
+        let tables = tables.iter_mut().zip(shares(&interfaces, &self.sources)).enumerate();
         Ok(tables
-            .filter_map(|(device, (table, source))| {
-                update(table, device, candidates(&interfaces, source)).then_some(device)
+            .filter_map(|(device, (table, share))| {
+                update(table, device, share.has).then_some(device)
             })
             .collect())
     }
@@ -163,10 +163,14 @@ impl GidTables {
 
     /// Why a device has fewer addresses than it was given.
     pub fn unusable(&self, device: usize) -> Vec<String> {
-        match (anyverbs_net::interfaces(), self.sources.get(device)) {
-            (Ok(interfaces), Some(source)) => unusable(&interfaces, source),
-            _ => Vec::new(),
-        }
+        let (Ok(interfaces), Some(source)) = (anyverbs_net::interfaces(), self.sources.get(device))
+        else {
+            return Vec::new();
+        };
+        let mut reasons = unusable(&interfaces, source);
+        let lacks = shares(&interfaces, &self.sources).swap_remove(device).lacks;
+        reasons.extend(lacks.iter().map(|ip| format!("{ip} belongs to an earlier device")));
+        reasons
     }
 
     /// Whether a device has no address.
@@ -214,6 +218,36 @@ fn unusable(interfaces: &[Interface], source: &Addresses) -> Vec<String> {
         interface.addresses.iter().all(|a| a.tentative).then(|| format!("{name} has no address"))
     };
     only.iter().filter_map(reason).collect()
+}
+
+/// A device's share of the host's addresses.
+struct Share {
+    has: Candidates,
+    /// Those that it was given, and that an earlier device has.
+    lacks: Vec<IpAddr>,
+}
+
+/// The share of each of `sources`. An address belongs to one device, the first that was given it.
+fn shares(interfaces: &[Interface], sources: &[Addresses]) -> Vec<Share> {
+    let mut taken = Vec::new();
+    let share = |source| {
+        let mut lacks = Vec::new();
+        // The same link-local address may be one of two interfaces.
+        let mut is_new = |e: &GidEntry| {
+            let is_new = !taken.contains(&(e.gid, e.interface));
+            if !is_new {
+                lacks.push(e.gid.to_ip());
+            }
+            is_new
+        };
+        let Candidates { listed, unlisted } = candidates(interfaces, source);
+        let listed = listed.into_iter().filter(&mut is_new).collect();
+        let unlisted = unlisted.into_iter().filter(&mut is_new).collect();
+        let has = Candidates { listed, unlisted };
+        taken.extend(has.listed.iter().chain(&has.unlisted).map(|e| (e.gid, e.interface)));
+        Share { has, lacks }
+    };
+    sources.iter().map(share).collect()
 }
 
 /// The addresses of the device.
@@ -467,6 +501,27 @@ mod tests {
         let mut entries = table();
         update(&mut entries, 0, candidates_of(&[lo, eth], &["lo".into()]));
         assert_eq!(shown(&entries), ["0=127.0.0.1"]);
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_first_device_that_was_given_it() {
+        let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1"]);
+        let eth = |index| interface(index, &format!("eth{index}"), 1500, &["fe80::1"]);
+        let interfaces = [lo, eth(2), eth(3)];
+        let named = |name: &str| Addresses::Interfaces(vec![name.into()]);
+        let one = |ip: &str| Addresses::One(ip.parse().unwrap());
+        let shared = |sources: &[Addresses]| {
+            let all = |share: Share| {
+                let has = share.has.listed.iter().map(|e| e.gid.to_ip().to_string());
+                let lacks = share.lacks.iter().map(|ip| format!("-{ip}"));
+                has.chain(lacks).collect::<Vec<_>>().join(" ")
+            };
+            shares(&interfaces, sources).into_iter().map(all).collect::<Vec<_>>()
+        };
+        assert_eq!(shared(&[named("lo"), one("127.0.0.1")]), ["127.0.0.1 ::1", "-127.0.0.1"]);
+        assert_eq!(shared(&[one("127.0.0.1"), named("lo")]), ["127.0.0.1", "::1 -127.0.0.1"]);
+        let two_links = [named("eth2"), named("eth3")];
+        assert_eq!(shared(&two_links), ["fe80::1", "fe80::1"], "of two interfaces");
     }
 
     #[test]
