@@ -59,7 +59,7 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A capture being written. It has no lock: each packet is one write at the end of the file.
+/// A capture being written. Each packet is one write at the end of the file.
 #[derive(Debug)]
 pub struct Capture {
     file: SharedFile,

@@ -1,17 +1,24 @@
 //! A file to which several processes append.
 //!
-//! Each record is one write at the end of the file, so the kernel keeps those of several processes apart, and a process that is
-//! killed leaves whole records. A lock on the file, shared by all its writers, says that it is in use. Whoever finds it
-//! unlocked begins it anew. Nobody waits for a lock while packets flow.
+//! Each record is one write at the end of the file, so the kernel keeps those of several processes apart. A lock on the file,
+//! shared by all its writers, says that it is in use. Whoever finds it unlocked begins it anew. No process waits for another
+//! one while packets flow.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+
+/// Time for which an opener waits for one that begins the file, which takes a write.
+const BEGINNING: Duration = Duration::from_secs(2);
 
 /// A file being written, by this process and by others.
 #[derive(Debug)]
@@ -19,33 +26,56 @@ pub struct SharedFile {
     file: File,
     /// Its name in messages: "capture".
     what: &'static str,
-    failed: AtomicBool,
+    /// Whether a write has failed. It is held for each write of this process, so that the file offset behind it is known.
+    failed: Mutex<bool>,
 }
 
 impl SharedFile {
     /// Opens the file for appending. If no other process writes it, it is emptied and begins with `header`.
     ///
     /// # Errors
-    /// Those of open(2), flock(2), ftruncate(2) and write(2), and `InvalidInput` for what is no regular file.
+    /// Those of open(2), flock(2), ftruncate(2) and write(2), `InvalidInput` for what is no regular file, `WouldBlock` if
+    /// another program keeps it to itself, and `InvalidData` if others write something else than behind this header.
     pub fn open(path: &Path, what: &'static str, header: &[u8]) -> io::Result<Self> {
         // Without waiting for the reader of a pipe.
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = OpenOptions::new();
-        let file = options.create(true).append(true).custom_flags(nonblocking).open(path)?;
+        options.create(true).append(true).read(true).custom_flags(nonblocking);
+        let file = options.open(path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
         }
-        let new = Self { file, what, failed: AtomicBool::new(false) };
-        match flock(&new.file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                new.file.set_len(0)?;
-                new.write(header)?;
+        let new = Self { file, what, failed: Mutex::default() };
+        let deadline = Instant::now() + BEGINNING;
+        loop {
+            match flock(&new.file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    new.file.set_len(0)?;
+                    new.write(header)?;
+                    // Somebody may take the lock between this one and the next, and begin the file once more.
+                    flock(&new.file, FlockOperation::Unlock)?;
+                }
+                Err(Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(error.into()),
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
-            Err(error) => return Err(error.into()),
+            match flock(&new.file, FlockOperation::NonBlockingLockShared) {
+                // Empty: whoever began it has ended.
+                Ok(()) if new.file.metadata()?.len() > 0 => break,
+                Ok(()) | Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(()) | Err(Errno::WOULDBLOCK) => {
+                    let reason = "another program keeps it to itself";
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, reason));
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        // A process that begins the file holds its lock for the time of one write.
-        flock(&new.file, FlockOperation::LockShared)?;
+        let mut begin = vec![0; header.len()];
+        if new.file.read_exact_at(&mut begin, 0).is_err() || begin != header {
+            let reason = format!("another program writes it now, and not as this {what}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
         Ok(new)
     }
 
@@ -67,29 +97,75 @@ impl SharedFile {
 
     /// Appends a record in one piece. After the first failure nothing more is written; the log says so once.
     pub fn append(&self, record: &[u8]) {
-        if self.failed.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.write(record)
-            && !self.failed.swap(true, Ordering::Relaxed)
-        {
+        // Nothing panics under it.
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*failed && let Err(error) = self.write(record) {
+            *failed = true;
+            drop(failed);
             tracing::warn!(%error, "the {} ends here", self.what);
         }
     }
 
+    /// Nobody else of this process writes meanwhile.
     fn write(&self, record: &[u8]) -> io::Result<()> {
-        // A longer file would end the process (SIGXFSZ).
-        if let Some(limit) = getrlimit(Resource::Fsize).current
-            && self.file.metadata()?.len() + record.len() as u64 > limit
-        {
-            return Err(io::ErrorKind::FileTooLarge.into());
+        let written = match getrlimit(Resource::Fsize).current {
+            None => rustix::io::write(&self.file, record)?,
+            Some(limit) if self.file.metadata()?.len() + record.len() as u64 > limit => {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            // Others may write meanwhile.
+            Some(_) => without_sigxfsz(|| rustix::io::write(&self.file, record))?,
+        };
+        if written == record.len() {
+            return Ok(());
         }
-        // No point of cancellation: the caller may hold locks.
-        match rustix::io::write(&self.file, record)? {
-            n if n == record.len() => Ok(()),
-            _ => Err(io::ErrorKind::StorageFull.into()),
-        }
+        self.take_back(written as u64)?;
+        Err(io::ErrorKind::StorageFull.into())
     }
+
+    /// Removes the beginning of a record that was just written. With it goes what others have appended since: nothing could be
+    /// read behind it.
+    fn take_back(&self, written: u64) -> io::Result<()> {
+        // An append moves the offset behind itself.
+        let begin = rustix::fs::seek(&self.file, SeekFrom::Current(0))?.saturating_sub(written);
+        if self.file.metadata()?.len() > begin {
+            self.file.set_len(begin)?;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `f`, for which a limit of a file's length is an error, and not the signal that ends the process.
+fn without_sigxfsz<T>(f: impl FnOnce() -> T) -> T {
+    let is_pending = || {
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: it fills the set, or fails for a bad address, and this is none.
+        unsafe {
+            libc::sigpending(pending.as_mut_ptr());
+            libc::sigismember(pending.as_ptr(), libc::SIGXFSZ) == 1
+        }
+    };
+    let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: sets to fill, then to read. The mask is that of this thread.
+    unsafe {
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), libc::SIGXFSZ);
+        libc::pthread_sigmask(libc::SIG_BLOCK, only.as_ptr(), before.as_mut_ptr());
+    }
+    let of_the_program = is_pending();
+    let result = f();
+    if !of_the_program && is_pending() {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let nothing = ptr::null::<libc::siginfo_t>();
+        // The call of libc is a point of cancellation. The kernel's sets have a bit for each of 64 signals.
+        // SAFETY: a set and a time to read; it takes the signal that waits for this thread.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigtimedwait, only.as_ptr(), nothing, &raw const now, 8)
+        };
+    }
+    // SAFETY: the set that was filled above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+    result
 }
 
 /// The file of this process: `%p` in a path stands for the number of the process, `%%` for a percent sign.
@@ -197,9 +273,54 @@ mod tests {
     fn a_full_disk_ends_the_records_only() {
         // A file that is always full has no other name.
         let file = File::options().write(true).open("/dev/full").unwrap();
-        let full = SharedFile { file, what: "test", failed: AtomicBool::new(false) };
+        let full = SharedFile { file, what: "test", failed: Mutex::default() };
         full.append(b"a");
-        assert!(full.failed.load(Ordering::Relaxed));
+        assert!(*full.failed.lock().unwrap());
+    }
+
+    #[test]
+    fn a_record_that_is_cut_is_taken_back() {
+        let scratch = Scratch::new("cut");
+        let open = || SharedFile::open(&scratch.file(), "test", b"head;").unwrap();
+        let (file, other) = (open(), open());
+        other.append(b"a;");
+        file.append(b"cut");
+        other.append(b"b;");
+        file.take_back(3).unwrap();
+        assert_eq!(std::fs::read(scratch.file()).unwrap(), b"head;a;");
+        other.append(b"c;");
+        assert_eq!(std::fs::read(scratch.file()).unwrap(), b"head;a;c;");
+    }
+
+    #[test]
+    fn a_file_that_is_written_otherwise_is_refused() {
+        let scratch = Scratch::new("otherwise");
+        let _capture = SharedFile::open(&scratch.file(), "capture", b"head;").unwrap();
+        let error = SharedFile::open(&scratch.file(), "trace", b"[\n").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        let kept = scratch.0.join("kept");
+        let other = File::create(&kept).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let error = SharedFile::open(&kept, "test", b"head;").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        assert_eq!(std::fs::metadata(&kept).unwrap().len(), 0);
+    }
+
+    /// Whoever checks the limit may be late.
+    #[test]
+    fn the_signal_of_a_file_length_limit_ends_nothing() {
+        let name = "file::tests::the_signal_of_a_file_length_limit_ends_nothing";
+        anyverbs_testing::in_own_process(name, || {
+            let scratch = Scratch::new("signal");
+            let file = File::create(scratch.file()).unwrap();
+            let limit = libc::rlimit { rlim_cur: 0, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a limit to read.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            for _ in 0..3 {
+                let written = without_sigxfsz(|| rustix::io::write(&file, b"a"));
+                assert_eq!(written, Err(Errno::FBIG));
+            }
+        });
     }
 
     #[test]

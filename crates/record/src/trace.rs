@@ -16,7 +16,7 @@ use crate::{SharedFile, path_for_process, process};
 /// The first line of the file.
 const HEADER: &[u8] = b"[\n";
 
-/// A trace being written. It has no lock: each event is one write at the end of the file.
+/// A trace being written. Each event is one write at the end of the file.
 #[derive(Debug)]
 pub struct Trace {
     file: SharedFile,
