@@ -51,6 +51,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     for (variable, file) in [(CAPTURE, &config.capture), (TRACE, &config.trace)] {
         variables.extend(file.as_deref().map(|file| (variable, absolute(file))));
     }
+    if let (Some(capture), Some(trace)) = (&config.capture, &config.trace) {
+        let both = absolute(capture) == absolute(trace);
+        anyhow::ensure!(!both, "the capture and the trace are one file: {}", capture.display());
+    }
     // From here on a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;

@@ -157,6 +157,14 @@ fn a_capture_that_cannot_be_written_is_the_launchers_failure() {
     }
     let (status, lines) = said(&mut scratch.run(&["--capture", "", "--", "true"]));
     assert_eq!((status, lines.len()), (Some(125), 1), "{lines:?}");
+    // One file for both; by another name in the second case.
+    let (file, link) = (scratch.0.join("both"), scratch.0.join("link"));
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    for trace in [&file, &link] {
+        let words = ["--capture", file.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
+        let (status, lines) = said(&mut scratch.run(&[&words[..], &["--", "true"]].concat()));
+        assert_eq!((status, lines.len()), (Some(125), 1), "{lines:?}");
+    }
 }
 
 #[test]
