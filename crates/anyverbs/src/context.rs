@@ -317,7 +317,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_rwq_ind_table(&self, wqs: &[&Wq]) -> Result<RwqIndTable, CreateError> {
-        RwqIndTable::create(self.core()?, wqs)
+        RwqIndTable::create(self.core()?, self.number(), wqs)
     }
 
     /// Makes counters for flow rules (`ibv_create_counters`).
@@ -341,7 +341,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, CreateError> {
-        CompChannel::create(self.core()?)
+        CompChannel::create(self.core()?, self.number())
     }
 
     /// Makes a completion queue for `cqe` completions. Its events carry `cookie`.

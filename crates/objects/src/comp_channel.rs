@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use crate::base::AdaptiveSpin;
 use crate::base::Core;
+use crate::context_cell::ContextCell;
 use crate::cq::CqCell;
 use crate::error::{CreateError, DestroyError, EventError};
 use crate::event_queue::{COMPLETION, EventQueue};
@@ -20,6 +21,8 @@ pub struct CompChannel(pub(crate) Arc<ChannelCell>);
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub(crate) core: &'static Core,
+    /// The number of its device.
+    device: usize,
     /// They do not hold their CQs, which hold the channel.
     events: EventQueue<Weak<CqCell>>,
     pub(crate) spin: AdaptiveSpin,
@@ -33,13 +36,18 @@ impl Holdable for ChannelCell {
 }
 
 impl ChannelCell {
-    fn new(core: &'static Core) -> std::io::Result<Self> {
+    fn new(core: &'static Core, device: usize) -> std::io::Result<Self> {
         Ok(Self {
             core,
+            device,
             events: EventQueue::new()?,
             spin: AdaptiveSpin::default(),
             holders: Holders::default(),
         })
+    }
+
+    pub(crate) fn is_of(&self, core: &Core, context: &ContextCell) -> bool {
+        std::ptr::eq(self.core, core) && self.device == context.device
     }
 
     pub(crate) fn notify(&self, cq: &Arc<CqCell>) {
@@ -70,13 +78,13 @@ impl CompEvent {
 }
 
 impl CompChannel {
-    /// A new one.
+    /// A new one, of the device with this number.
     ///
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     #[doc(hidden)]
-    pub fn create(core: &'static Core) -> Result<Self, CreateError> {
-        let cell = ChannelCell::new(core)
+    pub fn create(core: &'static Core, device: usize) -> Result<Self, CreateError> {
+        let cell = ChannelCell::new(core, device)
             .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EMFILE)))?;
         Ok(Self(Arc::new(cell)))
     }

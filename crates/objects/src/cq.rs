@@ -489,7 +489,7 @@ impl Cq {
             return Err(CreateError::Invalid("comp_vector"));
         }
         let held = match init.channel {
-            Some(c) if !std::ptr::eq(c.0.core, core) => {
+            Some(c) if !c.0.is_of(core, context) => {
                 return Err(CreateError::Foreign("completion channel"));
             }
             Some(c) => Some(
@@ -498,7 +498,7 @@ impl Cq {
             None => None,
         };
         let pd = match init.pd {
-            Some(pd) if !std::ptr::eq(pd.cell.core, core) => {
+            Some(pd) if !pd.cell.is_of(core, context.device) => {
                 return Err(CreateError::Foreign("parent domain"));
             }
             Some(pd) => {

@@ -28,7 +28,7 @@ pub struct Dm {
 #[derive(Debug)]
 pub(crate) struct DmCell {
     pub(crate) core: &'static Core,
-    context: Arc<ContextCell>,
+    pub(crate) context: Arc<ContextCell>,
     piece: Piece,
     mapping: Mapping,
     holders: Holders,

@@ -113,6 +113,11 @@ impl GidTables {
         self.first(|e| e.gid == gid, |_| ()).is_some()
     }
 
+    /// Whether an address is one of this device.
+    pub fn has(&self, device: usize, gid: Gid) -> bool {
+        self.first(|e| e.device == device && e.gid == gid, |_| ()).is_some()
+    }
+
     /// Tells whether an address belongs to any interface of the host. The loopback interface has all addresses of 127.0.0.0/8.
     pub fn is_of_host(&self, gid: Gid) -> bool {
         let host = self.host.read();

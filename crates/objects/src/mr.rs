@@ -201,7 +201,7 @@ impl Mr {
         if access.intersects(pointless) {
             return Err(RegisterError::Unsupported(access.intersection(pointless).bits()));
         }
-        if !std::ptr::eq(dm.cell.core, pd.core) {
+        if !pd.is_of(dm.cell.core, dm.cell.context.device) {
             return Err(RegisterError::Foreign("device memory"));
         }
         if offset.checked_add(len).is_none_or(|end| end > dm.cell.len()) {
@@ -322,7 +322,7 @@ impl Mr {
             check_memory(self.core, region.addr, region.len, region.access)?;
         }
         let held = match change.pd {
-            Some(pd) if !std::ptr::eq(pd.cell.core, self.core) => {
+            Some(pd) if !pd.cell.is_of(self.core, state.pd.device) => {
                 return Err(RegisterError::Foreign("protection domain"));
             }
             Some(pd) => Some(

@@ -24,8 +24,10 @@ pub struct Pd {
 /// A protection domain, as its objects hold it.
 #[derive(Debug)]
 pub struct PdCell {
-    /// The device.
+    /// What the devices of the process share.
     pub core: &'static Core,
+    /// The number of its device.
+    pub device: usize,
     /// Identifies it to the machines, and in memory keys.
     pub number: u32,
     /// None of a parent domain, which has that of another.
@@ -59,10 +61,16 @@ impl Drop for Taken {
 struct ParentOf(Held<PdCell>, Option<Held<TdCell>>);
 
 impl PdCell {
-    fn new(core: &'static Core, number: u32, taken: Option<Taken>) -> Result<Self, CreateError> {
+    fn new(
+        core: &'static Core,
+        device: usize,
+        number: u32,
+        taken: Option<Taken>,
+    ) -> Result<Self, CreateError> {
         let ticket = core.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
         Ok(Self {
             core,
+            device,
             number,
             _taken: taken,
             holders: Holders::default(),
@@ -70,6 +78,14 @@ impl PdCell {
             memory: QueueMemory::HEAP,
             _ticket: ticket,
         })
+    }
+}
+
+impl PdCell {
+    /// Whether it belongs to this device of the process.
+    #[must_use]
+    pub fn is_of(&self, core: &Core, device: usize) -> bool {
+        std::ptr::eq(self.core, core) && self.device == device
     }
 }
 
@@ -83,7 +99,7 @@ impl Pd {
     #[doc(hidden)]
     pub fn new(core: &'static Core, context: &Arc<ContextCell>) -> Result<Self, CreateError> {
         let number = core.pd_numbers.take();
-        let cell = PdCell::new(core, number, Some(Taken { core, number }))?;
+        let cell = PdCell::new(core, context.device, number, Some(Taken { core, number }))?;
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
     }
 
@@ -130,7 +146,7 @@ impl Pd {
         let cell = PdCell {
             parent_of: Some(Mutex::new(Some(parent_of))),
             memory,
-            ..PdCell::new(pd.core, pd.number, None)?
+            ..PdCell::new(pd.core, pd.device, pd.number, None)?
         };
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(&self.context) })
     }

@@ -16,6 +16,8 @@ pub struct RwqIndTable(pub(super) Arc<TableCell>);
 #[derive(Debug)]
 pub(super) struct TableCell {
     pub(super) core: &'static Core,
+    /// The number of its device.
+    pub(super) device: usize,
     /// A power of two of them.
     pub(super) wqs: Vec<Arc<WqCell>>,
     holders: Holders,
@@ -42,12 +44,12 @@ impl TableCell {
 impl RwqIndTable {
     /// See `Context::create_rwq_ind_table`.
     #[doc(hidden)]
-    pub fn create(core: &'static Core, wqs: &[&Wq]) -> Result<Self, CreateError> {
+    pub fn create(core: &'static Core, device: usize, wqs: &[&Wq]) -> Result<Self, CreateError> {
         let most = core.attr.max_rwq_ind_table_size as usize;
         if !wqs.len().is_power_of_two() || wqs.len() > most {
             return Err(CreateError::Invalid("size of an indirection table"));
         }
-        if wqs.iter().any(|wq| !std::ptr::eq(wq.0.switch.core(), core)) {
+        if !wqs.iter().all(|wq| wq.0.is_of(core, device)) {
             return Err(CreateError::Foreign("work queue"));
         }
         let ticket =
@@ -57,6 +59,7 @@ impl RwqIndTable {
         let hold = Hold(held.ok_or(CreateError::Foreign("work queue"))?, ticket);
         Ok(RwqIndTable(Arc::new(TableCell {
             core,
+            device,
             wqs: wqs.iter().map(|wq| Arc::clone(&wq.0)).collect(),
             holders: Holders::default(),
             hold: Mutex::new(Some(hold)),

@@ -165,7 +165,7 @@ impl RawQp {
         init: &HashQpInit<'_>,
     ) -> Result<RawQp, CreateError> {
         open_switch(switch, pd)?;
-        if !std::ptr::eq(init.table.0.core, switch.core()) {
+        if !pd.cell.is_of(init.table.0.core, init.table.0.device) {
             return Err(CreateError::Foreign("indirection table"));
         }
         let hold = Hold {

@@ -106,6 +106,11 @@ impl CqUser for WqCell {
 }
 
 impl WqCell {
+    /// Whether it belongs to this device of the process.
+    pub(super) fn is_of(&self, core: &anyverbs_objects::base::Core, device: usize) -> bool {
+        std::ptr::eq(self.switch.core(), core) && self.context.device == device
+    }
+
     fn raise_fatal(&self) {
         let element = EventElement::Wq { cookie: self.cookie.load(Ordering::Relaxed) };
         self.context.events.raise(AsyncEventKind::WqFatal, element, Some(&self.acks));

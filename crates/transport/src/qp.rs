@@ -417,6 +417,12 @@ impl Qp {
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         self.check_open()?;
+        if mask.contains(QpAttrMask::AV) {
+            let (gids, device) = (&self.0.transport.core.gids, self.1.context.device);
+            if !gids.has(device, attr.av.sgid) {
+                return Err(ModifyObjectError::Invalid("GID index of the address vector"));
+            }
+        }
         if let Some(home) = self.0.home() {
             drop(self.lock()?);
             let modified = self.0.transport.sharing().modify(home, self.0.qpn, attr, mask);

@@ -170,7 +170,7 @@ impl Xrcd {
     /// [`CreateError`].
     pub fn create_srq(&self, pd: &Pd, cq: &Cq, init: &SrqInitAttr) -> Result<Srq, CreateError> {
         let cell = &self.0;
-        if !std::ptr::eq(cell.shared.transport.core, pd.cell.core) {
+        if !pd.cell.is_of(cell.shared.transport.core, cell.context.device) {
             return Err(CreateError::Foreign("XRC domain"));
         }
         let held = Held::new(cell, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;

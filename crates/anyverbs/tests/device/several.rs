@@ -1,6 +1,7 @@
 //! Several devices of one process.
 
-use anyverbs::error::CreateError;
+use anyverbs::error::{CreateError, RegisterError};
+use anyverbs::raw::{ReceiveFlags, WqInit};
 use anyverbs::*;
 use anyverbs_testing::in_own_process;
 
@@ -75,6 +76,55 @@ fn a_device_refuses_the_objects_of_another() {
         one.send(1, SendOp::Write(theirs.remote(0)), &[theirs.sge(0, 8)]);
         assert_eq!(one.poll(1)[0].status, WcStatus::LocProtErr);
         drop(mine);
+    });
+}
+
+#[test]
+fn a_change_or_a_part_of_another_device_is_refused() {
+    with_three("a_change_or_a_part_of_another_device_is_refused", || {
+        let [one, other] = [0, 1].map(|number| Endpoint::on(open(number), QpType::Rc));
+        let init = |channel, pd| CqInitAttr { channel, pd, ..CqInitAttr::new(1) };
+        let channel = init(Some(&other.channel), None);
+        let refused = one.context.create_cq_ex(&channel).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("completion channel")), "{refused}");
+        let parent = other.pd.parent_domain(None, QueueMemory::HEAP).unwrap();
+        let refused = one.context.create_cq_ex(&init(None, Some(&parent))).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("parent domain")), "{refused}");
+        let region = Buffer::new(&one.pd, 64);
+        let rereg = Rereg { pd: Some(&other.pd), ..Rereg::default() };
+        // SAFETY: the memory stays.
+        let refused = unsafe { region.mr.rereg(&rereg) }.unwrap_err();
+        assert!(matches!(refused, RegisterError::Foreign("protection domain")), "{refused}");
+        let dm = other.context.alloc_dm(64, 0).unwrap();
+        let refused = one.pd.reg_dm_mr(&dm, 0, 64, Access::ZERO_BASED).unwrap_err();
+        assert!(matches!(refused, RegisterError::Foreign("device memory")), "{refused}");
+        let domain = other.context.open_xrcd(XrcdInitAttr::default()).unwrap();
+        let srq = SrqInitAttr { max_wr: 4, max_sge: 1, ..SrqInitAttr::default() };
+        let refused = domain.create_srq(&one.pd, &one.cq, &srq).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("XRC domain")), "{refused}");
+        let wq = WqInit {
+            cq: &other.cq,
+            max_wr: 4,
+            max_sge: 1,
+            flags: ReceiveFlags::default(),
+            cookie: 0,
+        };
+        let wq = other.context.create_wq(&other.pd, &wq).unwrap();
+        let refused = one.context.create_rwq_ind_table(&[&wq]).unwrap_err();
+        assert!(matches!(refused, CreateError::Foreign("work queue")), "{refused}");
+        // An address of the other device.
+        one.to_init();
+        let attr =
+            QpAttr { state: QpState::Rtr, av: other.av(other.address()), ..QpAttr::default() };
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN
+            | QpAttrMask::MAX_DEST_RD_ATOMIC
+            | QpAttrMask::MIN_RNR_TIMER;
+        let refused = one.qp.modify(&attr, mask).unwrap_err();
+        assert!(refused.to_string().contains("GID index"), "{refused}");
     });
 }
 
