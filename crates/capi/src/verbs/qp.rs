@@ -198,6 +198,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         if mask & !known != 0 || !has(domain) || (!target && has(IBV_QP_INIT_ATTR_XRCD)) {
             return Err(Errno::EINVAL);
         }
+        if !target {
+            let pd: Arc<Pd> = object::find(attr.pd)?;
+            if !Arc::ptr_eq(&pd.inner.context, &context) {
+                return Err(Errno::EINVAL);
+            }
+        }
         let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
         let spreads = has(IBV_QP_INIT_ATTR_IND_TABLE);
         if attr.qp_type == IBV_QPT_RAW_PACKET {
