@@ -90,6 +90,8 @@ struct Lane {
     tag: u32,
     /// The bell that rang last for it.
     bell: u64,
+    /// It stands among those that are called.
+    is_called: bool,
 }
 
 /// Names an end of a lane that has something.
@@ -181,8 +183,8 @@ impl Poller {
             && std::ptr::eq(&raw const *of_channel.channel, channel)
         {
             of_channel.lanes.resize_with(Spot::COUNT, || None);
-            of_channel.lanes[spot] = Some(Lane { end, tag, bell: 0 });
-            self.lanes.called.push_back((line, spot));
+            of_channel.lanes[spot] = Some(Lane { end, tag, bell: 0, is_called: false });
+            of_channel.call((line, spot), &mut self.lanes.called);
         }
     }
 
@@ -239,6 +241,7 @@ impl Poller {
             let (index, spot) = self.lanes.called.pop_front()?;
             let Some(Some(line)) = self.lines.get_mut(index) else { continue };
             let Some(Some(lane)) = line.lanes.get_mut(spot) else { continue };
+            lane.is_called = false;
             if lane.end.has_news() {
                 let id = LaneId { line: index, spot, was_called: true, tag: lane.tag };
                 let is_frequent =
@@ -257,9 +260,9 @@ impl Poller {
     #[inline]
     pub fn end_lane(&mut self, id: LaneId) {
         if id.was_called {
-            let Some(Some(line)) = self.lines.get(id.line) else { return };
+            let Some(Some(line)) = self.lines.get_mut(id.line) else { return };
             if line.lanes.get(id.spot).and_then(Option::as_ref).is_some_and(|l| l.end.has_news()) {
-                self.lanes.called.push_back((id.line, id.spot));
+                line.call((id.line, id.spot), &mut self.lanes.called);
             }
         }
     }
@@ -292,9 +295,9 @@ impl Poller {
             return false;
         }
         line.put_off += 1;
-        let before = self.lanes.called.len();
-        self.lanes.called.extend(line.lanes_where(|end| end.has_news()).map(|spot| (index, spot)));
-        let puts_off = self.lanes.called.len() > before;
+        let spots: Vec<usize> = line.lanes_where(|end| end.has_news()).collect();
+        spots.iter().for_each(|spot| line.call((index, *spot), &mut self.lanes.called));
+        let puts_off = !spots.is_empty();
         if puts_off {
             self.closed.push(index);
             self.rung |= OWN_DOORBELL;
@@ -307,10 +310,10 @@ impl Poller {
         let Self { lines, lanes: Lanes { hot, called, .. }, .. } = self;
         hot.retain(|hot| {
             let is_it = hot.id.line == index && spot.is_none_or(|spot| spot == hot.id.spot);
-            if is_it && let Some(Some(line)) = lines.get(index) {
+            if is_it && let Some(Some(line)) = lines.get_mut(index) {
                 line.listener.look_away(hot.id.spot);
                 if hot.end.has_news() {
-                    called.push_back((index, hot.id.spot));
+                    line.call((index, hot.id.spot), called);
                 }
             }
             !is_it
@@ -325,7 +328,7 @@ impl Poller {
         // A peer that rings for ever waits for the next look.
         for _ in 0..BELLS {
             match line.listener.hear() {
-                Some(Rung::Spot(spot)) => called.push_back((index, spot)),
+                Some(Rung::Spot(spot)) => line.call((index, spot), called),
                 Some(Rung::All) => has_lost_some = true,
                 Some(Rung::Nonsense) => {
                     line.channel.close(Closed::Nonsense);
@@ -338,7 +341,8 @@ impl Poller {
             *bells += 1;
         }
         if has_lost_some {
-            called.extend(line.lanes_where(|_| true).map(|spot| (index, spot)));
+            let spots: Vec<usize> = line.lanes_where(|_| true).collect();
+            spots.into_iter().for_each(|spot| line.call((index, spot), called));
         }
         let is_any = *bells > before;
         if is_any {
@@ -656,6 +660,15 @@ impl Line {
     fn lanes_where(&self, is_such: impl Fn(&LaneEnd) -> bool) -> impl Iterator<Item = usize> {
         let all = self.lanes.iter().enumerate();
         all.filter_map(move |(spot, lane)| lane.as_ref().filter(|l| is_such(&l.end)).map(|_| spot))
+    }
+
+    /// Has a lane looked at, which is at a place of this line: once, however often it is called before.
+    fn call(&mut self, (index, spot): (usize, usize), called: &mut VecDeque<(usize, usize)>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(spot)
+            && !std::mem::replace(&mut lane.is_called, true)
+        {
+            called.push_back((index, spot));
+        }
     }
 
     /// Whether a bell rang for a lane.

@@ -705,6 +705,23 @@ fn a_peer_that_rings_for_all_spots_at_once_costs_one_look() {
     assert_eq!(lanes.read, [0, 0, 1]);
 }
 
+/// Cells may have to wait for a packet of the ring, while bells ring on.
+#[test]
+fn a_lane_that_waits_is_looked_at_once_however_often_it_is_called() {
+    let mut lanes = ManyLanes::open(100);
+    (0..100).for_each(|lane| lanes.show(lane));
+    for round in 0..50 {
+        for _ in 0..2 * layout::BELLS {
+            lanes.from_a.tell(Spot::Cells(lanes.to_b[round].index()));
+        }
+        let mut found = lanes.read(0);
+        let looks = found.len();
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(looks, found.len(), "round {round}");
+    }
+}
+
 #[test]
 fn cells_are_read_after_their_writer_has_ended() {
     for lane in [0, 99] {
