@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyverbs_net::Registry;
 use anyverbs_net::host;
-pub use anyverbs_page::{Snapshot, Unreadable};
+pub use anyverbs_page::{INTERVAL, Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
 
 use crate::abandoned::Membership;
@@ -46,9 +46,6 @@ pub enum Condition {
     Refuses,
 }
 
-/// A page that is older than this is not fresh: its process writes several a second.
-const FRESH: Duration = Duration::from_millis(1500);
-
 impl Watcher {
     /// Looks at the processes of a [registry and a port](crate::Details).
     ///
@@ -73,7 +70,8 @@ impl Watcher {
                 page: seen.contents.map(Snapshot::decode),
                 age: seen.age,
                 condition: match seen.contents {
-                    Some(_) if seen.age < FRESH => Condition::Fresh,
+                    // Its process has missed several.
+                    Some(_) if seen.age < 6 * INTERVAL => Condition::Fresh,
                     _ if is_stopped(seen.pid) => Condition::Stopped,
                     _ if seen.refuses => Condition::Refuses,
                     _ => Condition::Silent,

@@ -124,6 +124,12 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
     }
 }
 
+/// The physical state that goes with a logical one (`IBV_PORT_PHYS_STATE_*`).
+pub(crate) fn phys_state(state: u8) -> u8 {
+    const ACTIVE: u8 = 4;
+    if state == ACTIVE { 5 } else { 3 }
+}
+
 /// A one-line attribute of an interface.
 pub(crate) fn attribute(ndev: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{ndev}/{name}")).ok()?;

@@ -10,22 +10,20 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyverbs::abandoned::Membership;
 use anyverbs::watch::{Seen, Totals, Watcher};
+use anyverbs_page::INTERVAL;
 
 use crate::device::Device;
 use crate::{counters, view_netlink};
+use view_netlink::replace;
 
 /// The socket that answers when the files are fresh. The view knows its name.
 pub(crate) const SOCKET: &str = ".fresh";
-/// Files that are not older than this are fresh, in milliseconds. A tool reads dozens of them at a time.
-const FRESH: Duration = Duration::from_millis(100);
-/// When nobody has asked for so long, no connection to a process is kept, in seconds.
-const IDLE: Duration = Duration::from_secs(5);
-/// Longest wait for a process that does not answer, in milliseconds.
-const PATIENCE: Duration = Duration::from_millis(150);
+/// When nobody has asked for so many intervals, no connection to a process is kept.
+const KEPT_FOR: u32 = 20;
 
 /// Makes the files of one tree fresh.
 #[derive(Debug)]
@@ -62,10 +60,10 @@ impl Files {
 
     /// Writes all files, unless they are fresh.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
-        if self.last.is_some_and(|last| last.elapsed() < FRESH) {
+        if self.last.is_some_and(|last| last.elapsed() < INTERVAL) {
             return Ok(());
         }
-        let seen = self.watcher.look(PATIENCE);
+        let seen = self.watcher.look(INTERVAL);
         self.write(&seen)?;
         self.last = Some(Instant::now());
         Ok(())
@@ -96,13 +94,6 @@ impl Files {
         }
         Ok(())
     }
-}
-
-/// Writes a file anew: who reads it at the time sees the old one.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("fresh");
-    fs::write(&fresh, bytes)?;
-    fs::rename(fresh, path)
 }
 
 /// Serves a tree until it is dropped.
@@ -140,7 +131,7 @@ impl Service {
                     // There may be no descriptor for a while, and the question still waits.
                     Err(_) => {
                         drop(files);
-                        thread::sleep(FRESH);
+                        thread::sleep(INTERVAL);
                     }
                 }
             }
@@ -149,9 +140,10 @@ impl Service {
     }
 }
 
-/// Waits for a question, up to [`IDLE`] if there are connections to processes.
+/// Waits for a question, up to [`KEPT_FOR`] intervals if there are connections to processes.
 fn is_asked(listener: &UnixListener, has_connections: bool) -> bool {
-    let timeout = if has_connections { IDLE.as_millis() as libc::c_int } else { -1 };
+    let timeout =
+        if has_connections { (KEPT_FOR * INTERVAL).as_millis() as libc::c_int } else { -1 };
     let mut entry = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one live entry.
     unsafe { libc::poll(&raw mut entry, 1, timeout) != 0 }

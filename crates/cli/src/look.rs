@@ -7,18 +7,20 @@ use anyverbs::config::Config;
 use anyverbs::watch::{Condition, Seen, Watcher};
 use anyverbs::{QpState, QpType};
 use anyverbs_causes::Cause;
-use anyverbs_page::{QueuePair, Snapshot, Wait};
+use anyverbs_page::{INTERVAL, QueuePair, Snapshot, Wait};
 use serde::Serialize;
 
 use crate::args::Settings;
 
-/// The time between two looks, in seconds. Rates are those of a second, and exporters are asked every few
-/// (`the_screen_fits_a_terminal_and_is_given_back`).
-pub(crate) const EVERY: Duration = Duration::from_secs(1);
+/// The time between two looks. Rates are those of a second, and exporters are asked every few.
+pub(crate) fn pause() -> Duration {
+    4 * INTERVAL
+}
+
 /// Longest wait for a process that does not answer.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(700);
-/// An answer that takes no longer is no trouble.
-const PROMPT: Duration = Duration::from_millis(200);
+pub(crate) fn longest_wait() -> Duration {
+    3 * INTERVAL
+}
 
 /// A process.
 #[derive(Debug)]
@@ -144,7 +146,7 @@ pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
             let why = cause.map_or(String::new(), |cause| format!(", {cause}: {}", cause.text()));
             return Some(format!("failed{why}"));
         }
-        Wait::Answer | Wait::Rate | Wait::Fence | Wait::Room | Wait::Credit if time < PROMPT => {
+        Wait::Answer | Wait::Rate | Wait::Fence | Wait::Room | Wait::Credit if time < INTERVAL => {
             return None;
         }
         Wait::Answer => format!("an ACK of {}", peer()),

@@ -15,7 +15,7 @@ use crate::{device, top};
 
 /// Prints what is asked for.
 pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
-    let processes = Looker::new(&args.settings)?.look(look::PATIENCE);
+    let processes = Looker::new(&args.settings)?.look(look::longest_wait());
     let text = match args.what {
         None => {
             let devices = device::list(&args.settings)?;

@@ -9,7 +9,7 @@ use anyverbs::abandoned::Membership;
 
 use crate::args::Sysfs;
 use crate::live::Files;
-use crate::look::EVERY;
+use crate::look;
 use crate::{device, view_tree};
 
 /// Keeps the tree until a signal comes, and removes it.
@@ -64,7 +64,7 @@ fn block() -> std::io::Result<libc::sigset_t> {
 
 /// Whether one of them comes while it waits for the next look.
 fn has_come(signals: &libc::sigset_t) -> bool {
-    let time = libc::timespec { tv_sec: EVERY.as_secs() as libc::time_t, tv_nsec: 0 };
+    let time = libc::timespec { tv_sec: look::pause().as_secs() as libc::time_t, tv_nsec: 0 };
     // SAFETY: an initialised set and a live time; nothing else is asked for.
     unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const time) > 0 }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyverbs_page::{QueuePair, Traffic};
 
 use crate::args::Top;
-use crate::look::{self, EVERY, Looker, PATIENCE, Process, bytes, cut, short};
+use crate::look::{self, Looker, Process, bytes, cut, short};
 use screen::{Key, Screen};
 
 /// Traffic of queue pairs at an earlier time, by process and number.
@@ -58,14 +58,14 @@ impl Before {
 pub(crate) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let mut looker = Looker::new(&args.settings)?;
     if args.json {
-        let processes = looker.look(PATIENCE);
+        let processes = looker.look(look::longest_wait());
         let json: Vec<_> = processes.iter().map(Process::json).collect();
         return crate::write_out((serde_json::to_string_pretty(&json)? + "\n").as_bytes());
     }
     if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        let before = Before::new(&looker.look(PATIENCE));
-        std::thread::sleep(EVERY);
-        let processes = looker.look(PATIENCE);
+        let before = Before::new(&looker.look(look::longest_wait()));
+        std::thread::sleep(look::pause());
+        let processes = looker.look(look::longest_wait());
         return crate::write_out(list(&processes, Some(&before), 80).as_bytes());
     }
     watch(&mut looker)
@@ -74,10 +74,10 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<ExitCode> {
 /// The full screen.
 fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
     let mut screen = Screen::open()?;
-    let mut processes = looker.look(PATIENCE / 4);
+    let mut processes = looker.look(look::longest_wait() / 4);
     let mut before = Before::new(&processes);
     let mut scroll = 0usize;
-    let mut next = Instant::now() + EVERY;
+    let mut next = Instant::now() + look::pause();
     loop {
         let (columns, rows) = screen.size();
         let text = list(&processes, Some(&before), columns);
@@ -97,7 +97,7 @@ fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
             Key::None => {
                 before = Before::new(&processes);
                 processes = looker.look(Duration::from_millis(100));
-                next = Instant::now() + EVERY;
+                next = Instant::now() + look::pause();
             }
         }
     }

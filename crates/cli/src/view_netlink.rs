@@ -11,7 +11,6 @@ use anyverbs_page::{CompletionQueue, QueuePair, Snapshot};
 
 use crate::counters::{self, Counters};
 use crate::device::Device;
-use crate::live::replace;
 
 const DEV_INDEX: u16 = 1;
 const DEV_NAME: u16 = 2;
@@ -87,6 +86,13 @@ impl Attributes {
     }
 }
 
+/// Writes a file anew: who reads it at the time sees the old one.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("fresh");
+    fs::write(&fresh, bytes)?;
+    fs::rename(fresh, path)
+}
+
 /// Writes the answers of a device with this number.
 pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let dir = tree.join("netlink").join(index.to_string());
@@ -110,7 +116,7 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
         .text(DEV_NAME, &device.name)
         .put(PORT_INDEX, &1u32.to_ne_bytes())
         .put(PORT_STATE, &[port.state])
-        .put(PORT_PHYS_STATE, &[super::view_tree::phys_state(port.state)]);
+        .put(PORT_PHYS_STATE, &[crate::device::phys_state(port.state)]);
     if let Some(gid) = port.gids.first() {
         attributes.put(NDEV_INDEX, &gid.ifindex.to_ne_bytes()).text(NDEV_NAME, &gid.ndev);
     }

@@ -307,14 +307,8 @@ pub(crate) fn state(state: u8) -> String {
     format!("{state}: {}", name.unwrap_or(&"<unknown>"))
 }
 
-/// The physical state that goes with a logical one (`IBV_PORT_PHYS_STATE_*`).
-pub(crate) fn phys_state(state: u8) -> u8 {
-    const ACTIVE: u8 = 4;
-    if state == ACTIVE { 5 } else { 3 }
-}
-
 fn phys_state_text(state: u8) -> String {
-    let physical = phys_state(state);
+    let physical = device::phys_state(state);
     format!("{physical}: {}", if physical == 5 { "LinkUp" } else { "Disabled" })
 }
 

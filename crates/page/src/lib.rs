@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 mod rows;
 mod words;
@@ -20,6 +21,11 @@ pub use rows::{
     Traffic, Wait, Waiting, Way,
 };
 use words::{Malformed as _, Reader, Writer};
+
+/// The time from one page of a process to its next while somebody looks, in milliseconds. Readers look each second, and see nothing
+/// that is older than a fraction of that. The waits of both sides are multiples of it (the tests of `progress::observer` in
+/// `anyverbs-transport`, and `tests/top.rs` of `anyverbs-cli`).
+pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
 const VERSION: u64 = 2;

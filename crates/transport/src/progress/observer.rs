@@ -9,8 +9,8 @@ use anyverbs_net::host::Page;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::srq::SrqCell;
 use anyverbs_page::{
-    CompletionQueue, Counter, Group, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS, Objects, Peer,
-    Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
+    CompletionQueue, Counter, Group, INTERVAL, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS, Objects,
+    Peer, Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
 };
 use anyverbs_proto::counters;
 use anyverbs_proto::env::Side;
@@ -22,18 +22,15 @@ use anyverbs_proto::types::{Gid, Psn, Qpn};
 use super::Driver;
 use crate::qp::{QpCell, State};
 
-/// The time from one snapshot to the next, in milliseconds: a reader that shows it each second sees nothing that is older than a
-/// fraction of that. It is longer where a snapshot takes long, which then takes a twentieth of the worker's time.
-const EVERY: Duration = Duration::from_millis(250);
-/// The least time between two snapshots, however many look, in milliseconds.
-const LEAST: Duration = Duration::from_millis(EVERY.as_millis() as u64 / 5);
-/// How long a look lasts, in seconds. Readers look each second.
-const LOOK: Duration = EVERY.saturating_mul(12);
-/// Longest wait for a thread that holds the lock of a queue pair or queue, in milliseconds. One that locks it again and again gives it up
-/// by then.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// The time after which completions count as not polled, in seconds.
-const UNPOLLED: Duration = EVERY.saturating_mul(4);
+/// Longest wait for a thread that holds the lock of a queue pair or queue. One that locks it again and again gives it up by then.
+fn longest_wait() -> Duration {
+    INTERVAL / 100
+}
+
+/// Whether completions that wait for so long count as not polled.
+fn is_unpolled(time: Duration) -> bool {
+    time >= 4 * INTERVAL
+}
 
 /// Exists while somebody looks.
 pub(super) struct Observer {
@@ -62,14 +59,14 @@ struct Pace {
 impl Pace {
     /// Somebody looks.
     fn look(&mut self, now: Time) {
-        self.until = now + LOOK;
+        self.until = now + 12 * INTERVAL;
         self.next = self.soonest.min(self.until);
     }
 
     /// A snapshot was made.
     fn done(&mut self, begin: Time, end: Time) {
-        self.soonest = end + LEAST.max(20 * end.since(begin));
-        self.next = self.soonest.max(begin + EVERY).min(self.until);
+        self.soonest = end + (INTERVAL / 5).max(20 * end.since(begin));
+        self.next = self.soonest.max(begin + INTERVAL).min(self.until);
     }
 }
 
@@ -133,7 +130,7 @@ impl Observer {
                 // Many may share one, and each is asked once.
                 let waiting = |srq: &Arc<SrqCell>| {
                     let key = Arc::as_ptr(srq);
-                    *srqs.entry(key).or_insert_with(|| srq.waiting_within(PATIENCE))
+                    *srqs.entry(key).or_insert_with(|| srq.waiting_within(longest_wait()))
                 };
                 let shared = cell.srq.as_ref().map(waiting);
                 self.queue_pair(cell, shared, &waits, &mut groups, now)
@@ -182,7 +179,7 @@ impl Observer {
         before: &HashMap<u32, (usize, Time)>,
         now: Time,
     ) -> Option<CompletionQueue> {
-        let facts = cq.facts(PATIENCE)?;
+        let facts = cq.facts(longest_wait())?;
         let mut unpolled = Duration::ZERO;
         if facts.len > 0 {
             let known = before.get(&cq.number).filter(|(place, _)| *place == facts.place);
@@ -190,8 +187,8 @@ impl Observer {
             self.oldest.insert(cq.number, (facts.place, since));
             unpolled = now.since(since);
         }
-        if unpolled >= UNPOLLED {
-            let queue_pairs = cq.queue_pairs(facts.len, PATIENCE).into_iter();
+        if is_unpolled(unpolled) {
+            let queue_pairs = cq.queue_pairs(facts.len, longest_wait()).into_iter();
             self.held.extend(queue_pairs.map(|qpn| (cq.number, qpn)));
         }
         Some(CompletionQueue {
@@ -209,7 +206,7 @@ impl Observer {
     /// Whether a queue has completions that nobody has polled for long; since when.
     fn unpolled(&self, cq: Option<&CqCell>, now: Time) -> Option<Time> {
         let (_, since) = self.oldest.get(&cq?.number)?;
-        (now.since(*since) >= UNPOLLED).then_some(*since)
+        is_unpolled(now.since(*since)).then_some(*since)
     }
 
     fn queue_pair(
@@ -226,7 +223,7 @@ impl Observer {
         if shared == Some(None) {
             return busy();
         }
-        let Some(state) = cell.state.try_lock_for(PATIENCE) else { return busy() };
+        let Some(state) = cell.state.try_lock_for(longest_wait()) else { return busy() };
         if state.is_dead() || cell.home().is_some() {
             return None;
         }
