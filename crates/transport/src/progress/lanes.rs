@@ -293,7 +293,6 @@ pub(super) fn drain(
         };
         any = true;
         let mut env = call.env_with(link, arrivals);
-        probes::receive_short(machine.qpn(), send.psn, payload.len());
         if !machine.receive_short_send(&send, payload, &mut env) {
             // A gap is one if the ring was read after the SEND was there.
             let is_out_of_turn = send.psn.since(machine.expected()) > 0;
@@ -315,6 +314,8 @@ pub(super) fn drain(
             let packet = packet(machine.qpn(), send.psn, send.solicited, payload);
             machine.receive(&arrival, &packet, &mut call.env_with(link, arrivals));
         }
+        // Once, though it may have been there in several looks.
+        probes::receive_short(machine.qpn(), send.psn, payload.len());
         link.same_host.lanes.take();
         found.taken += 1;
         found.bytes += (Bth::LEN + payload.len()) as u64;
