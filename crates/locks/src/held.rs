@@ -6,7 +6,9 @@ use crate::order::Rank;
 mod counted {
     use std::cell::Cell;
 
-    use crate::order::{COUNT, Rank};
+    use crate::order::Rank;
+
+    const COUNT: usize = Rank::ALL.len();
 
     thread_local! {
         /// Locks of each rank. It has no destructor, so that locks work while a thread ends.

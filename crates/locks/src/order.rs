@@ -35,8 +35,6 @@ pub trait Ranked {
     const RANK: Rank;
 }
 
-pub(crate) const COUNT: usize = Rank::ALL.len();
-
 ranks! {
     // Setting up and taking down.
     /// A target of another process is opened or closed; its process is asked meanwhile (`xrc`).
