@@ -46,7 +46,6 @@ pub fn run(input: &[u8]) {
         Ok(config) => {
             assert!(config.udp_port != 0);
             let is_name = |name: &str| (1..=48).contains(&name.len()) && !name.contains('/');
-            assert!(is_name(&config.device));
             assert!((1..=64).contains(&config.devices.len()));
             assert!(config.devices.iter().all(|device| is_name(&device.name)));
             assert!((1..=32).contains(&config.registry.len()) && !config.registry.contains('/'));

@@ -14,7 +14,7 @@ use anyverbs_objects::error::OpenError;
 
 use crate::device::Device;
 
-/// What processes of a host share, as a tool has it that is no process of the device. A host has few places for such.
+/// The store that the processes of a host share, for a tool that is no process of the device. A host has few places for such.
 #[derive(Clone, Debug)]
 pub struct Membership(pub(crate) Arc<Store>);
 

@@ -25,11 +25,11 @@ pub struct Seen {
     pub pid: u32,
     /// The top byte of its queue pair numbers.
     pub slot: u8,
-    /// What it told last, if anything.
+    /// Its last page, if it has told any.
     pub page: Option<Result<Snapshot, Unreadable>>,
     /// The age of that.
     pub age: Duration,
-    /// What it does, if it does not answer.
+    /// The reason why it does not answer, if so.
     pub condition: Condition,
 }
 
@@ -99,7 +99,7 @@ pub struct Totals {
     /// The counters of living processes when they were seen last, and the incarnations of their slots.
     living: HashMap<(u32, u8), (Values, Option<u32>)>,
     ended: Values,
-    /// Of those that were killed.
+    /// The part of those that were killed.
     killed: Values,
     shown: Values,
 }
@@ -135,7 +135,7 @@ impl Totals {
                 self.living.insert(key, (values, owners.get(&process.slot).copied()));
             }
         }
-        // What those that are gone had, and did not leave. The mark of a slot tells until another process has it.
+        // The counters that gone processes had, and did not leave. The mark of a slot tells until another process has it.
         let [mut left, mut unclear]: [Values; 2] = [[0; Counter::ALL.len()]; 2];
         for ((_, slot), (values, owner)) in past {
             if owners.get(&slot).is_some_and(|now| Some(*now) != owner) {

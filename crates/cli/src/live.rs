@@ -123,7 +123,7 @@ impl Service {
                 }
                 match listener.accept() {
                     Ok((mut socket, _)) => {
-                        // Who asks reads the old files then.
+                        // The one who asks reads the old files then.
                         let _ = live.refresh();
                         has_connections = true;
                         let _ = socket.write_all(b"1");

@@ -67,12 +67,12 @@ impl Process {
         path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// What it told last.
+    /// Its last page.
     pub(crate) fn page(&self) -> Option<&Snapshot> {
         self.seen.page.as_ref()?.as_ref().ok()
     }
 
-    /// What is unusual about it.
+    /// Its unusual condition, in words.
     pub(crate) fn trouble(&self) -> Option<String> {
         if let Some(Err(error)) = &self.seen.page {
             return Some(error.to_string());
@@ -131,7 +131,7 @@ pub(crate) fn owner(processes: &[Process], number: u32) -> Option<&Process> {
     processes.iter().find(|process| process.page().is_some_and(has_it))
 }
 
-/// What a queue pair waits for, in words. None if that is nothing, or will be over in a moment.
+/// The wait of a queue pair, in words. None if there is none, or it will be over in a moment.
 pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
     let waiting = &qp.waiting;
     let time = Duration::from_nanos(waiting.ns);

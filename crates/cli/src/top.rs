@@ -21,7 +21,7 @@ pub(crate) struct Before {
     traffic: HashMap<(u32, u32), (Traffic, Instant)>,
 }
 
-/// What a queue pair does in a second.
+/// The traffic of a queue pair in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rates {
     messages: [u64; 2],

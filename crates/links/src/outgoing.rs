@@ -21,7 +21,7 @@ pub struct Outgoing<'a> {
     pub reliable: bool,
     /// The ACK that it carries, of everything up to this PSN.
     pub acks: Option<Psn>,
-    /// What it is, for a capture of datagrams.
+    /// The comment of a capture of datagrams.
     pub note: Option<&'a str>,
 }
 

@@ -177,7 +177,7 @@ impl Route {
         self.shm().map(|shm| &shm.peer)
     }
 
-    /// What a capture calls it.
+    /// Its name in a capture.
     pub fn way(&self) -> Way {
         match self {
             Self::Shm(_) => Way::Ring,

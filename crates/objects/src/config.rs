@@ -43,14 +43,10 @@ pub enum ConfigError {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Name of the device.
-    pub device: String,
     /// UDP port; RoCEv2's is 4791.
     pub udp_port: u16,
     /// Name of the registry in which the processes of this host find each other.
     pub registry: String,
-    /// Only these interfaces; all where empty. For a process with one device.
-    pub interfaces: Vec<String>,
     /// The devices, one at least.
     pub devices: Vec<DeviceConfig>,
     /// How much is sent and received by UDP at once.
@@ -119,12 +115,10 @@ impl Default for UdpConfig {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            device: "anyverbs0".into(),
             udp_port: 4791,
             registry: "anyverbs".into(),
-            interfaces: Vec::new(),
             devices: vec![DeviceConfig {
-                name: "anyverbs0".into(),
+                name: FIRST.into(),
                 addresses: Addresses::Interfaces(Vec::new()),
             }],
             udp: UdpConfig::default(),
@@ -246,7 +240,7 @@ impl Config {
                 "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
                 name,
             )?
-            .unwrap_or(default.device);
+            .unwrap_or_else(|| FIRST.to_owned());
         let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
         let asked = match (env.value("DEVICES"), file.devices) {
             (Some(text), _) => Some(text),
@@ -259,7 +253,6 @@ impl Config {
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         Ok(Self {
-            device,
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
                 .unwrap_or(default.udp_port),
@@ -271,7 +264,6 @@ impl Config {
                     registry_name,
                 )?
                 .unwrap_or(default.registry),
-            interfaces,
             devices,
             udp: UdpConfig {
                 window: env
@@ -312,6 +304,8 @@ impl Config {
     }
 }
 
+/// The name of the first device, where the configuration gives none.
+const FIRST: &str = "anyverbs0";
 /// Most devices of a process.
 const MOST_DEVICES: usize = 64;
 
@@ -533,7 +527,8 @@ mod tests {
         assert_eq!((c.udp_port, c.udp.gso), (5000, false));
         assert!(!c.shm, "faults are those of a network");
         assert!(!config(&[("ANYVERBS_SHM", "0")]).unwrap().shm);
-        assert_eq!(c.interfaces, ["lo", "eth0"]);
+        let named = Addresses::Interfaces(vec!["lo".into(), "eth0".into()]);
+        assert_eq!(c.devices[0].addresses, named);
         let fault = c.fault.unwrap();
         assert_eq!((fault.loss, fault.seed), (0.01, 7));
     }
@@ -565,7 +560,8 @@ mod tests {
 
     #[test]
     fn a_device_is_named_by_up_to_48_bytes() {
-        let device = |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.device);
+        let device =
+            |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.devices[0].name.clone());
         for name in ["a", "...", ".a", "mlx5_0", "two words", &"n".repeat(48)] {
             assert_eq!(device(name).as_deref(), Ok(name));
         }

@@ -228,7 +228,7 @@ fn unusable(interfaces: &[Interface], source: &Addresses) -> Vec<String> {
 /// A device's share of the host's addresses.
 struct Share {
     has: Candidates,
-    /// Those that it was given, and that an earlier device has.
+    /// The addresses that it was given, and that an earlier device has.
     lacks: Vec<IpAddr>,
 }
 

@@ -24,7 +24,7 @@ pub struct Pd {
 /// A protection domain, as its objects hold it.
 #[derive(Debug)]
 pub struct PdCell {
-    /// What the devices of the process share.
+    /// The core that the devices of the process share.
     pub core: &'static Core,
     /// The number of its device.
     pub device: usize,

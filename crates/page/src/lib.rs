@@ -1,4 +1,4 @@
-//! What a process tells other processes of its user about itself: its queue pairs, completion queues, counters, and what each queue pair
+//! The page that a process shows to others of its user: its queue pairs, completion queues, counters, and what each queue pair
 //! waits for. `docs/design/pages.md` tells how they read it.
 //!
 //! A page is words of 64 bits, in the order of the machine's bytes. It begins with the magic number and the version. Sections of

@@ -57,7 +57,7 @@ row! {
         peer: Peer,
         /// Its traffic.
         traffic: Traffic,
-        /// What it waits for.
+        /// Its wait.
         waiting: Waiting,
         /// Asynchronous events of it that were read and not acknowledged.
         unacknowledged: u32,
@@ -115,7 +115,7 @@ row! {
         expected: u32,
     }
 
-    /// What a queue pair has done since its last reset.
+    /// The traffic of a queue pair since its last reset.
     Traffic {
         /// Requests that are complete.
         sent: u64,
@@ -131,7 +131,7 @@ row! {
         rnr_naks: u32,
     }
 
-    /// What a queue pair waits for.
+    /// The wait of a queue pair.
     Waiting {
         /// That.
         what: Wait,
@@ -234,7 +234,7 @@ codes! {
         Udp = "udp",
     }
 
-    /// What a queue pair waits for.
+    /// The kinds of waits of a queue pair.
     Wait {
         /// For nothing.
         Nothing = "-",

@@ -104,7 +104,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Of a longer one, the beginning.
+    /// A longer one is cut to its beginning.
     pub(crate) fn text(&mut self, text: &str) {
         let bytes = &text.as_bytes()[..text.len().min(MAX_TEXT)];
         self.word(bytes.len() as u64);

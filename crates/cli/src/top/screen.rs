@@ -13,7 +13,7 @@ const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
 /// The terminal's size where it tells none.
 const SIZE: (usize, usize) = (80, 24);
 
-/// What the user wants.
+/// A wish of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     /// Nothing; the time is over.

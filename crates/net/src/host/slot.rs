@@ -37,7 +37,7 @@ pub struct Slot {
     /// Watches the listener and the accepted connections.
     epoll: OwnedFd,
     connections: Mutex<rank::HostConnections, Connections>,
-    /// What it tells others of itself.
+    /// The page that others read of it.
     page: Page,
 }
 
@@ -150,7 +150,7 @@ impl Slot {
         self.store.registry()
     }
 
-    /// What this process tells others of itself.
+    /// The page that others read of this process.
     #[must_use]
     pub fn page(&self) -> &Page {
         &self.page

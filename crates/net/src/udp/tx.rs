@@ -95,7 +95,7 @@ pub struct TxBatch {
     segment_size: usize,
     len: usize,
     last_len: usize,
-    /// What some datagrams are, by their places in the batch, for a capture.
+    /// The comments of some datagrams, by their places in the batch, for a capture.
     notes: Vec<(usize, String)>,
     stats: TxStats,
 }

@@ -32,7 +32,7 @@ impl Register {
         object
     }
 
-    /// Those that have not ended, in the order of their creation.
+    /// The objects that have not ended, in the order of their creation.
     pub(crate) fn all<T: Any + Send + Sync>(&self) -> Vec<Arc<T>> {
         let all: Vec<_> = self.0.lock().all.iter().filter_map(Weak::upgrade).collect();
         all.into_iter().filter_map(|object| object.downcast().ok()).collect()

@@ -1,4 +1,4 @@
-//! What those see who look at a queue pair from outside: how full it is, how much it has done, and what it waits for.
+//! The facts about a queue pair for those who look at it from outside: its queues, its traffic, and its wait.
 //!
 //! All of it follows from state that the machines have anyway.
 
@@ -26,7 +26,7 @@ pub struct Facts {
     pub psns: Psns,
     /// The first cause of its failures, if any.
     pub cause: Option<Cause>,
-    /// What it waits for, and since when, as far as that is known.
+    /// Its wait, and since when, as far as that is known.
     pub waits: (Waits, Option<Time>),
 }
 
@@ -67,7 +67,7 @@ pub struct Psns {
     pub expected: Psn,
 }
 
-/// What a queue pair waits for.
+/// The wait of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
     /// For nothing that it knows of.

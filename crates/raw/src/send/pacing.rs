@@ -28,7 +28,7 @@ pub(crate) struct Paced {
 #[derive(Debug)]
 struct Request {
     posted: Posted,
-    /// What leaves, or the fault with which it completes.
+    /// The frames that leave, or the fault with which it completes.
     frames: Result<Frames, WcStatus>,
 }
 

@@ -298,7 +298,7 @@ impl Observer {
         })
     }
 
-    /// What it waits for, by its machine or by its completion queues.
+    /// Its wait, by its machine or by its completion queues.
     fn waits_for_polls(
         &self,
         qpn: Qpn,
@@ -326,7 +326,7 @@ impl Observer {
     }
 }
 
-/// What it waits for by its link, if anything.
+/// Its wait by its link, if any.
 fn waits_for_link(qp_type: QpType, state: &State, facts: &Facts) -> Option<Wait> {
     let has_unsent = facts.queues.unsent > 0;
     if state.link.peer_gone_at.is_some() && facts.queues.outstanding > 0 {

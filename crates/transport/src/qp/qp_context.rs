@@ -117,7 +117,7 @@ pub struct XrcTarget {
 }
 
 impl QpContext {
-    /// Of a queue pair without an address.
+    /// The context of a queue pair without an address.
     pub(super) fn new(watch: Option<Box<Watch>>) -> Self {
         Self { watch, ..Self::default() }
     }

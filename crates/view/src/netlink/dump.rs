@@ -8,7 +8,7 @@ use super::{
 };
 use crate::answer::set_errno;
 
-/// What is left of a dump. Only the thread that has made `socket` [`TAKEN`] uses the rest.
+/// The rest of a dump. Only the thread that has made `socket` [`TAKEN`] uses the rest.
 struct Rest {
     /// The socket, as in [`super::INODES`]; or 0, or [`TAKEN`].
     socket: AtomicU64,

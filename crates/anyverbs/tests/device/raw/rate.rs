@@ -76,7 +76,7 @@ fn what_waits_is_flushed_and_a_reset_ends_the_limit() {
     assert!(flushed.clone().all(|wc| wc.status == WcStatus::WrFlushErr));
     modify(&a.qp, QpState::Reset);
     assert_eq!(a.qp.query().unwrap().0.rate_limit, 0);
-    // What waits at a reset is gone, and all slots are free.
+    // Sends that wait at a reset are gone, and all slots are free.
     start(&a.qp);
     a.qp.limit_rate(&STANDSTILL).unwrap();
     for _ in 0..3 {

@@ -8,7 +8,7 @@ use crate::wr::{SendFlags, SendOp};
 use super::super::Qp;
 use super::super::attr::{QpState, QpType};
 
-/// What became of a request that the device may do by itself.
+/// The fate of a request that the device may do by itself.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Directly {
     /// It is done: so many bytes were copied.
