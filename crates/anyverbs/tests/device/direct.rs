@@ -40,6 +40,18 @@ pub(crate) fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteA
     std::array::from_fn(|i| after[i] - before[i])
 }
 
+/// WRITEs one by one, until one needs no message. The first are messages: the peer has to answer before the channel is
+/// there.
+fn write_until_direct(e: &Endpoint, remote: RemoteAddr, sge: Sge) {
+    let unused = used(e);
+    let begin = Instant::now();
+    while is_on() && used(e)[0] == unused[0] {
+        assert!(begin.elapsed() < Duration::from_secs(10), "no WRITE goes without a message");
+        e.send(0, SendOp::Write(remote), &[sge]);
+        assert_eq!(status(e), WcStatus::Success);
+    }
+}
+
 #[test]
 fn writes_and_reads_need_no_message() {
     let _turn = turn();
@@ -48,9 +60,8 @@ fn writes_and_reads_need_no_message() {
         let e = Endpoint::new(if role == "uc" { QpType::Uc } else { QpType::Rc });
         let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
         let (_, remote) = peer.connect(&e, &src);
-        let unused = used(&e);
         if role == "uc" {
-            let before = unused;
+            let before = used(&e);
             // Without keys, since it is inline.
             let wr = SendWr {
                 wr_id: 1,
@@ -66,12 +77,8 @@ fn writes_and_reads_need_no_message() {
             assert!(used(&e)[0] - before[0] <= u64::from(is_on()));
             continue;
         }
-        let begin = Instant::now();
-        while is_on() && direct == "1" && used(&e)[0] == unused[0] {
-            // Messages, until the peer has answered and the channel is there.
-            assert!(begin.elapsed() < Duration::from_secs(10));
-            e.send(0, SendOp::Write(remote), &[src.sge(0, 1)]);
-            assert_eq!(status(&e), WcStatus::Success);
+        if direct == "1" {
+            write_until_direct(&e, remote, src.sge(0, 1));
         }
         let bytes = counted(&e, Counter::SentBytes);
         let [writes, reads, packets] = exercise(&e, &src, &dst, remote);
@@ -482,9 +489,7 @@ fn a_write_done_at_once_may_overrun_its_cq() {
     let e = Endpoint::with(QpType::Rc, CAP, 2);
     let buffer = Buffer::new(&e.pd, SIZE);
     let (_, remote) = peer.connect(&e, &buffer);
-    // The first goes the general way.
-    e.send(1, SendOp::Write(remote), &[buffer.sge(0, 8)]);
-    assert_eq!(status(&e), WcStatus::Success);
+    write_until_direct(&e, remote, buffer.sge(0, 8));
     for wr_id in 2..5 {
         let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
         let is_done = e.qp.post_short(wr_id, op, flags, buffer.sge(0, 8));
