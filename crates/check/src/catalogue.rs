@@ -70,6 +70,13 @@ impl fmt::Display for Check {
 }
 
 impl Check {
+    /// The mistake in a few words: the heading of its page, without the name.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        let heading = self.page().lines().next().unwrap_or_default();
+        heading.split_once(": ").map_or(heading, |(_, title)| title)
+    }
+
     /// The text below a heading of its page, in one line.
     pub(crate) fn section(self, heading: &str) -> String {
         let lines = self.page().lines().skip_while(|line| *line != format!("## {heading}")).skip(1);

@@ -139,7 +139,7 @@ impl<'a> Shown<'a> {
         }
         let _ = writeln!(text, "  {WHY}: {}", check.section(WHY));
         let _ = writeln!(text, "  {REMEDY}: {}", check.section(REMEDY));
-        let _ = writeln!(text, "  The page: docs/checks/{check}.md\n{rule}");
+        let _ = writeln!(text, "  More: anyverbs explain {check}\n{rule}");
         text
     }
 

@@ -1,8 +1,9 @@
-//! `anyverbs explain`: the pages of the causes.
+//! `anyverbs explain`: the pages of the causes, and of the checks.
 
 use std::process::ExitCode;
 
 use anyhow::bail;
+use anyverbs_check::Check;
 
 use crate::write_out;
 
@@ -12,10 +13,13 @@ pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
         return write_out(list().as_bytes());
     }
     let word = words.join(" ");
+    if let Some(check) = Check::ALL.iter().find(|check| check.id() == word) {
+        return write_out(check.page().as_bytes());
+    }
     let Some(section) = anyverbs_causes::find(&word) else {
         bail!(
             "there is no page of {word:?}; ask for a status (12, IBV_WC_RETRY_EXC_ERR), a code (AV1204), an error number \
-             (EINVAL) or an event (IBV_EVENT_QP_FATAL), or for the list: `anyverbs explain`"
+             (EINVAL), an event (IBV_EVENT_QP_FATAL) or a check (leak), or for the list: `anyverbs explain`"
         );
     };
     write_out(format!("{section}\n").as_bytes())
@@ -32,6 +36,9 @@ fn list() -> String {
             list += heading.trim();
             list.push('\n');
         }
+    }
+    for check in Check::ALL {
+        list += &format!("{check}: {}\n", check.title());
     }
     list
 }

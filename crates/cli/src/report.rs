@@ -12,8 +12,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::args::Report;
+use crate::finding::Finding;
 use charts::{amount, duration, histogram, quantile, throughput};
-use read::{Finding, Story, What};
+use read::{Story, What};
 
 /// Most rows of a list.
 const MOST_ROWS: usize = 100;

@@ -15,6 +15,7 @@ use anyverbs_record::{capture, trace};
 
 use crate::args::{Run, Settings, absolute};
 use crate::doctor::elf;
+use crate::sarif::Sarif;
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
 use crate::{device, libraries};
@@ -75,13 +76,18 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
         variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
     }
+    let sarif = match &args.check_report {
+        Some(report) if !args.print_env => Sarif::begin(report)?,
+        _ => None,
+    };
     if let Some(check) = args.check {
         variables.push(("ANYVERBS_CHECK", check.variable().into()));
+        let report = sarif.as_ref().map(Sarif::lines).or(args.check_report.as_deref());
         for (name, file) in [
-            ("ANYVERBS_CHECK_REPORT", &args.check_report),
-            ("ANYVERBS_CHECK_SUPPRESSIONS", &args.check_suppressions),
+            ("ANYVERBS_CHECK_REPORT", report),
+            ("ANYVERBS_CHECK_SUPPRESSIONS", args.check_suppressions.as_deref()),
         ] {
-            variables.extend(file.as_deref().map(|file| (name, absolute(file))));
+            variables.extend(file.map(|file| (name, absolute(file))));
         }
     }
     let mut host = None;
@@ -137,6 +143,9 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         }
     };
     drop(tree);
+    if let Some(Err(error)) = sarif.map(|sarif| sarif.end()) {
+        eprintln!("anyverbs: {error:#}");
+    }
     if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings, &blocked)) {
         eprintln!(
             "anyverbs: the program ended and left connections open, and their peers could not be told"

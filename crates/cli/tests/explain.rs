@@ -15,6 +15,7 @@ fn it_prints_the_page_of_a_word() {
         (&["AV1204"], "## AV1204: the peer's process has ended"),
         (&["ENOMEM"], "## ENOMEM:"),
         (&["IBV_EVENT_QP_FATAL"], "## IBV_EVENT_QP_FATAL:"),
+        (&["buffer-changed"], "# buffer-changed: the buffer of a send"),
     ] {
         let output = explain(words);
         assert!(output.status.success(), "{words:?}");
@@ -26,6 +27,7 @@ fn it_prints_the_page_of_a_word() {
 fn it_lists_all_words() {
     let list = String::from_utf8(explain(&[]).stdout).unwrap();
     assert!(list.contains("\n12 IBV_WC_RETRY_EXC_ERR:") && list.contains("\n  AV1204: "), "{list}");
+    assert!(list.contains("\nleak: an object is left"), "{list}");
 }
 
 #[test]

@@ -109,6 +109,32 @@ fn the_program_finds_library_and_tree() {
     assert_eq!(scratch.trees(), 0);
 }
 
+#[test]
+fn findings_become_a_sarif_document() {
+    let scratch = Scratch::new("sarif");
+    let file = scratch.0.join("found.sarif");
+    let lines = scratch.0.join("found.sarif.jsonl");
+    fs::write(&file, "of an earlier program").unwrap();
+    fs::write(&lines, "of a killed one").unwrap();
+    let finding =
+        r#"{"check":"leak","process":1,"message":"m","remedy":"r","stacks":[{"title":"","frames":[]}]}"#;
+    let script = format!("echo '{finding}' >>$ANYVERBS_CHECK_REPORT; exit 66");
+    let name = file.to_str().unwrap();
+    let words = ["--check", "--check-report", name, "--no-view", "--", "sh", "-c", &script];
+    let output = scratch.run(&words).output().unwrap();
+    assert_eq!(output.status.code(), Some(66));
+    let document: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let results = document["runs"][0]["results"].as_array().unwrap();
+    assert_eq!(results.len(), 1);
+    assert_eq!(results[0]["ruleId"], "leak");
+    assert!(!lines.exists());
+
+    let words = ["--check", "--check-report", "/nowhere/found.sarif", "--no-view", "--", "true"];
+    let (status, said) = said(&mut scratch.run(&words));
+    assert_eq!((status, said.len()), (Some(125), 1), "{said:?}");
+}
+
 /// The lines of a launch on standard error that are not the loader's.
 fn said(command: &mut Command) -> (Option<i32>, Vec<String>) {
     let output = command.stderr(Stdio::piped()).output().unwrap();

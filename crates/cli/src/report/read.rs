@@ -9,6 +9,8 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::finding::Finding;
+
 /// All that the files say.
 #[derive(Debug, Default)]
 pub(super) struct Story {
@@ -81,40 +83,6 @@ pub(super) struct Packet {
     pub(super) psn: u32,
     pub(super) bytes: u64,
     pub(super) is_again: bool,
-}
-
-/// A finding of `--check`.
-#[derive(Debug, Deserialize)]
-pub(super) struct Finding {
-    pub(super) check: String,
-    #[serde(default)]
-    pub(super) process: u64,
-    #[serde(default)]
-    pub(super) message: String,
-    #[serde(default)]
-    pub(super) why: String,
-    #[serde(default)]
-    pub(super) remedy: String,
-    #[serde(default)]
-    pub(super) stacks: Vec<Stack>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Stack {
-    #[serde(default)]
-    pub(super) title: String,
-    #[serde(default)]
-    pub(super) frames: Vec<Frame>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Frame {
-    #[serde(default)]
-    pub(super) function: Option<String>,
-    #[serde(default)]
-    pub(super) file: Option<String>,
-    #[serde(default)]
-    pub(super) line: Option<u32>,
 }
 
 /// An event of a trace, as it stands in a file.

@@ -1,0 +1,247 @@
+//! Findings of `run --check` as a SARIF document (OASIS SARIF 2.1.0), which services for code scanning read.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use anyverbs_check::Check;
+use serde_json::{Value, json};
+
+use crate::finding::{Finding, Frame, Stack};
+
+const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
+/// The name that scanning services give the root of the sources.
+const ROOT: &str = "%SRCROOT%";
+
+/// A document that `anyverbs run` makes when the program has ended. Until then its processes add lines to a file beside it.
+#[derive(Debug)]
+pub(crate) struct Sarif {
+    document: PathBuf,
+    lines: PathBuf,
+}
+
+impl Sarif {
+    /// Begins the document, if the name of the report asks for one.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub(crate) fn begin(report: &Path) -> anyhow::Result<Option<Self>> {
+        if report.extension() != Some(OsStr::new("sarif")) {
+            return Ok(None);
+        }
+        let document = PathBuf::from(crate::args::absolute(report));
+        let lines = document.with_extension("sarif.jsonl");
+        let failed = |file: &Path| format!("cannot write the report {}", file.display());
+        // Nobody takes the findings of an earlier program for those of this one.
+        for file in [&document, &lines] {
+            File::create(file).with_context(|| failed(file))?;
+        }
+        Ok(Some(Self { document, lines }))
+    }
+
+    /// The file for lines of JSON.
+    pub(crate) fn lines(&self) -> &Path {
+        &self.lines
+    }
+
+    /// Writes the document, and removes the lines.
+    ///
+    /// # Errors
+    /// A file cannot be read or written. The lines stay.
+    pub(crate) fn end(&self) -> anyhow::Result<()> {
+        let findings =
+            self.read().with_context(|| format!("cannot read {}", self.lines.display()))?;
+        let root = env::current_dir().unwrap_or_default();
+        let text = format!("{:#}\n", document(&findings, &root));
+        File::create(&self.document)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::remove_file(&self.lines))
+            .with_context(|| format!("cannot write the report {}", self.document.display()))
+    }
+
+    fn read(&self) -> anyhow::Result<Vec<Finding>> {
+        let mut findings = Vec::new();
+        for line in BufReader::new(File::open(&self.lines)?).split(b'\n') {
+            match serde_json::from_slice(&line?) {
+                Ok(finding) => findings.push(finding),
+                // A process was killed while it wrote, or the disk was full.
+                Err(error) => eprintln!("anyverbs: a line of the report is no finding: {error}"),
+            }
+        }
+        Ok(findings)
+    }
+}
+
+/// The document of some findings of a program that ran in the directory `root`.
+fn document(findings: &[Finding], root: &Path) -> Value {
+    let rules: Vec<_> = Check::ALL.iter().map(|check| rule(*check)).collect();
+    let results: Vec<_> = findings.iter().map(|finding| result(finding, root)).collect();
+    let mut uri = file_uri(&root.to_string_lossy());
+    if !uri.ends_with('/') {
+        uri.push('/');
+    }
+    json!({
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [{
+            "tool": { "driver": {
+                "name": "anyverbs check",
+                "semanticVersion": env!("CARGO_PKG_VERSION"),
+                "informationUri": env!("CARGO_PKG_REPOSITORY"),
+                "rules": rules,
+            } },
+            "originalUriBaseIds": { ROOT: { "uri": uri } },
+            "columnKind": "utf16CodeUnits",
+            "results": results,
+        }],
+    })
+}
+
+fn rule(check: Check) -> Value {
+    json!({
+        "id": check.id(),
+        "shortDescription": { "text": check.title() },
+        "help": { "text": check.page(), "markdown": check.page() },
+        "helpUri": format!("{}/blob/main/docs/checks/{check}.md", env!("CARGO_PKG_REPOSITORY")),
+    })
+}
+
+fn result(finding: &Finding, root: &Path) -> Value {
+    let place = Check::ALL.iter().position(|check| check.id() == finding.check);
+    // The first frame of the program that has a file, in the stack of the mistake before others.
+    let first = finding.stacks.iter().flat_map(|stack| &stack.frames);
+    let locations: Vec<_> = first.filter_map(|frame| location(frame, root)).take(1).collect();
+    let stacks: Vec<_> = finding.stacks.iter().map(|stack| stack_of(stack, root)).collect();
+    let related: Vec<_> =
+        finding.stacks.iter().skip(1).filter_map(|stack| related(stack, root)).collect();
+    let mut result = json!({
+        "ruleId": finding.check,
+        "level": "error",
+        "message": { "text": format!("{}. {}", finding.message, finding.remedy) },
+        "locations": locations,
+        "relatedLocations": related,
+        "stacks": stacks,
+        "properties": { "process": finding.process },
+    });
+    if let Some(place) = place {
+        result["ruleIndex"] = place.into();
+    }
+    result
+}
+
+fn stack_of(stack: &Stack, root: &Path) -> Value {
+    let frames = stack.frames.iter().map(|frame| {
+        let mut location = location(frame, root).unwrap_or_else(|| json!({}));
+        if let Some(function) = &frame.function {
+            location["logicalLocations"] =
+                json!([{ "fullyQualifiedName": function, "kind": "function" }]);
+        }
+        json!({ "location": location })
+    });
+    json!({ "message": { "text": title(stack) }, "frames": frames.collect::<Vec<_>>() })
+}
+
+fn related(stack: &Stack, root: &Path) -> Option<Value> {
+    let mut location = stack.frames.iter().find_map(|frame| location(frame, root))?;
+    location["message"] = json!({ "text": title(stack) });
+    Some(location)
+}
+
+fn title(stack: &Stack) -> &str {
+    if stack.title.is_empty() { "It happened here" } else { &stack.title }
+}
+
+/// The place of a frame; `None` if it has no file.
+fn location(frame: &Frame, root: &Path) -> Option<Value> {
+    let file = frame.file.as_deref()?;
+    let artifact = match Path::new(file).strip_prefix(root) {
+        Ok(inside) if root.is_absolute() => {
+            json!({ "uri": escaped(&inside.to_string_lossy()), "uriBaseId": ROOT })
+        }
+        _ => json!({ "uri": file_uri(file) }),
+    };
+    let mut physical = json!({ "artifactLocation": artifact });
+    // Line 0 is none.
+    if let Some(line) = frame.line.filter(|line| *line > 0) {
+        physical["region"] = json!({ "startLine": line });
+    }
+    Some(json!({ "physicalLocation": physical }))
+}
+
+/// An absolute path as a URI, a relative one as a relative reference.
+fn file_uri(path: &str) -> String {
+    let scheme = if path.starts_with('/') { "file://" } else { "" };
+    format!("{scheme}{}", escaped(path))
+}
+
+/// What a path of a URI may not hold stands as `%XX` (RFC 3986, 2.1).
+fn escaped(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(byte.into());
+            }
+            _ => out += &format!("%{byte:02X}"),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(frames: Value) -> Finding {
+        serde_json::from_value(json!({
+            "check": "leak",
+            "process": 7,
+            "message": "the PD was not ended",
+            "remedy": "End it.",
+            "stacks": [
+                { "title": "", "frames": frames },
+                { "title": "It was made here", "frames": [{ "function": "g", "file": "/usr/b c.c", "line": 4 }] },
+            ],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_finding_is_a_result_at_its_line_of_the_sources() {
+        let frames = json!([
+            { "function": "ibv_alloc_pd", "file": null, "line": null },
+            { "function": "main", "file": "/home/me/src/a.c", "line": 12 },
+        ]);
+        let document = document(&[finding(frames)], Path::new("/home/me"));
+        let run = &document["runs"][0];
+        let result = &run["results"][0];
+        let rule = &run["tool"]["driver"]["rules"][result["ruleIndex"].as_u64().unwrap() as usize];
+        assert_eq!((&rule["id"], &result["ruleId"]), (&json!("leak"), &json!("leak")));
+        assert_eq!(result["locations"].as_array().unwrap().len(), 1);
+        let place = &result["locations"][0]["physicalLocation"];
+        assert_eq!(place["artifactLocation"], json!({ "uri": "src/a.c", "uriBaseId": ROOT }));
+        assert_eq!(place["region"]["startLine"], 12);
+        let frame = &result["stacks"][0]["frames"][0]["location"];
+        assert_eq!(frame["logicalLocations"][0]["fullyQualifiedName"], "ibv_alloc_pd");
+        let made = &result["relatedLocations"][0];
+        assert_eq!(made["physicalLocation"]["artifactLocation"]["uri"], "file:///usr/b%20c.c");
+        assert_eq!(run["originalUriBaseIds"][ROOT]["uri"], "file:///home/me/");
+    }
+
+    #[test]
+    fn a_finding_without_files_has_no_location() {
+        let frames = json!([{ "function": "main", "file": null, "line": null }]);
+        let result = result(&finding(frames.clone()), Path::new(""));
+        // The second stack has one.
+        assert_eq!(result["locations"].as_array().unwrap().len(), 1);
+        let mut bare = finding(frames);
+        bare.stacks.truncate(1);
+        bare.check = "of a later version".into();
+        let result = super::result(&bare, Path::new("/"));
+        assert_eq!(result["locations"], json!([]));
+        assert!(result.get("ruleIndex").is_none());
+    }
+}
