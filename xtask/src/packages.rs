@@ -48,6 +48,8 @@ pub(crate) const ARCH_TEST: Package = ("arch-test", "/usr/bin/arch-test");
 
 /// A compiler and linker for programs: the C tests of the view need it.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
+/// Builds programs with MemorySanitizer.
+pub(crate) const CLANG: Package = ("clang", "/usr/bin/clang");
 /// Builds libFuzzer.
 pub(crate) const CXX: Package = ("g++", "/usr/bin/c++");
 /// The headers that C programs for verbs and librdmacm are compiled with.

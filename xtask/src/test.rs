@@ -51,6 +51,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     packages::ensure(&[
         packages::CC,
         packages::CXX,
+        packages::CLANG,
         packages::LIBC6_DEV,
         packages::VALGRIND,
         packages::LIBIBVERBS_DEV,

@@ -124,6 +124,16 @@ pub(crate) fn minus_one(result: Result<c_int, Errno>) -> c_int {
     })
 }
 
+/// Gives the program a value.
+///
+/// # Safety
+/// `to` is writable.
+pub(crate) unsafe fn give<T>(to: *mut T, value: T) {
+    // SAFETY: the caller's promise.
+    unsafe { to.write(value) };
+    anyverbs_sanitizers::initialised(to);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,8 @@ use std::{
 
 use parking_lot::RwLock;
 
+use anyverbs_sanitizers as sanitizers;
+
 use crate::{check, errno::Errno};
 
 /// A public C struct that leads an object.
@@ -123,6 +125,7 @@ pub(crate) fn new_handle() -> u32 {
 pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mut P {
     let object = Arc::new(Object { public: UnsafeCell::new(public), handle, inner });
     let pointer = object.public();
+    sanitizers::initialised(pointer);
     live().write().insert(pointer as usize, object);
     check::made(pointer);
     pointer

@@ -30,6 +30,7 @@ mod post;
 mod qp;
 mod rate;
 mod raw_qp;
+mod sanitized;
 mod srq;
 mod srq_ops;
 mod strings;

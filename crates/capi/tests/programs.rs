@@ -44,8 +44,12 @@ fn run(name: &str) {
 }
 
 /// Compiles one program.
-fn compile(name: &str, program: &Path, link: &[&str]) {
-    let built = Command::new("cc")
+fn compile(name: &str, program: &Path, options: &[&str]) {
+    compile_by("cc", name, program, options);
+}
+
+fn compile_by(compiler: &str, name: &str, program: &Path, options: &[&str]) {
+    let built = Command::new(compiler)
         .args([
             "-Wall",
             "-Wextra",
@@ -63,7 +67,7 @@ fn compile(name: &str, program: &Path, link: &[&str]) {
         .arg("-L")
         .arg(libraries())
         .args(["-lrdmacm", "-libverbs", "-ldl"])
-        .args(link)
+        .args(options)
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -106,6 +110,70 @@ fn run_below(
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The sanitizers with which programs are built, and compilers that have them.
+const SANITIZERS: [(&str, &str); 2] = [("memory", "clang"), ("thread", "cc")];
+
+/// Runs a program that is built with a sanitizer: whether it succeeds, and what it says.
+fn run_sanitized(sanitizer: (&str, &str), name: &str, arguments: &[&str]) -> (bool, String) {
+    let libraries = libraries();
+    let port = UdpPort::reserve();
+    let number = port.number();
+    let (kind, compiler) = sanitizer;
+    let program = libraries.join(format!("{name}-{kind}.{number}"));
+    let options = ["-fno-omit-frame-pointer", "-Wno-unknown-warning-option"];
+    compile_by(
+        compiler,
+        name,
+        &program,
+        &[&options[..], &[&format!("-fsanitize={kind}")]].concat(),
+    );
+    // The shadow memory of older sanitizers does not fit into an address space with many random bits.
+    let output = Command::new("timeout")
+        .args(["120", "setarch", "-R"])
+        .arg(&program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", libraries)
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{number}"))
+        .env("ANYVERBS_UDP_PORT", number.to_string())
+        .output()
+        .unwrap();
+    let _ = fs::remove_file(&program);
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn sanitizers_see_no_mistake_in_programs_that_make_none() {
+    for sanitizer in SANITIZERS {
+        let (is_good, said) = run_sanitized(sanitizer, "sanitized", &["right"]);
+        assert!(is_good, "{sanitizer:?}: {said}");
+        // Larger ones. Of those that end objects twice or fork, neither sanitizer takes all.
+        for name in [
+            "cq_ex",
+            "events",
+            "cm_connect",
+            "cm_datagrams",
+            "cm_addrinfo",
+            "rsocket",
+            "memory",
+            "mcast",
+        ] {
+            let (is_good, said) = run_sanitized(sanitizer, name, &[]);
+            assert!(is_good, "{name} {sanitizer:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn sanitizers_see_the_mistakes_of_programs() {
+    for (sanitizer, mistake, found) in [
+        (SANITIZERS[0], "undefined", "use-of-uninitialized-value"),
+        (SANITIZERS[1], "race", "data race"),
+    ] {
+        let (is_good, said) = run_sanitized(sanitizer, "sanitized", &[mistake]);
+        assert!(!is_good && said.contains(found), "{sanitizer:?}: {said}");
+    }
 }
 
 #[test]

@@ -116,8 +116,7 @@ fn findings_become_a_sarif_document() {
     let lines = scratch.0.join("found.sarif.jsonl");
     fs::write(&file, "of an earlier program").unwrap();
     fs::write(&lines, "of a killed one").unwrap();
-    let finding =
-        r#"{"check":"leak","process":1,"message":"m","remedy":"r","stacks":[{"title":"","frames":[]}]}"#;
+    let finding = r#"{"check":"leak","process":1,"message":"m","remedy":"r","stacks":[{"title":"","frames":[]}]}"#;
     let script = format!("echo '{finding}' >>$ANYVERBS_CHECK_REPORT; exit 66");
     let name = file.to_str().unwrap();
     let words = ["--check", "--check-report", name, "--no-view", "--", "sh", "-c", &script];

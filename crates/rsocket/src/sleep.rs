@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyverbs::{Uncancelled, cancellable};
+use anyverbs_sanitizers::Quiet;
 
 use crate::errno::{Errno, Result};
 
@@ -108,6 +109,11 @@ pub(crate) fn wait(
     undo: impl FnOnce(),
 ) -> Result<usize> {
     if CANCELLABLE.try_with(Cell::get).unwrap_or(false) {
+        let undo = || {
+            undo();
+            // What `poll` has begun.
+            anyverbs_sanitizers::cancelled();
+        };
         cancellable(undo, || poll(fds, timeout))
     } else {
         poll(fds, timeout)
@@ -121,6 +127,7 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Resul
         tv_nsec: t.subsec_nanos().into(),
     });
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let _quiet = Quiet::new();
     // SAFETY: live pollfds of the given number, a live timespec or null, and no signal mask.
     let n =
         unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };

@@ -101,7 +101,7 @@ impl SharedDomains {
         }
         let slot = self.transport.links.port.slot().ok_or(std::io::ErrorKind::Unsupported)?;
         let messages = Messages::listen(Arc::clone(slot))?;
-        spawn_quiet("anyverbs-xrc", move || self.listen_to_sharers())?;
+        spawn_quiet(c"anyverbs-xrc", move || self.listen_to_sharers())?;
         // The thread waits for it.
         let _ = self.messages.set(messages);
         Ok(())

@@ -78,7 +78,7 @@ impl Device {
     /// Arranges that the end of the process is announced.
     pub(super) fn watch_for_exit(&'static self) {
         self.exit_thread.set(State::Sleeping);
-        let spawned = spawn_quiet("anyverbs-exit", || {
+        let spawned = spawn_quiet(c"anyverbs-exit", || {
             self.exit_thread.wait_until_wanted();
             self.log_counters(self.tell_peers());
             self.leave_counters();

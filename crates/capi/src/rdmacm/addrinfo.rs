@@ -7,11 +7,12 @@ use std::{
 };
 
 use anyverbs::cm::{Address, IbAddress};
+use anyverbs_sanitizers as sanitizers;
 use libc::{addrinfo, sockaddr, socklen_t};
 
 use crate::{
     abi::*,
-    errno::Errno,
+    errno::{Errno, give},
     log,
     rdmacm::{address_of_length, storage},
 };
@@ -300,6 +301,7 @@ fn block(bytes: &[u8]) -> Result<*mut u8, Errno> {
             return Err(Errno::ENOMEM);
         }
         ptr::copy_nonoverlapping(bytes.as_ptr(), block, bytes.len());
+        sanitizers::initialised_bytes(block.cast(), bytes.len());
         Ok(block)
     }
 }
@@ -354,7 +356,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         // SAFETY: the caller's promise.
         let found = unsafe { Query::new(node, service, hints) }?.resolve()?.to_c()?;
         // SAFETY: the caller's promise.
-        unsafe { res.write(found) };
+        unsafe { give(res, found) };
         Ok(())
     };
     match found() {

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer},
+    errno::{Errno, give, pointer},
     object,
     verbs::{self, MOST_DEVICES, Pd, Xrcd},
 };
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
     if !num_devices.is_null() {
         let n = if list.is_ok() { n as c_int } else { 0 };
         // SAFETY: the caller's promise.
-        unsafe { num_devices.write(n) };
+        unsafe { give(num_devices, n) };
     }
     pointer(list)
 }

@@ -7,7 +7,7 @@ use anyverbs::cm::Ece;
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::Errno,
+    errno::{Errno, give},
     rdmacm::{id, zero},
 };
 
@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn rdma_get_remote_ece(
         let remote = id.inner.device.remote_ece()?;
         let c = ibv_ece { vendor_id: remote.vendor_id, options: remote.options, comp_mask: 0 };
         // SAFETY: the caller's promise.
-        unsafe { ece.write(c) };
+        unsafe { give(ece, c) };
         Ok(())
     }))
 }

@@ -5,7 +5,7 @@ use std::{ffi::c_int, ptr, slice, sync::Arc};
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::Errno,
+    errno::{Errno, give},
     rdmacm::{
         Id, address_of_length,
         id::{self, QpTemplate},
@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         };
         prepared.inspect_err(|_| destroy(&created))?;
         // SAFETY: the caller's promise.
-        unsafe { id.write(created.public()) };
+        unsafe { give(id, created.public()) };
         Ok(())
     }))
 }

@@ -7,12 +7,13 @@ use std::{
 };
 
 use anyverbs::cm;
+use anyverbs_sanitizers as sanitizers;
 use cm::{EventKind, EventParam};
 
 use crate::{
     abi::*,
     cancel,
-    errno::Errno,
+    errno::{Errno, give},
     object::{self, Object},
     rdmacm::{
         Channel, Id,
@@ -79,7 +80,7 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
             channel.inner.device.get_event_one_by_one(|event| to_c(channel, event))
         })?;
         // SAFETY: the caller's promise.
-        unsafe { event.write(next) };
+        unsafe { give(event, next) };
         Ok(())
     }))
 }
@@ -166,6 +167,7 @@ fn param(event: &cm::Event) -> (rdma_cm_event_param, Box<[u8]>) {
     let mut param: rdma_cm_event_param = unsafe { std::mem::zeroed() };
     let point = |data: &[u8]| -> (*const c_void, u8) {
         let pointer = if data.is_empty() { ptr::null() } else { data.as_ptr().cast() };
+        sanitizers::initialised_bytes(pointer, data.len());
         // No message of the CM carries more.
         (pointer, u8::try_from(data.len()).unwrap_or(u8::MAX))
     };

@@ -10,13 +10,14 @@ use std::{
 };
 
 use anyverbs::{QpType, cm};
+use anyverbs_sanitizers as sanitizers;
 use cm::PortSpace;
 use parking_lot::Mutex;
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::Errno,
+    errno::{Errno, give},
     log,
     object::{self, Object},
     rdmacm::{Channel, OwnChannel, SharedDevice, release_event, shared_device, storage, zero},
@@ -149,7 +150,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     } else {
         create(channel, context, ps, qp_type).map(|created| {
             // SAFETY: the caller's promise.
-            unsafe { id.write(created.public()) };
+            unsafe { give(id, created.public()) };
         })
     })
 }
@@ -241,8 +242,10 @@ pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
             id.inner.path.0.get().write(path_record(path));
             (&raw mut (*public).route.path_rec).write(id.inner.path.0.get());
             (&raw mut (*public).route.num_paths).write(1);
+            sanitizers::initialised(id.inner.path.0.get());
         }
     }
+    sanitizers::initialised(public);
     Ok(())
 }
 

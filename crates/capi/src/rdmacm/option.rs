@@ -10,7 +10,7 @@ use anyverbs::{QpState, cm::IdOption};
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::Errno,
+    errno::{Errno, give},
     rdmacm::{id, zero},
     verbs,
 };
@@ -80,8 +80,8 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
         c.qp_state = state;
         // SAFETY: the caller's promise.
         unsafe {
-            attr.write(c);
-            mask.write(device_mask.bits() as c_int);
+            give(attr, c);
+            give(mask, device_mask.bits() as c_int);
         }
         Ok(())
     }))

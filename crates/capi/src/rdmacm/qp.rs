@@ -1,5 +1,6 @@
 //! Queue pairs of ids.
 
+use anyverbs_sanitizers as sanitizers;
 use std::{ffi::c_int, ptr, sync::Arc};
 
 use crate::{
@@ -25,6 +26,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     zero(id::find(id).and_then(|id| create(&id, pd, init.ok_or(Errno::EINVAL)?)))
@@ -63,6 +65,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| create_ex(&id, attr.ok_or(Errno::EINVAL)?)))

@@ -8,10 +8,11 @@ use std::{
 };
 
 use anyverbs::cm::{EventKind, EventParam};
+use anyverbs_sanitizers::Quiet;
 
 use crate::{
     abi::*,
-    errno::Errno,
+    errno::{Errno, give},
     rdmacm::{Id, Query, complete, event, id, zero},
 };
 
@@ -51,7 +52,13 @@ fn spawn_quiet(f: impl FnOnce() + Send + 'static) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let spawned = thread::Builder::new().name("av-addrinfo".into()).spawn(f);
+    let spawned = thread::Builder::new().spawn(|| {
+        let _quiet = Quiet::new();
+        // Here, and not by the library of Rust: the sanitizers would see that.
+        // SAFETY: a C string of at most 15 bytes.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"av-addrinfo".as_ptr()) };
+        f();
+    });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
     spawned.map(drop)
@@ -83,7 +90,7 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(
         }
         let found = id.inner.state.lock().resolved.clone().ok_or(Errno(libc::ENODATA))?;
         // SAFETY: the caller's promise.
-        unsafe { info.write(found.to_c()?) };
+        unsafe { give(info, found.to_c()?) };
         Ok(())
     }))
 }

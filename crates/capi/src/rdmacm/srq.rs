@@ -1,5 +1,6 @@
 //! Shared receive queues of ids.
 
+use anyverbs_sanitizers as sanitizers;
 use std::{ffi::c_int, ptr};
 
 use crate::{
@@ -25,6 +26,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| {
@@ -53,6 +55,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     attr: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| create(&id, attr.ok_or(Errno::EINVAL)?)))

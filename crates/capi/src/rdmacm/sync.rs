@@ -3,11 +3,12 @@
 
 use std::{ffi::c_int, ptr, sync::Arc};
 
-use anyverbs::{Uncancelled, undone_if_cancelled};
+use anyverbs::undone_if_cancelled;
 
 use crate::{
     abi::*,
-    errno::Errno,
+    cancel::Uncancelled,
+    errno::{Errno, give},
     rdmacm::{Id, acknowledge, event, id, qp, zero},
 };
 
@@ -58,7 +59,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
         }
         let request = request(&listener)?;
         // SAFETY: the caller's promise.
-        unsafe { id.write(request) };
+        unsafe { give(id, request) };
         Ok(())
     }))
 }

@@ -5,8 +5,9 @@ use std::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use anyverbs_rsocket::Call;
+use anyverbs_sanitizers as sanitizers;
 
-use super::{names::give, size};
+use super::{names::give_address, size};
 use crate::{cancel::holding, errno::Errno, rdmacm::sockaddr::address_of_length};
 
 /// A program's list of buffers.
@@ -59,7 +60,14 @@ unsafe fn recv(
 ) -> Result<anyverbs_rsocket::Received, Errno> {
     let socket = anyverbs_rsocket::get(socket)?;
     // SAFETY: the caller's promise.
-    Ok(holding(socket, |s| unsafe { s.recv_message(buffers, flags, name) })?)
+    let received = holding(socket, |s| unsafe { s.recv_message(buffers, flags, name) })?;
+    let mut left = received.len;
+    for buffer in buffers {
+        let len = left.min(buffer.iov_len);
+        sanitizers::initialised_bytes(buffer.iov_base, len);
+        left -= len;
+    }
+    Ok(received)
 }
 
 /// The result of a call: with `MSG_TRUNC` the whole length of a datagram.
@@ -160,7 +168,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
             && let Some(address) = &received.from
         {
             // SAFETY: the program passes an address with its length.
-            unsafe { give(address, from, from_len) }?;
+            unsafe { give_address(address, from, from_len) }?;
         }
         Ok(length(&received, flags))
     })())
@@ -180,7 +188,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags:
             let received = recv(socket, buffers, flags, name)?;
             match &received.from {
                 Some(address) if name => {
-                    give(address, (*msg).msg_name.cast(), &raw mut (*msg).msg_namelen)?;
+                    give_address(address, (*msg).msg_name.cast(), &raw mut (*msg).msg_namelen)?;
                 }
                 _ => (*msg).msg_namelen = 0,
             }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use anyverbs_rsocket::Call;
+use anyverbs_sanitizers as sanitizers;
 use libc::epoll_event;
 
 use super::{poll::timeout, zero};
@@ -64,6 +65,8 @@ pub(crate) unsafe extern "C" fn repoll_wait(
         }
         // SAFETY: the program passes an array of that length, its own to be written.
         let events = unsafe { std::slice::from_raw_parts_mut(events, most) };
-        Ok(holding(set, |set| set.wait(events, timeout(millis)))? as c_int)
+        let count = holding(set, |set| set.wait(events, timeout(millis)))?;
+        sanitizers::initialised_bytes(events.as_ptr().cast(), size_of_val(&events[..count]));
+        Ok(count as c_int)
     })())
 }

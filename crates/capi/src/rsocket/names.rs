@@ -6,6 +6,7 @@ use anyverbs::cm::Address;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use anyverbs_rsocket::Call;
+use anyverbs_sanitizers as sanitizers;
 
 use super::zero;
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
 ///
 /// # Safety
 /// `len` may be read and written; `addr` may be written for that length.
-pub(super) unsafe fn give(
+pub(super) unsafe fn give_address(
     address: &Address,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -46,9 +47,11 @@ pub(super) unsafe fn give(
                 room.min(full),
             );
         }
+        sanitizers::initialised_bytes(addr.cast(), room.min(full));
     }
     // SAFETY: the caller's promise.
     unsafe { len.write_unaligned(full as socklen_t) };
+    sanitizers::initialised(len);
     Ok(())
 }
 
@@ -102,7 +105,8 @@ pub(crate) unsafe extern "C" fn raccept(
         if !addr.is_null() {
             let peer = anyverbs_rsocket::get(fd).and_then(|new| new.peer_address());
             // SAFETY: the program passes an address with its length.
-            let given = peer.map_err(Errno::from).and_then(|a| unsafe { give(&a, addr, len) });
+            let given =
+                peer.map_err(Errno::from).and_then(|a| unsafe { give_address(&a, addr, len) });
             if let Err(errno) = given {
                 let _ = anyverbs_rsocket::close(fd);
                 return Err(errno);
@@ -130,7 +134,7 @@ pub(crate) unsafe extern "C" fn rgetsockname(
         };
         let address = socket.local_address()?.unwrap_or_else(unbound);
         // SAFETY: the program passes an address with its length.
-        unsafe { give(&address, addr, len) }
+        unsafe { give_address(&address, addr, len) }
     })())
 }
 
@@ -144,6 +148,6 @@ pub(crate) unsafe extern "C" fn rgetpeername(
     zero((|| {
         let address = anyverbs_rsocket::get(socket)?.peer_address()?;
         // SAFETY: the program passes an address with its length.
-        unsafe { give(&address, addr, len) }
+        unsafe { give_address(&address, addr, len) }
     })())
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use anyverbs_sanitizers as sanitizers;
 use libc::socklen_t;
 
 use super::zero;
@@ -60,6 +61,8 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
             std::ptr::copy_nonoverlapping(found.bytes().as_ptr(), value.cast(), n);
             len.write_unaligned(n as socklen_t);
         }
+        sanitizers::initialised_bytes(value.cast_const().cast(), n);
+        sanitizers::initialised(len);
         Ok(())
     })())
 }

@@ -3,6 +3,7 @@
 use std::{ffi::c_int, time::Duration};
 
 use anyverbs_rsocket::Call;
+use anyverbs_sanitizers as sanitizers;
 use libc::{nfds_t, pollfd};
 
 use crate::errno::{Errno, minus_one};
@@ -26,6 +27,7 @@ pub(crate) unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, millis: c_
             _ => unsafe { std::slice::from_raw_parts_mut(fds, count) },
         };
         let found = anyverbs_rsocket::poll(fds, timeout(millis))?;
+        sanitizers::initialised_bytes(fds.as_ptr().cast(), size_of_val(fds));
         Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
     })())
 }

@@ -17,7 +17,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, minus_one, pointer, value},
+    errno::{Errno, give, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Pd, context, watched::activity},
 };
@@ -207,7 +207,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { attr.write(found) };
+        unsafe { give(attr, found) };
         Ok(0)
     }))
 }
@@ -286,9 +286,9 @@ pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
         let (found, vlan) = context.inner.device.resolve_ethernet(&ah_attr(attr))?;
         // SAFETY: the caller's promise.
         unsafe {
-            mac.cast::<[u8; 6]>().write(found);
+            give(mac.cast::<[u8; 6]>(), found);
             if !vid.is_null() {
-                vid.write(vlan.unwrap_or(NO_VLAN));
+                give(vid, vlan.unwrap_or(NO_VLAN));
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, minus_one, pointer},
+    errno::{Errno, give, minus_one, pointer},
     object::{self, Object},
     verbs::{Pd, access, publish_mr},
 };
@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(
         let start = device.as_ptr();
         let published = object::publish(ibv_buf::new(), 0, BufInner { device });
         // SAFETY: the caller's promise.
-        unsafe { buf.write(published) };
+        unsafe { give(buf, published) };
         Ok(start.cast())
     }))
 }

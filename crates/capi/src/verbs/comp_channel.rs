@@ -11,7 +11,7 @@ use crate::{
     cancel,
     cancel::Uncancelled,
     check,
-    errno::{Errno, minus_one, pointer, value},
+    errno::{Errno, give, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, context, watched::activity},
 };
@@ -72,10 +72,10 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
             // SAFETY: the CQ is live; `cq` and `cq_context` are the caller's promise.
             unsafe {
                 if !cq.is_null() {
-                    cq.write(found.public().cast());
+                    give(cq, found.public().cast());
                 }
                 if !cq_context.is_null() {
-                    cq_context.write((&raw const (*found.public()).cq_context).read());
+                    give(cq_context, (&raw const (*found.public()).cq_context).read());
                 }
             }
             check::read_event(found.public() as usize, CODE, COMPLETION);

@@ -7,7 +7,7 @@ use anyverbs::{CompCntrKind, CompCntrOps};
 use crate::{
     abi::*,
     check,
-    errno::{Errno, pointer, value},
+    errno::{Errno, give, pointer, value},
     object::{self, Object},
     verbs::{Context, context, qp, write_sized},
 };
@@ -132,7 +132,7 @@ macro_rules! read {
                 }
                 cntr.inner.device.progress();
                 // SAFETY: the caller's promise.
-                unsafe { count.write(cntr.inner.device.$method()) };
+                unsafe { give(count, cntr.inner.device.$method()) };
                 Ok(())
             }))
         }

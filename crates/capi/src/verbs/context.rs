@@ -9,11 +9,12 @@ use std::{
 };
 
 use anyverbs::limits::DeviceAttr;
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer, value},
+    errno::{Errno, give, pointer, value},
     object::{self, Object},
     verbs::{DeviceObject, device, extended, new_context},
 };
@@ -184,6 +185,7 @@ pub(crate) unsafe fn write_sized<T>(to: *mut T, value: &T, size: usize) {
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast(), ours);
         ptr::write_bytes(to.cast::<u8>().add(ours), 0, size - ours);
     }
+    sanitizers::initialised_bytes(to.cast(), size);
 }
 
 /// `ibv_query_device`: 0, or the errno value.
@@ -200,7 +202,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { attr.write(queried) };
+        unsafe { give(attr, queried) };
         Ok(())
     }))
 }
@@ -305,6 +307,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
             values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as _ };
         }
         values.comp_mask = asked;
+        sanitizers::initialised(ptr::from_ref(values));
         Ok(())
     }))
 }

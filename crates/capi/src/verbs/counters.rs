@@ -3,6 +3,7 @@
 use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::raw::{CounterKind, FlowCounters, MAX_COUNTER_INDEX};
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
@@ -97,6 +98,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         counters.inner.device.read(&mut read)?;
         // SAFETY: the caller's promise.
         unsafe { values.copy_from_nonoverlapping(read.as_ptr(), read.len()) };
+        sanitizers::initialised_bytes(values.cast(), size_of_val(&*read));
         Ok(())
     }))
 }

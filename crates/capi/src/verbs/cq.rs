@@ -12,7 +12,9 @@ use crate::{
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{
-        CompChannel, Context, Pd, PollSession, context, set_iterator,
+        CompChannel, Context, Pd, PollSession, context,
+        sanitized::sanitize_iterator,
+        set_iterator,
         watched::{activity, watch_iterator},
     },
 };
@@ -137,6 +139,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     public.cqe = capacity as c_int;
     set_iterator(&mut public);
     watch_iterator(&mut public);
+    sanitize_iterator(&mut public);
     let inner = CqInner { device, context, iterator: PollSession::default(), ignores_overrun };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.

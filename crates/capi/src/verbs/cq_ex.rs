@@ -7,7 +7,7 @@ use anyverbs::WcEx;
 use crate::probes;
 use crate::{
     abi::*,
-    errno::Errno,
+    errno::{Errno, give},
     object::deref,
     session::Session,
     verbs::{Cq, imm},
@@ -141,6 +141,6 @@ unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info)
         // SAFETY: NULL or live, by the caller's promise.
         let tm = unsafe { read(cq, |ex| ex.detail.tm) };
         // SAFETY: the program gives a writable place.
-        unsafe { info.write(ibv_wc_tm_info { tag: tm.tag, r#priv: tm.user_data }) };
+        unsafe { give(info, ibv_wc_tm_info { tag: tm.tag, r#priv: tm.user_data }) };
     }
 }

@@ -11,11 +11,12 @@ use std::{
 };
 
 use anyverbs::DeviceInfo;
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer},
+    errno::{Errno, give, pointer},
     log,
     verbs::node::look_for_node,
 };
@@ -87,6 +88,7 @@ fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
         .iter()
         .enumerate()
         .map(|(i, slot)| slot.get_or_init(|| DeviceObject::new(info, i)))
+        .inspect(|device| sanitizers::initialised(&raw const device.public))
         .find(|d| d.name == info.name && d.node_guid == info.node_guid)
 }
 
@@ -155,7 +157,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     let count = if list.is_null() { 0 } else { found.len() as c_int };
     if !num_devices.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { num_devices.write(count) };
+        unsafe { give(num_devices, count) };
     }
     list
 }

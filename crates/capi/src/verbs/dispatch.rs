@@ -13,7 +13,7 @@ use std::{
 use crate::{
     abi::*,
     errno::Errno,
-    verbs::{self, watched},
+    verbs::{self, sanitized, watched},
 };
 
 /// `ibv_context.abi_compat` of a context that is embedded in a `verbs_context`.
@@ -66,6 +66,7 @@ pub(crate) fn new_context() -> verbs_context {
     context.read_counters = Some(verbs::read_counters);
     context.context.ops = ops();
     watched::watch(&mut context.context.ops);
+    sanitized::sanitize(&mut context.context.ops);
     context.context.cmd_fd = -1;
     context.context.async_fd = -1;
     context.context.abi_compat = IS_EXTENDED;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyverbs::{DmahAttr, copy_guarded};
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
@@ -121,7 +122,9 @@ unsafe extern "C" fn memcpy_from_dm(
     value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
         let from = dm.inner.device.at(offset, length as u64)?;
         // SAFETY: as in `memcpy_to_dm`; the caller's promise for the program's side.
-        unsafe { copy_guarded(host.cast(), from, length) }.map_err(|_| Errno(libc::EFAULT))
+        unsafe { copy_guarded(host.cast(), from, length) }.map_err(|_| Errno(libc::EFAULT))?;
+        sanitizers::initialised_bytes(host, length);
+        Ok(())
     }))
 }
 

@@ -7,7 +7,7 @@ use anyverbs::{AsyncEventKind, EventElement};
 use crate::{
     abi::*,
     cancel, check,
-    errno::minus_one,
+    errno::{give, minus_one},
     object,
     verbs::{Cq, Qp, Srq, Wq, context},
 };
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
         // SAFETY: the cookie of an object is its address; the others are found in no table.
         check::read_event(unsafe { element.qp } as usize, read.kind() as u32, read.kind().name());
         // SAFETY: the caller's promise.
-        unsafe { event.write(ibv_async_event { element, event_type: read.kind() as u32 }) };
+        unsafe { give(event, ibv_async_event { element, event_type: read.kind() as u32 }) };
         Ok(0)
     }))
 }

@@ -9,6 +9,7 @@ use std::{
 use anyverbs::{Access, Advice, Rereg, Sge};
 
 use anyverbs_check::Region;
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
@@ -72,6 +73,10 @@ fn publish_memory(
         access: access.bits(),
     };
     let published = publish_mr(pd, device, addr, length);
+    if access.contains(Access::LOCAL_WRITE) {
+        // The device may write it at any time, also by a copy that another process makes.
+        sanitizers::initialised_bytes(addr, length);
+    }
     check::made_region(published, region);
     published
 }
@@ -320,6 +325,7 @@ fn rereg(
         if translation {
             (&raw mut (*public).addr).write(addr);
             (&raw mut (*public).length).write(length);
+            sanitizers::initialised_bytes(addr, length);
         }
     }
     let domain = pd.as_ref().map(|pd| pd.public() as usize);

@@ -10,7 +10,7 @@ use anyverbs::{GidEntry, PortAttr, PortState};
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, minus_one, value},
+    errno::{Errno, give, minus_one, value},
     verbs::{context, write_sized},
 };
 
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { speed.write(SPEED) };
+        unsafe { give(speed, SPEED) };
         Ok(())
     }))
 }
@@ -138,7 +138,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { gid.write(c_gid(entry.as_ref())) };
+        unsafe { give(gid, c_gid(entry.as_ref())) };
         Ok(0)
     }))
 }
@@ -230,7 +230,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
         }
         let found = entry.map_or(GID_TYPE_SYSFS_ROCE_V1, |_| GID_TYPE_SYSFS_ROCE_V2);
         // SAFETY: the caller's promise.
-        unsafe { gid_type.write(found) };
+        unsafe { give(gid_type, found) };
         Ok(0)
     }))
 }
@@ -252,7 +252,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { pkey.write(found.0.to_be()) };
+        unsafe { give(pkey, found.0.to_be()) };
         Ok(0)
     }))
 }

@@ -12,16 +12,19 @@ use anyverbs::{
     Counter, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType,
     Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, raw::RawQp,
 };
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, pointer, say, value},
+    errno::{Errno, give, pointer, say, value},
     object::{self, Object},
     verbs::{
         Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
-        create_raw, modify_raw, offered, qp_access, set_send_ops,
+        create_raw, modify_raw, offered, qp_access,
+        sanitized::sanitize_sends,
+        set_send_ops,
         watched::{activity, watch_sends},
     },
 };
@@ -169,6 +172,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
@@ -185,6 +189,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -416,6 +421,7 @@ pub(crate) fn publish_qp(
     public.qp_base.qp_type = init.qp_type;
     set_send_ops(&mut public);
     watch_sends(&mut public);
+    sanitize_sends(&mut public);
     let created = Created {
         qp_context: init.qp_context as usize,
         send_cq: init.send_cq as usize,
@@ -636,16 +642,19 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         set_state(&qp, now.state);
         // SAFETY: the caller's promise.
         unsafe {
-            attr.write(ibv_qp_attr { sq_draining: is_draining.into(), ..c_qp_attr(&now, cap) });
-            init.write(ibv_qp_init_attr {
-                qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
-                send_cq: ptr::with_exposed_provenance_mut(created.send_cq),
-                recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
-                srq: ptr::with_exposed_provenance_mut(created.srq),
-                cap,
-                qp_type,
-                sq_sig_all: created.sq_sig_all,
-            });
+            give(attr, ibv_qp_attr { sq_draining: is_draining.into(), ..c_qp_attr(&now, cap) });
+            give(
+                init,
+                ibv_qp_init_attr {
+                    qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
+                    send_cq: ptr::with_exposed_provenance_mut(created.send_cq),
+                    recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
+                    srq: ptr::with_exposed_provenance_mut(created.srq),
+                    cap,
+                    qp_type,
+                    sq_sig_all: created.sq_sig_all,
+                },
+            );
         }
         Ok(())
     }))
@@ -697,7 +706,7 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ec
     let _uncancelled = Uncancelled::new();
     if !ece.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
+        unsafe { give(ece, ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
     }
     no_ece(qp_, ece)
 }

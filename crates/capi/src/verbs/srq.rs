@@ -3,12 +3,13 @@
 use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::{SrqInitAttr, TmSrqInitAttr};
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, pointer, value},
+    errno::{Errno, give, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, Pd, Xrcd, context, cq, watched::activity},
 };
@@ -30,6 +31,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, &Kind::Basic)))
@@ -44,6 +46,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -169,7 +172,7 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
         let now = srq.inner.device.attr();
         let c = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
         // SAFETY: the caller's promise.
-        unsafe { attr.write(c) };
+        unsafe { give(attr, c) };
         Ok(())
     }))
 }
@@ -186,7 +189,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { num.write(number) };
+        unsafe { give(num, number) };
         Ok(())
     }))
 }

@@ -1,5 +1,6 @@
 //! `ibv_get_sysfs_path` and `ibv_read_sysfs_file`.
 
+use anyverbs_sanitizers as sanitizers;
 use std::{
     ffi::{CStr, CString, OsStr, c_char, c_int},
     fs::File,
@@ -96,5 +97,6 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     text.push(0);
     // SAFETY: `text` with its terminator has at most `size` bytes.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, text.len()) };
+    sanitizers::initialised_bytes(buf.cast(), text.len());
     length
 }

@@ -136,7 +136,7 @@ unsafe fn count<T>(
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn post_send(
+pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -215,7 +215,7 @@ unsafe fn post_receives(
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn post_recv(
+pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -236,7 +236,7 @@ unsafe extern "C" fn post_recv(
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn post_srq_recv(
+pub(super) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -257,7 +257,7 @@ unsafe extern "C" fn post_srq_recv(
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
     let polled = unsafe { verbs::poll_cq(cq, entries, wc) };
     if polled == 0 {
@@ -293,7 +293,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
 ///
 /// # Safety
 /// `qp` is NULL or live.
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if check::uses_dead(qp) {
         return Errno::EINVAL.set();
     }
@@ -345,7 +345,10 @@ unsafe extern "C" fn wr_set_inline_data_list(
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(super) unsafe extern "C" fn start_poll(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let errno = cq_ex::start_poll(cq, attr);
@@ -358,7 +361,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 ///
 /// # Safety
 /// As there.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let errno = cq_ex::next_poll(cq);

@@ -3,6 +3,7 @@
 use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::raw::{self, ReceiveFlags, WqAttr, WqInit, WqState};
+use anyverbs_sanitizers as sanitizers;
 
 use crate::{
     abi::*,
@@ -48,6 +49,7 @@ pub(crate) unsafe extern "C" fn create_wq(
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
     let _uncancelled = Uncancelled::new();
+    sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {

@@ -5,6 +5,7 @@
 //! are fresh, it does nothing, leaves the sockets disarmed and looks again after [`BUSY_POLL`]. When the polls have
 //! stopped, it does the work and arms the sockets again. A program that is about to sleep says so.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -20,6 +21,7 @@ use anyverbs_net::steering::Resteer;
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::{IS_WORKER, NEVER};
 use anyverbs_proto::time::Time;
+use anyverbs_sanitizers::Quiet;
 
 use super::Driver;
 use super::observer::Observer;
@@ -265,7 +267,7 @@ pub type Starter = Sender<&'static Driver>;
 /// Starts the worker. It waits until it is sent its driver, and ends if there comes none.
 pub fn spawn() -> io::Result<Starter> {
     let (sender, driver) = mpsc::channel();
-    spawn_quiet("anyverbs", move || {
+    spawn_quiet(c"anyverbs", move || {
         if let Ok(driver) = driver.recv() {
             run(driver);
         }
@@ -273,8 +275,9 @@ pub fn spawn() -> io::Result<Starter> {
     Ok(sender)
 }
 
-/// Starts a thread with all signals blocked: they are for the program's threads.
-pub fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+/// Starts a thread with all signals blocked: they are for the program's threads. The program's sanitizers leave out what it does,
+/// so it gives itself its name.
+pub fn spawn_quiet(name: &'static CStr, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
     let old = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -286,7 +289,12 @@ pub fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let spawned = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(f);
+    let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+        let _quiet = Quiet::new();
+        // SAFETY: a C string of at most 15 bytes.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+        f();
+    });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     spawned.map(drop)
