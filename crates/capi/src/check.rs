@@ -12,6 +12,23 @@ use parking_lot::Mutex;
 
 use crate::{abi::*, errno::Errno};
 
+// A test binary has no program that is checked.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+/// Before the program: what is told first to the C library runs last at exit. So destructors of the program run before the search
+/// for objects that are left.
+#[cfg(not(test))]
+extern "C" fn at_load() {
+    anyverbs_check::init(|from, to| {
+        let from = std::ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the destination is writable; the copy survives a source that is not mapped.
+        unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), from, to.len()) }.is_ok()
+    });
+}
+
 /// An object was given to the program.
 pub(crate) fn made<P>(pointer: *const P) {
     if let Some(checker) = checker() {

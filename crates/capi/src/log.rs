@@ -58,12 +58,6 @@ pub(crate) fn init() {
         return;
     }
     ONCE.call_once(|| {
-        // Before any object, and before the handlers of the device: what runs last at exit is told of first.
-        anyverbs_check::init(|from, to| {
-            let from = std::ptr::with_exposed_provenance(from as usize);
-            // SAFETY: the destination is writable; the copy survives a source that is not mapped.
-            unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), from, to.len()) }.is_ok()
-        });
         let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();
         let (filter, bad) = match EnvFilter::try_new(&wanted) {
             Ok(filter) if !wanted.is_empty() => (filter, None),

@@ -292,6 +292,15 @@ fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, Stri
         compile("mistakes", &program, &[]);
         program
     });
+    check_program(program, &words, mode, suppressions)
+}
+
+fn check_program(
+    program: &Path,
+    words: &[&str],
+    mode: &str,
+    suppressions: &str,
+) -> (Option<i32>, String, Vec<String>) {
     let port = UdpPort::reserve();
     let number = port.number();
     let file = |kind: &str| env::temp_dir().join(format!("anyverbs-check-{number}.{kind}"));
@@ -309,7 +318,8 @@ fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, Stri
         .env("ANYVERBS_CHECK_SUPPRESSIONS", &rules)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
     let lines = fs::read_to_string(&report).unwrap_or_default();
     let name = |line: &str| {
         let (_, rest) = line.split_once(r#""check":""#).unwrap();
@@ -336,6 +346,18 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
             assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
         }
     }
+}
+
+#[test]
+fn the_checker_lets_destructors_of_the_program_run() {
+    let program = libraries().join(format!("at_end.{}", std::process::id()));
+    compile("at_end", &program, &[]);
+    for (word, status, found) in [("ends", 0, vec![]), ("leaves", 66, vec!["leak".to_owned()])] {
+        let (ended, said, checks) = check_program(&program, &[word], "1", "");
+        assert_eq!((ended, checks), (Some(status), found), "{word}: {said}");
+        assert_eq!(said.matches("the destructor has run").count(), 1, "{word}: {said}");
+    }
+    fs::remove_file(program).unwrap();
 }
 
 /// They make no mistakes, but use much of the library. Of the last one, deliberate mistakes are left out.

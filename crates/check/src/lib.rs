@@ -62,7 +62,7 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Reads the environment. Before the first object is made; later calls do nothing. `read` looks at the program's memory.
+/// Reads the environment, when the library is loaded. `read` looks at the program's memory.
 pub fn init(read: Read) {
     let checker = CHECKER.get_or_init(|| {
         let reporter = Reporter::from_environment()?;
@@ -111,7 +111,8 @@ impl Checker {
 /// The time after which a call that waits is late.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Reports what was not ended, and turns the exit status into that of a program with findings.
+/// Reports what was not ended, and turns the exit status into that of a program with findings. Of several statuses the C library
+/// takes the last, and goes on with what is to be done at exit.
 extern "C" fn at_exit() {
     let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
     // A thread that is stopped in the middle of a call may hold it.
@@ -125,10 +126,7 @@ extern "C" fn at_exit() {
         ledger.has_findings()
     };
     if has_findings {
-        // SAFETY: NULL means all streams; `_exit` ends the process.
-        unsafe {
-            libc::fflush(std::ptr::null_mut());
-            libc::_exit(report::STATUS);
-        }
+        // SAFETY: within exit(3), of the same thread.
+        unsafe { libc::exit(report::STATUS) };
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::process;
 
 use anyverbs_environment as environment;
@@ -33,8 +34,8 @@ pub(crate) struct Finding {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     is_fatal: bool,
-    /// One JSON object a line.
-    file: Option<File>,
+    /// A file with a JSON object a line. It is opened for each: programs close descriptors that they do not know.
+    file: Option<PathBuf>,
     /// The id of a check (empty for any), and a part of a function's name or of a path.
     suppressions: Vec<(String, String)>,
     pub(crate) findings: u32,
@@ -46,8 +47,13 @@ impl Reporter {
         let mode =
             environment::variable("ANYVERBS_CHECK").filter(|mode| mode != OsStr::new("0"))?;
         let file = environment::variable("ANYVERBS_CHECK_REPORT").and_then(|path| {
-            let opened = OpenOptions::new().append(true).create(true).open(&path);
-            opened.inspect_err(|e| say(&format!("anyverbs check: {}: {e}\n", path.display()))).ok()
+            // The program may change its directory.
+            let path = std::path::absolute(&path).unwrap_or(PathBuf::from(path));
+            let opened = open(&path);
+            opened
+                .inspect_err(|e| say(&format!("anyverbs check: {}: {e}\n", path.display())))
+                .ok()?;
+            Some(path)
         });
         let suppressions = environment::variable("ANYVERBS_CHECK_SUPPRESSIONS").and_then(|path| {
             let read = fs::read_to_string(&path);
@@ -69,8 +75,8 @@ impl Reporter {
         }
         self.findings += 1;
         say(&shown.text());
-        let written =
-            self.file.as_mut().map(|f| f.write_all(format!("{}\n", shown.json()).as_bytes()));
+        let line = format!("{}\n", shown.json());
+        let written = self.file.as_ref().map(|path| open(path)?.write_all(line.as_bytes()));
         if let Some(Err(error)) = written {
             // Once: a part of a line may stand there, so no line can follow it.
             say(&format!("anyverbs check: the report ends here: {error}\n"));
@@ -85,9 +91,19 @@ impl Reporter {
     }
 }
 
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
 /// Writes to standard error. A closed one is ignored.
 pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The name of the program's file.
+fn program() -> Option<String> {
+    let path = std::env::current_exe().ok()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
 /// The lines of a file of suppressions: `CHECK:PART`, and comments after `#`.
@@ -155,6 +171,7 @@ impl<'a> Shown<'a> {
         json!({
             "check": check.id(),
             "process": process::id(),
+            "program": program(),
             "message": what,
             "stacks": stacks.collect::<Vec<_>>(),
             "why": check.section(WHY),
@@ -187,8 +204,7 @@ mod tests {
 
     #[test]
     fn a_report_that_cannot_be_written_ends() {
-        let file = OpenOptions::new().append(true).open("/dev/full").ok();
-        assert!(file.is_some());
+        let file = Some(PathBuf::from("/dev/full"));
         let mut reporter = Reporter { is_fatal: false, file, suppressions: vec![], findings: 0 };
         reporter.report(&finding());
         assert!(reporter.file.is_none() && reporter.findings == 1);
@@ -204,6 +220,7 @@ mod tests {
         }
         let json = shown.json();
         assert_eq!(json["check"], "leak");
+        assert!(json["program"].as_str().unwrap().starts_with("anyverbs_check"));
         assert!(!json["stacks"][0]["frames"].as_array().unwrap().is_empty());
     }
 }

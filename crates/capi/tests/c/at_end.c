@@ -1,0 +1,27 @@
+/*
+ * Objects that a destructor ends, after `main`: the checker takes them for ended, and its exit status stops no destructor.
+ *
+ *   at_end ends|leaves
+ */
+#include <string.h>
+
+#include "check.h"
+
+static struct ibv_pd *pd;
+static bool ends;
+
+__attribute__((destructor)) static void at_end(void)
+{
+	if (ends)
+		OK(ibv_dealloc_pd(pd));
+	puts("the destructor has run");
+}
+
+int main(int argc, char **argv)
+{
+	EQ(argc, 2);
+	ends = strcmp(argv[1], "ends") == 0;
+	pd = ibv_alloc_pd(open_device());
+	TRUE(pd != NULL);
+	return 0;
+}
