@@ -4,7 +4,7 @@
 
 use anyverbs::config::Config;
 
-const VARIABLES: [&str; 22] = [
+const VARIABLES: [&str; 23] = [
     "DEVICE",
     "DEVICES",
     "UDP_PORT",
@@ -27,6 +27,7 @@ const VARIABLES: [&str; 22] = [
     "CONFIG",
     "NOTHING",
     "TRACE",
+    "PERSONA",
 ];
 
 /// The input as text: lines `NAME=value` are variables (the last one counts), everything after an empty line is the file.

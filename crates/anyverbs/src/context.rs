@@ -18,6 +18,7 @@ use anyverbs_objects::error::{CreateError, EventError, OpenError};
 use anyverbs_objects::gid::GidEntry;
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_objects::pd::Pd;
+use anyverbs_objects::persona::{Feature, Persona};
 use anyverbs_objects::td::Td;
 use anyverbs_proto::counters::Counters;
 use anyverbs_proto::types::PKey;
@@ -114,6 +115,22 @@ impl Context {
         Ok(self.device()?.details(self.0.device))
     }
 
+    /// The vendor's device that it looks like.
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn persona(&self) -> Result<Option<&'static Persona>, CreateError> {
+        Ok(self.core()?.config.persona.as_deref())
+    }
+
+    /// Refuses a feature that the persona lacks.
+    ///
+    /// # Errors
+    /// [`CreateError::Persona`], [`CreateError::Device`].
+    pub fn offers(&self, feature: Feature) -> Result<(), CreateError> {
+        self.core()?.offers(feature)
+    }
+
     /// State of a port (`ibv_query_port`).
     ///
     /// # Errors
@@ -136,7 +153,8 @@ impl Context {
         Ok(entry)
     }
 
-    /// All entries of the GID table that hold an address (`ibv_query_gid_table`).
+    /// All entries of the GID table that hold an address (`ibv_query_gid_table`). With a persona some may carry no traffic
+    /// ([`GidEntry::carries`]).
     ///
     /// # Errors
     /// [`CreateError::Device`].
@@ -333,6 +351,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Esp`], [`CreateError::Device`].
     pub fn create_flow_action_esp(&self, attr: EspAttr) -> Result<FlowActionEsp, CreateError> {
+        self.offers(Feature::RawPackets)?;
         FlowActionEsp::create(self.core()?, attr)
     }
 

@@ -10,7 +10,9 @@ use anyverbs_cm::{CmError, EventChannel, Gsi};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
+use anyverbs_objects::gid::node_guid;
 use anyverbs_objects::limits::{self, DeviceAttr};
+use anyverbs_objects::persona::Rate;
 use anyverbs_objects::{fork, lid};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
@@ -24,8 +26,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
+use listing::guids;
 pub use listing::{Details, DeviceInfo, PortAttr, PortState, devices};
-use listing::{guids, node_guid};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
 #[derive(Debug)]
@@ -65,9 +67,9 @@ impl Device {
 
     fn new() -> Result<(Self, worker::Starter), OpenError> {
         let config = Config::load()?;
-        let (node_guid, sys_image_guid) = guids();
-        let attr =
-            DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
+        let (node_guid, sys_image_guid) = guids(config.persona.as_deref());
+        let attr = config.persona.as_ref().map_or(limits::DEFAULT, |p| p.apply(limits::DEFAULT));
+        let attr = DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..attr };
         let mut rng = StdRng::from_os_rng();
         let DataPath { transport, driver, services, kept, starter } =
             DataPath::open(config, attr, Some(STEERING), &mut rng)?;
@@ -103,7 +105,7 @@ impl Device {
 
     /// The attributes of a device.
     pub(crate) fn attr(&self, number: usize) -> DeviceAttr {
-        let node_guid = node_guid(self.core.attr.node_guid, number);
+        let node_guid = node_guid(self.core.attr.node_guid, number as u64);
         DeviceAttr { node_guid, ..self.core.attr }
     }
 
@@ -119,10 +121,15 @@ impl Device {
             },
             max_mtu: Mtu::Mtu4096,
             active_mtu: self.core.gids.active_mtu(number),
-            lid: self.core.gids.entry(number, 0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
+            lid: match (&self.core.config.persona, self.core.gids.principal(number)) {
+                (None, Some(entry)) => lid::of(entry.gid.to_ip()),
+                // RoCE hardware has none.
+                _ => 0,
+            },
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
             pkey_tbl_len: self.core.attr.max_pkeys,
+            rate: self.core.config.persona.as_ref().map_or(Rate::DEFAULT, |persona| persona.rate),
             bad_pkey_cntr: violations(Counter::DropPkey),
             qkey_viol_cntr: violations(Counter::DropQkey),
         }

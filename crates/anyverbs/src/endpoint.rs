@@ -184,7 +184,11 @@ impl Context {
             IpAddr::V4(_) => 0,
             IpAddr::V6(_) => 1,
         };
-        self.gids()?.into_iter().min_by_key(rank).ok_or(ConnectError::NoAddress)
+        self.gids()?
+            .into_iter()
+            .filter(GidEntry::carries)
+            .min_by_key(rank)
+            .ok_or(ConnectError::NoAddress)
     }
 
     /// Makes a queue pair with room for 128 sends and 128 receives of 4 elements each. Sends and receives complete in `cq`, and every

@@ -86,7 +86,7 @@ pub use region::{AllocError, Region, RemoteSlice, Slice};
 pub use anyverbs_net::{
     Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,
 };
-pub use anyverbs_objects::{config, error, limits, say_again};
+pub use anyverbs_objects::{config, error, limits, persona, say_again};
 pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::cq::Moderation;
@@ -120,7 +120,7 @@ pub use anyverbs_objects::comp_cntr::{CompCntr, CompCntrKind};
 pub use anyverbs_objects::cq::{Cq, CqFields, CqInitAttr};
 pub use anyverbs_objects::dm::Dm;
 pub use anyverbs_objects::dmah::{Dmah, DmahAttr};
-pub use anyverbs_objects::gid::GidEntry;
+pub use anyverbs_objects::gid::{GidEntry, GidKind};
 pub use anyverbs_objects::memory::copy_guarded;
 pub use anyverbs_objects::mr::{Mr, Rereg};
 pub use anyverbs_objects::mw::{BindInfo, Mw};

@@ -262,6 +262,15 @@ programs! {
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
 
+/// One device at 127.0.0.1, so that its GID table is known.
+#[test]
+fn personas_show_and_refuse_what_their_hardware_does() {
+    for persona in ["mlx5", "irdma", "rxe", "mana"] {
+        let configuration = [("ANYVERBS_PERSONA", persona), ("ANYVERBS_DEVICES", "1")];
+        run_below("persona", &[], &[persona], &configuration);
+    }
+}
+
 /// Messages that otherwise arrive in one piece come in packets, and later.
 #[test]
 fn tag_matching_by_udp() {

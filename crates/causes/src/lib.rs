@@ -107,6 +107,7 @@ causes! {
     8008 NotMapped "part of the range to register is not mapped",
     8009 InUse "the object is in use",
     8010 Unacknowledged "a destroy waits for an event that was not acknowledged",
+    8011 Persona "the device's persona does not have it",
 }
 
 impl Cause {

@@ -35,7 +35,7 @@ Examples:
   anyverbs run -- ibv_rc_pingpong -g 0
   anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
   anyverbs run --sockets -- iperf3 -s
-  anyverbs run --devices 8 --device mlx5_0 -- ibv_devices
+  anyverbs run --devices 8 --persona mlx5 -- ibv_devices
   anyverbs run --capture packets.pcapng -- mpirun -n 2 ./my_test
   ANYVERBS_LOSS=0.01 anyverbs run -- ./my_test
   anyverbs run --print-env -- true";
@@ -137,6 +137,10 @@ pub(crate) struct Settings {
     /// with commas between them, each perhaps behind NAME= [env: ANYVERBS_DEVICES]
     #[arg(long, value_name = "DEVICES")]
     pub(crate) devices: Option<String>,
+    /// The vendor's device that the devices look like: mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml
+    /// [env: ANYVERBS_PERSONA]
+    #[arg(long, value_name = "PERSONA")]
+    pub(crate) persona: Option<String>,
     /// Level of the messages on standard error: error, warn, info, debug, trace, or a `tracing` filter [env:
     /// ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
@@ -165,6 +169,7 @@ impl Settings {
             ("config", is_empty(&self.config), "the name of a file"),
             ("device", self.device.as_deref() == Some(""), "the name of a device"),
             ("devices", self.devices.as_deref() == Some(""), "a number, or interfaces"),
+            ("persona", self.persona.as_deref() == Some(""), "the name of a persona, or of a file"),
             ("lib-dir", is_empty(&self.lib_dir), "the name of a directory"),
         ] {
             anyhow::ensure!(!is_empty, "--{option} is empty: expected {wanted}");
@@ -178,6 +183,7 @@ impl Settings {
             ("ANYVERBS_CONFIG", self.config.as_deref().map(absolute)),
             ("ANYVERBS_DEVICE", self.device.as_ref().map(OsString::from)),
             ("ANYVERBS_DEVICES", self.devices.as_ref().map(OsString::from)),
+            ("ANYVERBS_PERSONA", self.persona.as_ref().map(OsString::from)),
             ("ANYVERBS_LOG", self.log.as_ref().map(OsString::from)),
             ("ANYVERBS_LIB_DIR", self.lib_dir.as_ref().map(|dir| dir.clone().into_os_string())),
         ]

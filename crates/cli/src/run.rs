@@ -22,9 +22,10 @@ use crate::{device, libraries};
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// Variables that name files which the processes of the program write.
+/// Variables that name files which the processes of the program write or read.
 const CAPTURE: &str = "ANYVERBS_CAPTURE";
 const TRACE: &str = "ANYVERBS_TRACE";
+const PERSONA: &str = "ANYVERBS_PERSONA";
 /// The name of the hidden command that ends the connections of a program which could not.
 pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
 
@@ -51,6 +52,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     variables.retain(|(name, _)| !matches!(*name, CAPTURE | TRACE));
     for (variable, file) in [(CAPTURE, &config.capture), (TRACE, &config.trace)] {
         variables.extend(file.as_deref().map(|file| (variable, absolute(file))));
+    }
+    if let Some(file) = config.persona.as_ref().and_then(|persona| persona.file.as_deref()) {
+        variables.retain(|(name, _)| *name != PERSONA);
+        variables.push((PERSONA, absolute(file)));
     }
     if let (Some(capture), Some(trace)) = (&config.capture, &config.trace) {
         let both = absolute(capture) == absolute(trace);

@@ -37,7 +37,7 @@ const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// All of them. A test compares this list with the sources.
-pub(crate) const SETTINGS: [Setting; 29] = [
+pub(crate) const SETTINGS: [Setting; 30] = [
     only("ANYVERBS_CONFIG", "", "Configuration file (TOML)"),
     only(
         "ANYVERBS_LIB_DIR",
@@ -59,6 +59,11 @@ pub(crate) const SETTINGS: [Setting; 29] = [
         "ANYVERBS_DEVICES",
         "",
         "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=",
+    ),
+    both(
+        "ANYVERBS_PERSONA",
+        "",
+        "The vendor's device that the devices look like: mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml",
     ),
     both(
         "ANYVERBS_INTERFACES",

@@ -9,6 +9,7 @@ use anyverbs_proto::wr::{AddressVector, UdDest};
 
 use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError};
+use crate::gid::{GidEntry, GidKind};
 use crate::holders::{Held, Holder};
 use crate::lid;
 use crate::pd::{Pd, PdCell};
@@ -119,6 +120,9 @@ pub fn resolve(core: &Core, device: usize, attr: &AhAttr) -> Result<AddressVecto
     };
     let source =
         core.gids.entry(device, attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+    if !source.carries() {
+        return Err(no_traffic(core, &source));
+    }
     let dest = attr.dgid.to_ip();
     let (mut sgid, mut scope_id) = (source.gid, 0);
     if attr.dgid.is_multicast() {
@@ -148,8 +152,28 @@ pub fn resolve(core: &Core, device: usize, attr: &AhAttr) -> Result<AddressVecto
     })
 }
 
-/// The global form of an address that names a LID.
+/// Why an entry that a persona lists carries no traffic.
+fn no_traffic(core: &Core, entry: &GidEntry) -> CreateError {
+    let reason = match entry.kind {
+        GidKind::RoceV1 => "is of RoCE v1, and this device speaks RoCE v2 alone",
+        GidKind::NoInterface | GidKind::RoceV2 => {
+            "is the link-local address of the hardware, which no interface here has"
+        }
+    };
+    let other = match (core.gids.twin(entry), core.gids.principal(entry.device)) {
+        (Some(index), _) => format!("; index {index} is the same address with RoCE v2"),
+        (None, Some(other)) => format!("; index {} carries traffic", other.index),
+        (None, None) => String::new(),
+    };
+    let what = format!("GID index {} {reason}{other}", entry.index);
+    CreateError::Persona { persona: core.persona_name().to_owned(), what }
+}
+
+/// The global form of an address that names a LID. The RoCE hardware of a persona has none.
 fn globalize(core: &Core, device: usize, attr: &AhAttr) -> Option<AhAttr> {
+    if core.config.persona.is_some() {
+        return None;
+    }
     let own = core.gids.entry(device, 0)?.gid.to_ip();
     let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
     Some(AhAttr {

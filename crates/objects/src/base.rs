@@ -24,10 +24,12 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
+use crate::error::CreateError;
 use crate::fork;
 use crate::gid::GidTables;
 use crate::limits::DeviceAttr;
 use crate::memory::ProcessMemory;
+use crate::persona::Feature;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
 use directory::Directory;
@@ -157,6 +159,23 @@ impl Core {
     #[inline]
     pub fn now(&self) -> Time {
         self.clock.now()
+    }
+
+    /// Refuses a feature that the persona lacks.
+    ///
+    /// # Errors
+    /// [`CreateError::Persona`].
+    pub fn offers(&self, feature: Feature) -> Result<(), CreateError> {
+        if !self.attr.lacks.has(feature) {
+            return Ok(());
+        }
+        let what = format!("it lacks {}", feature.text());
+        Err(CreateError::Persona { persona: self.persona_name().to_owned(), what })
+    }
+
+    /// The name of the persona; empty without one.
+    pub(crate) fn persona_name(&self) -> &str {
+        self.config.persona.as_ref().map_or("", |persona| &persona.name)
     }
 
     /// Adds to a counter.

@@ -1,11 +1,14 @@
 //! Configuration: variables `ANYVERBS_*`, over a TOML file that `ANYVERBS_CONFIG` names, over the defaults.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyverbs_net::fault::FaultPolicy;
 use serde::Deserialize;
 use thiserror::Error;
+
+use crate::persona::Persona;
 
 /// Why the configuration is not usable: one clear line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -32,6 +35,14 @@ pub enum ConfigError {
     /// The file does not parse.
     #[error("configuration file {path:?}: {reason}")]
     Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Why, and where.
+        reason: String,
+    },
+    /// The file of a persona cannot be read, or does not parse.
+    #[error("persona {path:?}: {reason}")]
+    Persona {
         /// The file.
         path: PathBuf,
         /// Why, and where.
@@ -69,6 +80,8 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
+    /// The vendor's device that the devices look like.
+    pub persona: Option<Arc<Persona>>,
 }
 
 /// A device of the process.
@@ -130,6 +143,7 @@ impl Default for Config {
             capture: None,
             trace: None,
             fault: None,
+            persona: None,
         }
     }
 }
@@ -158,6 +172,7 @@ struct File {
     reorder: Option<f64>,
     corruption: Option<f64>,
     fault_seed: Option<u64>,
+    persona: Option<String>,
 }
 
 /// The devices, as the file names them.
@@ -195,13 +210,14 @@ impl Config {
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let Some(path) = path else { return Self::parse("", "", variable) };
+        let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| error.to_string());
+        let Some(path) = path else { return Self::parse_with("".into(), "", variable, read) };
         let text = std::fs::read_to_string(&path)
             .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
-        Self::parse(path, &text, variable)
+        Self::parse_with(path, &text, variable, read)
     }
 
-    /// Reads variables, and `text`, the contents of the file `path`.
+    /// Reads variables, and `text`, the contents of the file `path`. It reads no other file: a persona is a built-in one.
     ///
     /// # Errors
     /// [`ConfigError`], the first that is found.
@@ -210,10 +226,17 @@ impl Config {
         text: &str,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
-            path: path.into(),
-            reason: one_line(&e.to_string()),
-        })?;
+        Self::parse_with(path.into(), text, variable, |_| Err("no file is read here".to_owned()))
+    }
+
+    fn parse_with(
+        path: PathBuf,
+        text: &str,
+        variable: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&Path) -> Result<String, String>,
+    ) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text)
+            .map_err(|e| ConfigError::Syntax { path, reason: one_line(&e.to_string()) })?;
         let env = Environment(variable);
         let default = Self::default();
 
@@ -228,11 +251,9 @@ impl Config {
             || policy.duplication > 0.0
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
-        // It becomes the name of a directory, and a part of a line.
-        let name = |s: &String| {
-            let fits = (1..=48).contains(&s.len()) && s != "." && s != "..";
-            fits && !s.contains(|c: char| c == '/' || c.is_control())
-        };
+        let name = |s: &String| is_device_name(s);
+        let persona = env.value("PERSONA").or(file.persona).map(|name| persona(&name, read));
+        let persona = persona.transpose()?.map(Arc::new);
         let device = env
             .parse(
                 "DEVICE",
@@ -240,6 +261,7 @@ impl Config {
                 "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
                 name,
             )?
+            .or_else(|| Some(persona.as_ref()?.device.clone()))
             .unwrap_or_else(|| FIRST.to_owned());
         let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
         let asked = match (env.value("DEVICES"), file.devices) {
@@ -290,6 +312,7 @@ impl Config {
                 .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                     (1..=60_000).contains(n)
                 })?
+                .or_else(|| persona.as_ref()?.max_qp())
                 .unwrap_or(default.max_qp),
             raw_interface: env.parse(
                 "RAW_INTERFACE",
@@ -300,8 +323,43 @@ impl Config {
             capture,
             trace,
             fault: faulty.then_some(policy),
+            persona,
         })
     }
+}
+
+/// The persona of a name: a built-in one, or a file.
+fn persona(
+    name: &str,
+    read: impl Fn(&Path) -> Result<String, String>,
+) -> Result<Persona, ConfigError> {
+    if let Some(persona) = Persona::built_in(name.trim()) {
+        return Ok(persona);
+    }
+    if !Persona::is_file(name) {
+        let known: Vec<_> = Persona::names().collect();
+        return Err(ConfigError::Value {
+            variable: "ANYVERBS_PERSONA".into(),
+            value: name.to_owned(),
+            expected: format!("{}, or a file whose name ends in .toml", known.join(", ")),
+        });
+    }
+    let path = PathBuf::from(name);
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let parsed = read(&path).and_then(|text| Persona::parse(&stem, &text));
+    match parsed {
+        Ok(mut persona) => {
+            persona.file = Some(path);
+            Ok(persona)
+        }
+        Err(reason) => Err(ConfigError::Persona { path, reason }),
+    }
+}
+
+/// Whether a name can be that of a device. It becomes the name of a directory, and a part of a line.
+pub(crate) fn is_device_name(name: &str) -> bool {
+    let fits = (1..=48).contains(&name.len()) && name != "." && name != "..";
+    fits && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
 /// The name of the first device, where the configuration gives none.
@@ -382,7 +440,7 @@ fn devices(
 
 /// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a
 /// terminal.
-fn one_line(message: &str) -> String {
+pub(crate) fn one_line(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace(char::is_control, "\u{fffd}")
 }
@@ -551,11 +609,28 @@ mod tests {
             ("ANYVERBS_MAX_QP", "0"),
             ("ANYVERBS_RAW_INTERFACE", "a name that no interface has"),
             ("ANYVERBS_CONFIG", "/nonexistent/anyverbs.toml"),
+            ("ANYVERBS_PERSONA", "connectx"),
+            ("ANYVERBS_PERSONA", "/nonexistent/persona.toml"),
         ] {
             let text = config(&[(variable, value)]).unwrap_err().to_string();
             assert!(!text.contains('\n'), "{text}");
             assert!(text.contains(variable) || text.contains(value), "{text}");
         }
+    }
+
+    #[test]
+    fn a_persona_names_the_first_device_and_the_variable_goes_before_it() {
+        let names = |variables: &[(&str, &str)]| devices_of("", variables).unwrap().join(" ");
+        let mlx5 = ("ANYVERBS_PERSONA", "mlx5");
+        assert_eq!(names(&[mlx5]), "mlx5_0=");
+        assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICES", "2")]), "mlx5_0=127.0.0.1 mlx5_1=127.0.0.2");
+        assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICE", "mlx5_4")]), "mlx5_4=");
+        assert_eq!(devices_of("persona = \"rxe\"", &[]).unwrap(), ["rxe0="]);
+        let irdma = ("ANYVERBS_PERSONA", "irdma");
+        assert_eq!(config(&[irdma]).unwrap().max_qp, 4092);
+        assert_eq!(config(&[irdma, ("ANYVERBS_MAX_QP", "7")]).unwrap().max_qp, 7);
+        let file = devices_of("persona = \"own.toml\"", &[]).unwrap_err();
+        assert_eq!(file, "persona \"own.toml\": no file is read here");
     }
 
     #[test]

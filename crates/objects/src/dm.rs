@@ -12,6 +12,7 @@ use crate::error::{CreateError, DestroyError, DmError};
 use crate::holders::{Holdable, Holders};
 use crate::limits::MAX_DM_SIZE;
 use crate::memory::mapping::Mapping;
+use crate::persona::Feature;
 
 /// Offsets and lengths of copies are multiples of this, as on devices that have such memory.
 const UNIT: u64 = 4;
@@ -62,6 +63,7 @@ impl Dm {
         len: u64,
         log_align: u32,
     ) -> Result<Self, CreateError> {
+        core.offers(Feature::DeviceMemory)?;
         if log_align > MAX_LOG_ALIGN {
             return Err(CreateError::Invalid("alignment of device memory"));
         }

@@ -50,7 +50,7 @@ impl CreateError {
             Self::NotPermitted => libc::EPERM,
             Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
-            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Unsupported(_) | Self::Persona { .. } => libc::EOPNOTSUPP,
             Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Device(_) => libc::EIO,
             Self::System(errno) => *errno,
@@ -64,7 +64,7 @@ impl RegisterError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Access | Self::Range | Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
-            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Unsupported(_) | Self::Persona { .. } => libc::EOPNOTSUPP,
             Self::NotMapped => libc::EFAULT,
             Self::Bound => libc::EBUSY,
             Self::System(errno) => *errno,
@@ -200,6 +200,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigError;
+    use crate::persona::Feature;
 
     #[test]
     fn every_error_has_the_errno_of_its_manual_page() {
@@ -231,6 +232,7 @@ mod tests {
             (CreateError::Limit { what: "", value: 2, limit: 1 }, EINVAL),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
+            (CreateError::Persona { persona: String::new(), what: String::new() }, EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),
             (CreateError::NoXrcDomain, EAGAIN),
             (CreateError::XrcDomainExists, EINVAL),
@@ -248,6 +250,7 @@ mod tests {
         for (error, errno) in [
             (RegisterError::Access, EINVAL),
             (RegisterError::Unsupported(1), EOPNOTSUPP),
+            (RegisterError::Persona { persona: "", lacks: Feature::Odp }, EOPNOTSUPP),
             (RegisterError::Range, EINVAL),
             (RegisterError::NotMapped, EFAULT),
             (RegisterError::Invalid(""), EINVAL),

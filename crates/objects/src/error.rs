@@ -12,6 +12,7 @@ use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::persona::Feature;
 
 /// Why an object does nothing any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +87,14 @@ pub enum CreateError {
     /// `EOPNOTSUPP`.
     #[error("this device does not support {0}")]
     Unsupported(&'static str),
+    /// `EOPNOTSUPP`: the engine has it, but the device's persona does not; or the persona shows what no device here does.
+    #[error("persona {persona}: {what}")]
+    Persona {
+        /// Its name.
+        persona: String,
+        /// The reason.
+        what: String,
+    },
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
@@ -128,6 +137,14 @@ pub enum RegisterError {
     /// `EOPNOTSUPP`: access flags that this device does not have.
     #[error("access flags {0:#x} are not supported")]
     Unsupported(u32),
+    /// `EOPNOTSUPP`: the device's persona lacks it.
+    #[error("persona {persona}: it lacks {}", lacks.text())]
+    Persona {
+        /// Its name.
+        persona: &'static str,
+        /// The feature.
+        lacks: Feature,
+    },
     /// `EINVAL`: the range wraps around the end of the address space.
     #[error("the range wraps around")]
     Range,
@@ -375,6 +392,7 @@ impl CreateError {
             // Libraries find the largest by trying (libfabric's verbs provider): that is no mistake.
             Self::Limit { what: "max_inline_data", .. } => None,
             Self::Limit { .. } => Some(Cause::Limit),
+            Self::Persona { .. } => Some(Cause::Persona),
             Self::Invalid(_) => Some(Cause::AttributeValue),
             _ => None,
         }
@@ -400,6 +418,10 @@ impl RegisterError {
     /// The cause, of which there is a page.
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
-        matches!(self, Self::NotMapped).then_some(Cause::NotMapped)
+        match self {
+            Self::NotMapped => Some(Cause::NotMapped),
+            Self::Persona { .. } => Some(Cause::Persona),
+            _ => None,
+        }
     }
 }

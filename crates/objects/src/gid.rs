@@ -13,8 +13,20 @@ use anyverbs_proto::types::{Gid, Mtu};
 
 use crate::config::Addresses;
 use crate::limits::GID_TABLE_LEN;
+use crate::persona::{Family, GidShape, GidType};
 
-/// An address in a GID table. All are of type RoCE v2.
+/// What an entry of a GID table is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// RoCE v2, by an address of an interface: it carries traffic.
+    RoceV2,
+    /// RoCE v1, which a persona lists and this device does not speak.
+    RoceV1,
+    /// RoCE v2, by the link-local address that a persona's hardware would have, and no interface here has.
+    NoInterface,
+}
+
+/// An address in a GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// The device that has it.
@@ -23,6 +35,8 @@ pub struct GidEntry {
     pub index: usize,
     /// The address.
     pub gid: Gid,
+    /// Its type, and whether it carries traffic.
+    pub kind: GidKind,
     /// Index of its interface.
     pub interface: u32,
     /// Name of its interface.
@@ -31,6 +45,27 @@ pub struct GidEntry {
     pub mtu: Mtu,
     /// MTU of the interface's link in bytes.
     pub link_mtu: u32,
+}
+
+impl GidEntry {
+    /// Whether it carries traffic. Without a persona, all do.
+    #[must_use]
+    pub fn carries(&self) -> bool {
+        self.kind == GidKind::RoceV2
+    }
+
+    fn is_link_local(&self) -> bool {
+        matches!(self.gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
+    }
+}
+
+/// The shape that a persona gives to a device's table, and the link-local address that its hardware would have.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// The persona's.
+    pub gids: GidShape,
+    /// Of each device in turn.
+    pub link_local: Vec<Gid>,
 }
 
 /// Places behind a table, for addresses that are not listed.
@@ -47,17 +82,18 @@ pub struct GidTables {
     /// All addresses of the host, also of interfaces that no device has, which other processes may use.
     host: RwLock<rank::HostGids, Vec<Gid>>,
     sources: Vec<Addresses>,
+    shape: Option<Shape>,
 }
 
 impl GidTables {
-    /// A table for each of `sources`.
+    /// A table for each of `sources`, in the shape of a persona.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
-    pub fn new(sources: Vec<Addresses>) -> io::Result<Self> {
+    pub fn new(sources: Vec<Addresses>, shape: Option<Shape>) -> io::Result<Self> {
         let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
         let tables = RwLock::new(vec![empty; sources.len()]);
-        let tables = Self { tables, host: RwLock::default(), sources };
+        let tables = Self { tables, host: RwLock::default(), sources, shape };
         tables.refresh()?;
         Ok(tables)
     }
@@ -74,38 +110,66 @@ impl GidTables {
         let tables = tables.iter_mut().zip(shares(&interfaces, &self.sources)).enumerate();
         Ok(tables
             .filter_map(|(device, (table, share))| {
-                update(table, device, share.has).then_some(device)
+                let Candidates { listed, unlisted } = share.has;
+                let (listed, from) = match &self.shape {
+                    // The address of the first interface that leads elsewhere keeps place 0.
+                    None => (listed, 1),
+                    Some(shape) => (shaped(listed, shape, device), 0),
+                };
+                update(table, device, Candidates { listed, unlisted }, from).then_some(device)
             })
             .collect())
     }
 
-    /// Calls `f` with an entry for which `is_it` holds, the first in the order of the devices.
+    /// Calls `f` with an entry that carries traffic and for which `is_it` holds, the first in the order of the devices.
     fn first<T>(
         &self,
         is_it: impl Fn(&GidEntry) -> bool,
         f: impl FnOnce(&GidEntry) -> T,
     ) -> Option<T> {
-        self.tables.read().iter().flatten().flatten().find(|e| is_it(e)).map(f)
+        self.tables.read().iter().flatten().flatten().find(|e| e.carries() && is_it(e)).map(f)
     }
 
-    /// An entry of a device that holds an address.
+    /// An entry of a device that holds an address. It may be one that carries no traffic.
     pub fn entry(&self, device: usize, index: usize) -> Option<GidEntry> {
         self.tables.read().get(device)?.get(index)?.clone()
     }
 
     /// Every address of every device.
     pub fn entries(&self) -> Vec<GidEntry> {
-        self.tables.read().iter().flatten().flatten().cloned().collect()
+        self.tables.read().iter().flatten().flatten().filter(|e| e.carries()).cloned().collect()
+    }
+
+    /// The entry by which a device is known: that of its first address that is not link-local, or of its first.
+    pub fn principal(&self, device: usize) -> Option<GidEntry> {
+        let carries = |e: &GidEntry| e.carries() && e.index < GID_TABLE_LEN;
+        let mut carriers = self.all_of(device, carries);
+        let at = carriers.iter().position(|e| !e.is_link_local()).unwrap_or(0);
+        (at < carriers.len()).then(|| carriers.swap_remove(at))
+    }
+
+    /// The entry of RoCE v2 that has the address of another entry and carries traffic.
+    pub(crate) fn twin(&self, entry: &GidEntry) -> Option<usize> {
+        let is_it = |e: &GidEntry| {
+            (e.device, e.interface, e.gid) == (entry.device, entry.interface, entry.gid)
+        };
+        self.first(is_it, |e| e.index)
+    }
+
+    fn all_of(&self, device: usize, is_it: impl Fn(&GidEntry) -> bool) -> Vec<GidEntry> {
+        let tables = self.tables.read();
+        let entries = tables.get(device).into_iter().flatten().flatten();
+        entries.filter(|e| is_it(e)).cloned().collect()
     }
 
     /// Every address of a device.
     pub fn of_device(&self, device: usize) -> Vec<GidEntry> {
-        self.tables.read().get(device).into_iter().flatten().flatten().cloned().collect()
+        self.all_of(device, GidEntry::carries)
     }
 
-    /// The entries that a device's table lists.
+    /// The entries that a device's table lists, those that carry no traffic among them.
     pub fn listed(&self, device: usize) -> Vec<GidEntry> {
-        self.of_device(device).into_iter().filter(|e| e.index < GID_TABLE_LEN).collect()
+        self.all_of(device, |e| e.index < GID_TABLE_LEN)
     }
 
     /// Whether an address is one of a device.
@@ -134,7 +198,7 @@ impl GidTables {
     /// The interfaces that have addresses of a family, in the order of the tables.
     pub fn interfaces(&self, v4: bool) -> Vec<u32> {
         let mut found = Vec::new();
-        for entry in self.tables.read().iter().flatten().flatten() {
+        for entry in self.tables.read().iter().flatten().flatten().filter(|e| e.carries()) {
             if entry.gid.to_ip().is_ipv4() == v4 && !found.contains(&entry.interface) {
                 found.push(entry.interface);
             }
@@ -161,9 +225,9 @@ impl GidTables {
         self.first(|e| e.gid == gid, |e| e.interface)
     }
 
-    /// Largest path MTU of the interface of a device's entry 0.
+    /// Largest path MTU of the interface of a device's first address.
     pub fn active_mtu(&self, device: usize) -> Mtu {
-        self.entry(device, 0).map_or(Mtu::Mtu1024, |e| e.mtu)
+        self.principal(device).map_or(Mtu::Mtu1024, |e| e.mtu)
     }
 
     /// Why a device has fewer addresses than it was given.
@@ -182,6 +246,12 @@ impl GidTables {
     pub fn is_empty(&self, device: usize) -> bool {
         self.first(|e| e.device == device, |_| ()).is_none()
     }
+}
+
+/// The GUID of a device's node, if that of the first device is `first`.
+#[must_use]
+pub fn node_guid(first: u64, number: u64) -> u64 {
+    first ^ number
 }
 
 /// Whether it is an address of 127.0.0.0/8.
@@ -270,6 +340,7 @@ fn candidates(interfaces: &[Interface], source: &Addresses) -> Candidates {
         device: 0,
         index: 0,
         gid: Gid::from(ip),
+        kind: GidKind::RoceV2,
         interface: i.index,
         interface_name: i.name.clone(),
         mtu: Mtu::fitting(i.mtu),
@@ -314,18 +385,48 @@ fn candidates(interfaces: &[Interface], source: &Addresses) -> Candidates {
     Candidates { listed, unlisted }
 }
 
-/// Enters the addresses found. Present addresses keep their places, and new ones take free places; the last of the
+/// The entries of a table that has the shape of a persona: the link-local address of the hardware, then the other addresses, each
+/// with every type.
+fn shaped(listed: Vec<GidEntry>, shape: &Shape, device: usize) -> Vec<GidEntry> {
+    let Some(first) = listed.first().cloned() else { return listed };
+    let (links, mut others): (Vec<_>, Vec<_>) =
+        listed.into_iter().partition(GidEntry::is_link_local);
+    let place = |e: &GidEntry| {
+        let family = if e.gid.to_ip().is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+        shape.gids.order.iter().position(|known| *known == family)
+    };
+    others.sort_by_key(place);
+    let mut addresses = Vec::new();
+    if shape.gids.link_local {
+        let own = links.iter().find(|e| e.interface == first.interface).cloned();
+        let gid = shape.link_local.get(device).copied().unwrap_or_default();
+        addresses.push(own.unwrap_or(GidEntry { gid, kind: GidKind::NoInterface, ..first }));
+    }
+    addresses.append(&mut others);
+    let rest: Vec<_> = links.into_iter().filter(|e| !addresses.contains(e)).collect();
+    addresses.extend(rest);
+    let typed = |e: &GidEntry| {
+        let entry = |kind: &GidType| match kind {
+            GidType::RoceV1 => GidEntry { kind: GidKind::RoceV1, ..e.clone() },
+            GidType::RoceV2 => e.clone(),
+        };
+        shape.gids.types.iter().map(entry).collect::<Vec<_>>()
+    };
+    addresses.iter().flat_map(typed).collect()
+}
+
+/// Enters the addresses found. Present addresses keep their places, and new ones take free places from `from` on; the last of the
 /// table stays empty.
-fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates) -> bool {
+fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates, from: usize) -> bool {
     let before = entries.to_vec();
     entries.fill(None);
     let len = entries.len() - UNLISTED_LEN;
     let (table, behind) = entries.split_at_mut(len);
     let Candidates { mut listed, unlisted } = found;
-    if !listed.is_empty() {
-        table[0] = Some(GidEntry { index: 0, ..listed.remove(0) });
+    for (index, place) in table.iter_mut().enumerate().take(from.min(listed.len())) {
+        *place = Some(GidEntry { index, ..listed.remove(0) });
     }
-    enter(&mut table[..len - 1], 1, 0, &before, listed);
+    enter(&mut table[..len - 1], from, 0, &before, listed);
     enter(behind, 0, len, &before, unlisted);
     entries.iter_mut().flatten().for_each(|entry| entry.device = device);
     before != entries
@@ -341,7 +442,9 @@ fn enter(
 ) {
     let range = first + from..first + places.len();
     let place_of = |entry: &GidEntry| {
-        let is_it = |b: &&GidEntry| (b.gid, b.interface) == (entry.gid, entry.interface);
+        let is_it = |b: &&GidEntry| {
+            (b.gid, b.interface, b.kind) == (entry.gid, entry.interface, entry.kind)
+        };
         before.iter().flatten().find(is_it).map(|b| b.index).filter(|index| range.contains(index))
     };
     let (kept, new): (Vec<_>, Vec<_>) = found.into_iter().partition(|e| place_of(e).is_some());
@@ -394,6 +497,56 @@ mod tests {
 
     fn candidates_of(interfaces: &[Interface], only: &[String]) -> Candidates {
         candidates(interfaces, &Addresses::Interfaces(only.to_vec()))
+    }
+
+    fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates) -> bool {
+        super::update(entries, device, found, 1)
+    }
+
+    fn shape_of(persona: &str) -> Shape {
+        let gids = crate::persona::Persona::built_in(persona).unwrap().gids;
+        Shape { gids, link_local: vec![Gid::from("fe80::a".parse::<IpAddr>().unwrap())] }
+    }
+
+    /// The table of a persona as `index=address`, with a mark behind what carries no traffic.
+    fn shaped_table(table: &mut [Option<GidEntry>], persona: &str, ips: &[&str]) -> Vec<String> {
+        let eth = interface(2, "eth0", 1500, ips);
+        let Candidates { listed, unlisted } = candidates_of(&[eth], &[]);
+        let listed = shaped(listed, &shape_of(persona), 0);
+        super::update(table, 0, Candidates { listed, unlisted }, 0);
+        let mark = |entry: &GidEntry| match entry.kind {
+            GidKind::RoceV2 => "",
+            GidKind::RoceV1 => " v1",
+            GidKind::NoInterface => " none",
+        };
+        let marks = table.iter().flatten().map(mark);
+        shown(table).into_iter().zip(marks).map(|(entry, mark)| entry + mark).collect()
+    }
+
+    #[test]
+    fn a_table_has_the_shape_of_its_persona() {
+        let of = |persona, ips: &[&str]| shaped_table(&mut table(), persona, ips);
+        let mlx5 = ["0=fe80::a v1", "1=fe80::a none", "2=10.0.0.1 v1", "3=10.0.0.1"];
+        assert_eq!(of("mlx5", &["10.0.0.1"]), mlx5);
+        // The interface's own link-local address stands for that of the hardware, and carries traffic.
+        let mlx5 = ["0=fe80::1 v1", "1=fe80::1", "2=10.0.0.1 v1", "3=10.0.0.1"];
+        assert_eq!(of("mlx5", &["10.0.0.1", "fe80::1"]), mlx5);
+        let bnxt = ["0=fe80::1 v1", "1=fe80::1", "2=fd93::1 v1", "3=fd93::1"];
+        assert_eq!(of("bnxt", &["fe80::1", "fd93::1"]), bnxt);
+        assert_eq!(of("ionic", &["10.0.0.1"]), ["0=fe80::a none", "1=10.0.0.1"]);
+        let both = ["0=fe80::1", "1=10.0.0.1", "2=fd00::1"];
+        assert_eq!(of("irdma", &["fd00::1", "fe80::1", "10.0.0.1"]), both);
+        assert_eq!(of("mlx5", &[]), [""; 0]);
+    }
+
+    #[test]
+    fn entries_of_a_persona_that_stay_keep_their_places() {
+        let mut table = table();
+        shaped_table(&mut table, "mlx5", &["10.0.0.1", "10.0.0.2"]);
+        let left = shaped_table(&mut table, "mlx5", &["10.0.0.2"]);
+        assert_eq!(left, ["0=fe80::a v1", "1=fe80::a none", "4=10.0.0.2 v1", "5=10.0.0.2"]);
+        let full = shaped_table(&mut table, "mlx5", &["10.0.0.2", "10.0.0.3"]);
+        assert_eq!(full[2..4], ["2=10.0.0.3 v1", "3=10.0.0.3"]);
     }
 
     fn shown(entries: &[Option<GidEntry>]) -> Vec<String> {

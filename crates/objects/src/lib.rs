@@ -34,6 +34,7 @@ pub mod memory;
 pub mod mr;
 pub mod mw;
 pub mod pd;
+pub mod persona;
 pub mod privilege;
 pub mod repeats;
 pub mod srq;

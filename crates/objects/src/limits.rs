@@ -3,6 +3,7 @@
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
+use crate::persona::Features;
 
 /// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +94,8 @@ pub struct DeviceAttr {
     pub max_rwq_ind_table_size: u32,
     /// Bytes of payload that leave in segments by one request.
     pub max_tso: u32,
+    /// Features that the device's persona lacks.
+    pub lacks: Features,
 }
 
 /// Numbers that stay within 24 bits or 8 bits by the protocol, or that a process can hold.
@@ -141,6 +144,7 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
     max_rwq_ind_tables: 16_384,
     max_rwq_ind_table_size: 2048,
     max_tso: 262_144,
+    lacks: Features::NONE,
 };
 
 /// Longest message (IBA 9.7.1.1).

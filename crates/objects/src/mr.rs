@@ -15,6 +15,7 @@ use crate::holders::{Held, Holder};
 use crate::limits;
 use crate::memory::mapping::{Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
+use crate::persona::Feature;
 
 /// Memory region (`ibv_reg_mr`). Its pages are not pinned.
 #[derive(Debug)]
@@ -75,7 +76,11 @@ pub struct Rereg<'a> {
     pub access: Option<Access>,
 }
 
-fn check_access(access: Access) -> Result<Access, RegisterError> {
+fn check_access(core: &'static Core, access: Access) -> Result<Access, RegisterError> {
+    if access.contains(Access::ON_DEMAND) && core.attr.lacks.has(Feature::Odp) {
+        let persona = core.persona_name();
+        return Err(RegisterError::Persona { persona, lacks: Feature::Odp });
+    }
     let unsupported = access.difference(limits::REGION_ACCESS);
     if !unsupported.is_empty() {
         return Err(RegisterError::Unsupported(unsupported.bits()));
@@ -137,7 +142,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(access)?;
+        let access = check_access(pd.core, access)?;
         if access.contains(Access::ON_DEMAND) && addr == 0 && len == u64::MAX {
             if iova != 0 {
                 return Err(RegisterError::Range);
@@ -164,7 +169,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(access)?;
+        let access = check_access(pd.core, access)?;
         if !Arc::ptr_eq(buf.pd.arc(), pd) {
             return Err(RegisterError::Foreign("buffer"));
         }
@@ -193,7 +198,7 @@ impl Mr {
         len: u64,
         access: Access,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(access)?;
+        let access = check_access(pd.core, access)?;
         if !access.contains(Access::ZERO_BASED) {
             return Err(RegisterError::Invalid("access: a region of device memory is zero-based"));
         }
@@ -221,7 +226,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(access)?;
+        let access = check_access(pd.core, access)?;
         let unsupported = access.difference(limits::DMABUF_ACCESS);
         if !unsupported.is_empty() {
             return Err(RegisterError::Unsupported(unsupported.bits()));
@@ -311,7 +316,7 @@ impl Mr {
         }
         let mut region = state.region;
         if let Some(access) = change.access {
-            region.access = check_access(access)?;
+            region.access = check_access(self.core, access)?;
         }
         if let Some((addr, len)) = change.translation {
             let iova = if region.access.contains(Access::ZERO_BASED) { 0 } else { addr };

@@ -11,6 +11,7 @@ use crate::error::{CreateError, DestroyError, PostError};
 use crate::holders::{Held, Holder};
 use crate::mr::Mr;
 use crate::pd::{Pd, PdCell};
+use crate::persona::Feature;
 
 /// Memory window (`ibv_alloc_mw`): opens a part of a region to peers, under a key of its own, for as long as it is bound.
 #[derive(Debug)]
@@ -41,6 +42,7 @@ impl Mw {
         if !core.is_current() {
             return Err(CreateError::Forked);
         }
+        core.offers(Feature::MemoryWindows)?;
         let ticket = core.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
         let rkey = core.mrs.alloc_window(pd.number, kind);

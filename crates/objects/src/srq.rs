@@ -23,6 +23,7 @@ use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError, Usel
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
+use crate::persona::Feature;
 use table::SrqTable;
 
 /// Parameters of an SRQ (`struct ibv_srq_init_attr`).
@@ -287,6 +288,7 @@ impl Srq {
         if !core.is_current() {
             return Err(CreateError::Forked);
         }
+        core.offers(Feature::Srq)?;
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }

@@ -12,6 +12,7 @@ use anyverbs_objects::error::{CreateError, DestroyError, ModifyObjectError, Post
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
 use anyverbs_objects::pd::{Pd, PdCell};
+use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::{Srq, SrqCell};
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState};
@@ -110,6 +111,7 @@ fn open_switch(switch: &'static Switch, pd: &Pd) -> Result<(), CreateError> {
     if !std::ptr::eq(pd.cell.core, switch.core()) {
         return Err(CreateError::Forked);
     }
+    switch.core().offers(Feature::RawPackets)?;
     switch.open()
 }
 

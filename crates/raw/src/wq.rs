@@ -12,6 +12,7 @@ use anyverbs_objects::error::{CreateError, DestroyError, ModifyObjectError, Post
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
 use anyverbs_objects::pd::{Pd, PdCell};
+use anyverbs_objects::persona::Feature;
 use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
@@ -135,6 +136,7 @@ impl Wq {
         if !std::ptr::eq(pd.core, switch.core()) {
             return Err(CreateError::Forked);
         }
+        switch.core().offers(Feature::RawPackets)?;
         if !init.cq.0.is_of(switch.core(), context) {
             return Err(CreateError::Foreign("completion queue"));
         }

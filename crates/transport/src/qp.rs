@@ -28,6 +28,7 @@ use anyverbs_objects::error::{
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_objects::holders::{Held, Holdable, Holder};
 use anyverbs_objects::pd::{Pd, PdCell};
+use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::mr::LastLocal;
@@ -217,6 +218,9 @@ impl Qp {
     ) -> Result<Self, CreateError> {
         if !transport.core.is_current() {
             return Err(CreateError::Forked);
+        }
+        if let Some(feature) = feature_of(parts.qp_type) {
+            transport.core.offers(feature)?;
         }
         let cqs = [parts.send_cq, parts.recv_cq];
         if cqs.into_iter().flatten().any(|cq| !cq.0.is_of(transport.core, context)) {
@@ -643,6 +647,16 @@ pub fn held<T: Holdable>(
     part.map(hold).transpose()
 }
 
+/// The feature that a persona may lack, and without which there is no queue pair of a type.
+fn feature_of(qp_type: QpType) -> Option<Feature> {
+    match qp_type {
+        QpType::Rc => None,
+        QpType::Uc => Some(Feature::Uc),
+        QpType::Ud => Some(Feature::Ud),
+        QpType::XrcSend | QpType::XrcRecv => Some(Feature::Xrc),
+    }
+}
+
 /// Checks the requested sizes; returns those that the device gives.
 fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
     let (mut cap, max) = (parts.cap, &transport.core.attr);
@@ -659,7 +673,8 @@ fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, Creat
     ] {
         CreateError::check(what, value, most)?;
     }
-    cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
+    let room = inline_room(&cap).min(max.max_inline_data);
+    cap.max_inline_data = cap.max_inline_data.max(room);
     Ok(cap)
 }
 

@@ -9,9 +9,10 @@ use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Register};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::fork;
-use anyverbs_objects::gid::GidTables;
+use anyverbs_objects::gid::{GidTables, Shape, node_guid};
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_objects::memory::ProcessMemory;
+use anyverbs_objects::persona::Persona;
 use anyverbs_objects::srq::table::SrqTable;
 use anyverbs_proto::counters::Counters;
 use anyverbs_proto::mr::MrTable;
@@ -64,7 +65,7 @@ impl DataPath {
         })?;
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
-        let gids = gids(&config)?;
+        let gids = gids(&config, attr.node_guid)?;
         let registry = Registry::of_port(&config.registry, config.udp_port);
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
         let slot = Arc::new(slot);
@@ -127,9 +128,15 @@ impl DataPath {
 }
 
 /// The addresses of the devices. Only a process whose devices have no address at all has none.
-fn gids(config: &Config) -> Result<GidTables, OpenError> {
+fn gids(config: &Config, first_guid: u64) -> Result<GidTables, OpenError> {
     let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
-    let gids = GidTables::new(sources)
+    let shape = config.persona.as_ref().map(|persona| Shape {
+        gids: persona.gids.clone(),
+        link_local: (0..config.devices.len() as u64)
+            .map(|number| Persona::link_local(node_guid(first_guid, number)))
+            .collect(),
+    });
+    let gids = GidTables::new(sources, shape)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
     let devices = 0..config.devices.len();
     let unusable: Vec<_> = devices.clone().flat_map(|device| gids.unusable(device)).collect();

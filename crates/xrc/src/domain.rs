@@ -15,6 +15,7 @@ use anyverbs_objects::errno::Errno;
 use anyverbs_objects::error::{CreateError, DestroyError};
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
 use anyverbs_objects::pd::Pd;
+use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::{Srq, SrqInitAttr, XrcPart};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
@@ -145,6 +146,7 @@ impl Xrcd {
         context: &Arc<ContextCell>,
         init: XrcdInitAttr,
     ) -> Result<Self, CreateError> {
+        shared.transport.core.offers(Feature::Xrc)?;
         let ticket = shared
             .transport
             .core

@@ -1,8 +1,11 @@
 //! The devices that exist.
 
+use std::sync::Arc;
+
 use anyverbs_objects::config::{Config, DeviceConfig};
 use anyverbs_objects::error::OpenError;
-use anyverbs_objects::gid::GidEntry;
+use anyverbs_objects::gid::{GidEntry, node_guid};
+use anyverbs_objects::persona::{Persona, Rate};
 use anyverbs_proto::types::Mtu;
 
 use super::Device;
@@ -16,6 +19,8 @@ pub struct DeviceInfo {
     pub node_guid: u64,
     /// Identifies the host.
     pub sys_image_guid: u64,
+    /// The vendor's device that it looks like.
+    pub persona: Option<Arc<Persona>>,
 }
 
 /// An open device's properties beside its attributes.
@@ -56,7 +61,8 @@ pub struct PortAttr {
     pub max_mtu: Mtu,
     /// Largest path MTU of GID 0's interface.
     pub active_mtu: Mtu,
-    /// Made up from GID 0; 0 where that is no IPv4 address. An address handle or a queue pair without GRH may name it.
+    /// Made up from GID 0; 0 where that is no IPv4 address, and with a persona. An address handle or a queue pair without GRH may
+    /// name it.
     pub lid: u16,
     /// Entries of the GID table.
     pub gid_tbl_len: u32,
@@ -68,6 +74,8 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u32,
     /// Packets with a wrong Q_Key.
     pub qkey_viol_cntr: u32,
+    /// Speed, which a persona gives.
+    pub rate: Rate,
 }
 
 /// The devices of this process: one, unless the configuration asks for more or cannot be read. Whether one can be opened shows
@@ -77,33 +85,36 @@ pub struct PortAttr {
 /// # Errors
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    let devices = match Device::running() {
-        Some(device) => device.core.config.devices.clone(),
-        None => Config::load()?.devices,
+    let (devices, persona) = match Device::running() {
+        Some(Device { core, .. }) => (core.config.devices.clone(), core.config.persona.clone()),
+        None => {
+            let config = Config::load()?;
+            (config.devices, config.persona)
+        }
     };
-    let (first, sys_image_guid) = guids();
+    let (first, sys_image_guid) = guids(persona.as_deref());
     let info = |(number, device): (usize, DeviceConfig)| DeviceInfo {
         name: device.name,
-        node_guid: node_guid(first, number),
+        node_guid: node_guid(first, number as u64),
         sys_image_guid,
+        persona: persona.clone(),
     };
     Ok(devices.into_iter().enumerate().map(info).collect())
 }
 
-/// The GUID of a device's node, if that of the first device is `first`.
-pub(crate) fn node_guid(first: u64, number: usize) -> u64 {
-    first ^ number as u64
-}
-
-/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.
-pub(crate) fn guids() -> (u64, u64) {
+/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts. A persona's begin with the
+/// bytes of its vendor.
+pub(crate) fn guids(persona: Option<&Persona>) -> (u64, u64) {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
     for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
         hasher.write(&std::fs::read(path).unwrap_or_default());
     }
-    // Locally administered, so that no vendor's prefix is claimed.
-    let local = |n: u64| (n & !(3 << 56)) | (2 << 56);
+    // Locally administered, so that no vendor's prefix is claimed where nobody asked for it.
+    let local = |n: u64| {
+        let guid = (n & !(3 << 56)) | (2 << 56);
+        persona.map_or(guid, |persona| persona.guid(guid))
+    };
     let system = local(hasher.finish());
     if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
         hasher.write(namespace.as_os_str().as_encoded_bytes());

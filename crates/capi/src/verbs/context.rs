@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyverbs::limits::DeviceAttr;
+use anyverbs::persona::{Feature, Features};
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{
@@ -16,12 +17,17 @@ use crate::{
     cancel::Uncancelled,
     errno::{Errno, give, pointer, value},
     object::{self, Object},
-    verbs::{DeviceObject, device, extended, new_context},
+    verbs::{DeviceObject, device, extended, firmware, new_context},
 };
 
-/// The types of queue pairs that take a rate limit.
-const PACED: [ibv_qp_type; 5] =
-    [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_RAW_PACKET];
+/// The types of queue pairs that take a rate limit, and what a persona without them lacks.
+const PACED: [(ibv_qp_type, Option<Feature>); 5] = [
+    (IBV_QPT_RC, None),
+    (IBV_QPT_UC, Some(Feature::Uc)),
+    (IBV_QPT_UD, Some(Feature::Ud)),
+    (IBV_QPT_XRC_SEND, Some(Feature::Xrc)),
+    (IBV_QPT_RAW_PACKET, Some(Feature::RawPackets)),
+];
 
 /// An open device; the program's pointer is to the `ibv_context` at its end.
 pub(crate) type Context = Object<verbs_context>;
@@ -108,9 +114,25 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_RAW_IP_CSUM
     | IBV_DEVICE_MANAGED_FLOW_STEERING;
 
+/// Those that are left where a persona lacks features.
+fn cap_flags(lacks: Features) -> u32 {
+    let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    let raw = IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
+    [
+        (Feature::Srq, IBV_DEVICE_SRQ_RESIZE),
+        (Feature::Xrc, IBV_DEVICE_XRC),
+        (Feature::MemoryWindows, windows),
+        (Feature::RawPackets, raw),
+    ]
+    .into_iter()
+    .filter(|(feature, _)| lacks.has(*feature))
+    .fold(CAP_FLAGS, |flags, (_, missing)| flags & !missing)
+}
+
 /// The further bits of `ibv_device_attr_ex.device_cap_flags_ex`: the kernel's FLUSH_GLOBAL, FLUSH_PERSISTENT and
 /// ATOMIC_WRITE.
-const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 39 | 1 << 40;
+const FLUSH: u64 = 1 << 38 | 1 << 39;
+const ATOMIC_WRITE: u64 = 1 << 40;
 
 /// On-demand paging: nothing is ever pinned, so every operation may meet memory that is not there yet.
 const ODP_DATAGRAM: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
@@ -133,10 +155,10 @@ fn int(n: u32) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
 }
 
-fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
+fn device_attr(attr: &DeviceAttr, firmware: &str) -> ibv_device_attr {
     // SAFETY: integers and a character array.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
-    for (to, from) in c.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+    for (to, from) in c.fw_ver.iter_mut().zip(firmware.bytes()) {
         *to = from as _;
     }
     c.node_guid = attr.node_guid.to_be();
@@ -148,19 +170,19 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
     c.hw_ver = attr.hw_ver;
     c.max_qp = int(attr.max_qp);
     c.max_qp_wr = int(attr.max_qp_wr);
-    c.device_cap_flags = CAP_FLAGS;
+    c.device_cap_flags = cap_flags(attr.lacks);
     c.max_sge = int(attr.max_sge);
     c.max_sge_rd = int(attr.max_sge_rd);
     c.max_cq = int(attr.max_cq);
     c.max_cqe = int(attr.max_cqe);
     c.max_mr = int(attr.max_mr);
     c.max_mw = int(attr.max_mw);
-    c.max_raw_ethy_qp = int(attr.max_qp);
+    c.max_raw_ethy_qp = if attr.lacks.has(Feature::RawPackets) { 0 } else { int(attr.max_qp) };
     c.max_pd = int(attr.max_pd);
     c.max_qp_rd_atom = int(attr.max_qp_rd_atom);
     c.max_qp_init_rd_atom = int(attr.max_qp_rd_atom);
     c.max_res_rd_atom = int(attr.max_res_rd_atom);
-    c.atomic_cap = IBV_ATOMIC_HCA;
+    c.atomic_cap = if attr.lacks.has(Feature::Atomics) { IBV_ATOMIC_NONE } else { IBV_ATOMIC_HCA };
     c.max_mcast_grp = int(attr.max_mcast_grp);
     c.max_mcast_qp_attach = int(attr.max_mcast_qp_attach);
     c.max_total_mcast_qp_attach = int(attr.max_total_mcast_qp_attach);
@@ -209,9 +231,28 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
 
 fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
     let context = context(context_)?;
-    let mut attr = device_attr(&context.inner.device.device_attr()?);
+    let firmware = firmware(context.inner.device.persona()?);
+    let mut attr = device_attr(&context.inner.device.device_attr()?, firmware);
     attr.sys_image_guid = context.inner.sys_image_guid.to_be();
     Ok(attr)
+}
+
+/// Fills the attributes for memory that is paged on demand.
+fn odp_attr(lacks: Features, ex: &mut ibv_device_attr_ex) {
+    let without = |feature, caps: u32| if lacks.has(feature) { 0 } else { caps };
+    let srq = if lacks.has(Feature::Srq) { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
+    let atomic = if lacks.has(Feature::Atomics) {
+        IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_ATOMIC_WRITE
+    } else {
+        0
+    };
+    ex.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+    ex.odp_caps.per_transport_caps = ibv_odp_caps_per_transport_caps {
+        rc_odp_caps: ODP_RELIABLE & !srq & !atomic,
+        uc_odp_caps: without(Feature::Uc, ODP_UNRELIABLE),
+        ud_odp_caps: without(Feature::Ud, ODP_DATAGRAM & !srq),
+    };
+    ex.xrc_odp_caps = without(Feature::Xrc, ODP_RELIABLE & !srq & !atomic);
 }
 
 /// Fills the attributes for raw packets.
@@ -250,9 +291,11 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: integers and a character array.
         let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         ex.orig_attr = queried;
-        ex.device_cap_flags_ex =
-            u64::from(queried.device_cap_flags) | CAP_FLAGS_EX | RAW_SCATTER_FCS;
         let device = context(context_)?.inner.device.device_attr()?;
+        let lacks = |feature| device.lacks.has(feature);
+        ex.device_cap_flags_ex = u64::from(queried.device_cap_flags)
+            | if lacks(Feature::Atomics) { FLUSH } else { FLUSH | ATOMIC_WRITE }
+            | if lacks(Feature::RawPackets) { 0 } else { RAW_SCATTER_FCS };
         ex.completion_timestamp_mask = u64::MAX;
         ex.hca_core_clock = device.clock_khz;
         ex.cq_mod_caps = ibv_cq_moderation_caps {
@@ -262,24 +305,27 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ex.packet_pacing_caps = ibv_packet_pacing_caps {
             qp_rate_limit_min: 1,
             qp_rate_limit_max: device.max_rate_limit,
-            supported_qpts: PACED.into_iter().fold(0, |mask, qp_type| mask | 1 << qp_type),
+            supported_qpts: PACED
+                .into_iter()
+                .filter(|(_, feature)| !feature.is_some_and(lacks))
+                .fold(0, |mask, (qp_type, _)| mask | 1 << qp_type),
         };
-        ex.tm_caps = ibv_tm_caps {
-            max_rndv_hdr_size: device.max_rndv_hdr_size,
-            max_num_tags: device.max_num_tags.into(),
-            flags: IBV_TM_CAP_RC,
-            max_ops: device.max_tag_ops,
-            max_sge: anyverbs::MAX_TAG_SGE as u32,
-        };
-        ex.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
-        ex.odp_caps.per_transport_caps = ibv_odp_caps_per_transport_caps {
-            rc_odp_caps: ODP_RELIABLE,
-            uc_odp_caps: ODP_UNRELIABLE,
-            ud_odp_caps: ODP_DATAGRAM,
-        };
-        ex.xrc_odp_caps = ODP_RELIABLE;
+        if device.max_num_tags > 0 {
+            ex.tm_caps = ibv_tm_caps {
+                max_rndv_hdr_size: device.max_rndv_hdr_size,
+                max_num_tags: device.max_num_tags.into(),
+                flags: IBV_TM_CAP_RC,
+                max_ops: device.max_tag_ops,
+                max_sge: anyverbs::MAX_TAG_SGE as u32,
+            };
+        }
+        if !lacks(Feature::Odp) {
+            odp_attr(device.lacks, &mut ex);
+        }
         ex.max_dm_size = device.max_dm_size;
-        raw_packet_attr(&device, &mut ex);
+        if !lacks(Feature::RawPackets) {
+            raw_packet_attr(&device, &mut ex);
+        }
         ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
         // SAFETY: the caller's promise.
         unsafe { write_sized(attr, &ex, attr_size) };

@@ -5,12 +5,13 @@ use std::{
     mem::{offset_of, size_of},
     ptr,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
 use anyverbs::DeviceInfo;
+use anyverbs::persona::Persona;
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{
@@ -32,6 +33,7 @@ pub(crate) struct DeviceObject {
     pub(crate) name: String,
     pub(crate) node_guid: u64,
     pub(crate) sys_image_guid: u64,
+    pub(crate) persona: Option<Arc<Persona>>,
 }
 
 const _: () = assert!(offset_of!(DeviceObject, driver) == size_of::<ibv_device>());
@@ -74,6 +76,7 @@ impl DeviceObject {
             name: info.name.clone(),
             node_guid: info.node_guid,
             sys_image_guid: info.sys_image_guid,
+            persona: info.persona.clone(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     mem::size_of,
 };
 
-use anyverbs::{GidEntry, PortAttr, PortState};
+use anyverbs::{GidEntry, GidKind, PortAttr, PortState};
 
 use crate::{
     abi::*,
@@ -17,9 +17,6 @@ use crate::{
 const LINK_LAYER_ETHERNET: u8 = IBV_LINK_LAYER_ETHERNET as u8;
 /// `IBV_QPF_GRH_REQUIRED`: every address needs a global route.
 const QPF_GRH_REQUIRED: u8 = 1;
-/// InfiniBand's 100 Gb/s: 4 lanes of 25. A loopback has no speed of its own to tell.
-const WIDTH_4X: u8 = 2;
-const SPEED_25_GBPS: u8 = 32;
 const PHYS_STATE_DISABLED: u8 = 3;
 const PHYS_STATE_LINK_UP: u8 = 5;
 
@@ -42,9 +39,9 @@ fn port_attr(port: &PortAttr) -> ibv_port_attr {
     c.qkey_viol_cntr = port.qkey_viol_cntr;
     c.pkey_tbl_len = port.pkey_tbl_len;
     c.max_vl_num = 1;
-    c.active_width = WIDTH_4X;
-    c.active_speed = SPEED_25_GBPS;
-    c.active_speed_ex = SPEED_25_GBPS.into();
+    c.active_width = port.rate.width;
+    c.active_speed = port.rate.speed;
+    c.active_speed_ex = port.rate.speed.into();
     c.phys_state = if active { PHYS_STATE_LINK_UP } else { PHYS_STATE_DISABLED };
     c.link_layer = LINK_LAYER_ETHERNET;
     c.flags = QPF_GRH_REQUIRED;
@@ -87,9 +84,6 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context_, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
 }
 
-/// Megabits a second of a lane and the lanes, as `port_attr` tells them; counted in hundreds.
-const SPEED: u64 = 4 * 25_000 / 100;
-
 /// `ibv_query_port_speed`: 0, or the errno value. The speed is in units of 100 Mb/s, and agrees with the width and
 /// speed of `ibv_query_port`.
 ///
@@ -102,12 +96,13 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(context(context_).and_then(|context| {
-        context.inner.device.port_attr(u8::try_from(port).map_err(|_| Errno::EINVAL)?)?;
+        let port = u8::try_from(port).map_err(|_| Errno::EINVAL)?;
+        let rate = context.inner.device.port_attr(port)?.rate;
         if speed.is_null() {
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { give(speed, SPEED) };
+        unsafe { give(speed, u64::from(rate.gbps) * 10) };
         Ok(())
     }))
 }
@@ -148,7 +143,10 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
         gid: c_gid(Some(entry)),
         gid_index: entry.index as u32,
         port_num: 1,
-        gid_type: IBV_GID_TYPE_ROCE_V2,
+        gid_type: match entry.kind {
+            GidKind::RoceV1 => IBV_GID_TYPE_ROCE_V1,
+            GidKind::RoceV2 | GidKind::NoInterface => IBV_GID_TYPE_ROCE_V2,
+        },
         ndev_ifindex: entry.interface,
     }
 }
@@ -228,7 +226,8 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
         if gid_type.is_null() {
             return Err(Errno::EINVAL);
         }
-        let found = entry.map_or(GID_TYPE_SYSFS_ROCE_V1, |_| GID_TYPE_SYSFS_ROCE_V2);
+        let is_v1 = entry.is_none_or(|entry| entry.kind == GidKind::RoceV1);
+        let found = if is_v1 { GID_TYPE_SYSFS_ROCE_V1 } else { GID_TYPE_SYSFS_ROCE_V2 };
         // SAFETY: the caller's promise.
         unsafe { give(gid_type, found) };
         Ok(0)

@@ -3,6 +3,7 @@
 
 use std::{ffi::c_int, mem::MaybeUninit};
 
+use anyverbs::persona::Feature;
 use anyverbs::{MAX_SGE, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use crate::{
@@ -51,10 +52,11 @@ unsafe fn remote(wr: &ibv_send_wr) -> RemoteAddr {
 ///
 /// # Safety
 /// The unions of `wr` hold the members that its opcode uses.
-unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
+unsafe fn op(qp: &Qp, wr: &ibv_send_wr) -> Result<SendOp, Errno> {
     // SAFETY: plain integers, initialised as far as the opcode needs: the caller's promise.
     unsafe {
         let remote = || remote(wr);
+        let atomics = || qp.inner.context.inner.device.offers(Feature::Atomics);
         let word = || RemoteAddr { va: wr.wr.atomic.remote_addr, rkey: wr.wr.atomic.rkey };
         Ok(match wr.opcode {
             IBV_WR_RDMA_WRITE => SendOp::Write(remote()),
@@ -65,12 +67,13 @@ unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
             IBV_WR_SEND_WITH_IMM => SendOp::SendImm(u32::from_be(wr.data.imm_data)),
             IBV_WR_SEND_WITH_INV => SendOp::SendInv(wr.data.invalidate_rkey),
             IBV_WR_RDMA_READ => SendOp::Read(remote()),
-            IBV_WR_ATOMIC_CMP_AND_SWP => SendOp::CompareSwap {
-                at: word(),
-                compare: wr.wr.atomic.compare_add,
-                swap: wr.wr.atomic.swap,
-            },
+            IBV_WR_ATOMIC_CMP_AND_SWP => {
+                atomics()?;
+                let (compare, swap) = (wr.wr.atomic.compare_add, wr.wr.atomic.swap);
+                SendOp::CompareSwap { at: word(), compare, swap }
+            }
             IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                atomics()?;
                 SendOp::FetchAdd { at: word(), add: wr.wr.atomic.compare_add }
             }
             IBV_WR_LOCAL_INV => SendOp::LocalInv(wr.data.invalidate_rkey),
@@ -78,7 +81,10 @@ unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
                 let to = wr.ext.bind_mw;
                 bind(to.mw, to.rkey, &to.bind_info)?
             }
-            IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { at: remote(), data: None },
+            IBV_WR_ATOMIC_WRITE => {
+                atomics()?;
+                SendOp::AtomicWrite { at: remote(), data: None }
+            }
             // A FLUSH has operands for which `ibv_send_wr` has no fields.
             IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH => return Err(Errno::EOPNOTSUPP),
             _ => return Err(Errno::EINVAL),
@@ -104,7 +110,7 @@ unsafe fn send_wr<'a>(
             None
         };
         let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
-        let op = op(wr)?;
+        let op = op(qp, wr)?;
         if op.is_local() && wr.num_sge != 0 {
             return Err(Errno::EINVAL);
         }

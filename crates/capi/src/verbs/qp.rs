@@ -10,7 +10,8 @@ use anyverbs_causes::Cause;
 
 use anyverbs::{
     Counter, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType,
-    Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, raw::RawQp,
+    Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature,
+    raw::RawQp,
 };
 use anyverbs_sanitizers as sanitizers;
 
@@ -21,8 +22,8 @@ use crate::{
     errno::{Errno, give, pointer, say, value},
     object::{self, Object},
     verbs::{
-        Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
-        create_raw, modify_raw, offered, qp_access,
+        ATOMIC_OPS, Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq,
+        create_hash, create_raw, modify_raw, offered, qp_access,
         sanitized::sanitize_sends,
         set_send_ops,
         watched::{activity, watch_sends},
@@ -306,6 +307,9 @@ fn create(
     }
     if send_ops.is_some_and(|ops| ops & !offered(qp_type) != 0) {
         return Err(Errno::EOPNOTSUPP);
+    }
+    if send_ops.is_some_and(|ops| ops & ATOMIC_OPS != 0) {
+        context.inner.device.offers(Feature::Atomics)?;
     }
     let sq_sig_all = init.sq_sig_all != 0;
     let device = match &recv_cq {

@@ -10,6 +10,8 @@ use std::{
     sync::OnceLock,
 };
 
+use anyverbs::persona::Persona;
+
 use crate::{
     cancel::Uncancelled,
     errno::Errno,
@@ -34,6 +36,14 @@ pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     .as_ptr()
 }
 
+/// The board and the type of the device without a persona.
+const OURS: &str = "anyverbs";
+
+/// The version of the firmware.
+pub(crate) fn firmware(persona: Option<&Persona>) -> &str {
+    persona.map_or(env!("CARGO_PKG_VERSION"), |persona| &persona.fw_ver)
+}
+
 /// A file in the sysfs directory of a device, for a process that sees none. No kernel driver makes one here.
 fn attribute(device: &DeviceObject, file: &[u8]) -> Option<String> {
     let guid = |guid: u64| {
@@ -41,8 +51,9 @@ fn attribute(device: &DeviceObject, file: &[u8]) -> Option<String> {
         format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
     };
     Some(match file {
-        b"board_id" | b"hca_type" => "anyverbs".into(),
-        b"fw_ver" => env!("CARGO_PKG_VERSION").into(),
+        b"board_id" => device.persona.as_ref().map_or(Some(OURS.into()), |p| p.board_id.clone())?,
+        b"hca_type" => device.persona.as_ref().map_or(Some(OURS.into()), |p| p.hca_type.clone())?,
+        b"fw_ver" => firmware(device.persona.as_deref()).into(),
         b"node_type" => "1: CA".into(),
         b"node_desc" => device.name.clone(),
         b"node_guid" => guid(device.node_guid),

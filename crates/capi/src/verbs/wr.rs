@@ -24,6 +24,11 @@ use crate::{
     verbs::{Device, Qp, bind, destination, raw_flags},
 };
 
+/// The atomics among the operations of a queue pair.
+pub(crate) const ATOMIC_OPS: u64 = (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_ATOMIC_WRITE) as u64;
+
 /// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
 pub(crate) fn offered(qp_type: QpType) -> u64 {
     let send = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;

@@ -12,6 +12,7 @@ use crate::cq::Cq;
 use crate::error::{CreateError, PostError};
 use crate::holders::{Held, Holder};
 use crate::pd::Pd;
+use crate::persona::Feature;
 
 /// Parameters of an SRQ that matches tags (`struct ibv_srq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +78,7 @@ impl SrqCell {
 impl Srq {
     pub(crate) fn create_tm(pd: &Pd, init: &TmSrqInitAttr<'_>) -> Result<Self, CreateError> {
         let (pd_hold, ticket) = Self::hold(&pd.cell, &init.srq)?;
+        pd.cell.core.offers(Feature::TagMatching)?;
         let attr = &pd.cell.core.attr;
         let max_num_tags = u16::try_from(init.max_num_tags)
             .ok()

@@ -1,0 +1,70 @@
+//! Features that a persona may lack.
+
+use serde::Deserialize;
+
+/// A feature that the engine has, and that a persona may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Feature {
+    /// Shared receive queues.
+    Srq,
+    /// Extended reliable connections.
+    Xrc,
+    /// Unreliable connections.
+    Uc,
+    /// Datagrams.
+    Ud,
+    /// Atomics.
+    Atomics,
+    /// Memory that is paged on demand.
+    Odp,
+    /// Memory windows.
+    MemoryWindows,
+    /// Device memory.
+    DeviceMemory,
+    /// Tag matching.
+    TagMatching,
+    /// Raw packets, and their work queues and flow rules.
+    RawPackets,
+}
+
+impl Feature {
+    /// As a refusal names it.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Srq => "shared receive queues (SRQ)",
+            Self::Xrc => "extended reliable connections (XRC)",
+            Self::Uc => "unreliable connections (UC)",
+            Self::Ud => "datagrams (UD)",
+            Self::Atomics => "atomics",
+            Self::Odp => "paging on demand (ODP)",
+            Self::MemoryWindows => "memory windows",
+            Self::DeviceMemory => "device memory",
+            Self::TagMatching => "tag matching",
+            Self::RawPackets => "raw packets",
+        }
+    }
+}
+
+/// A set of features.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(u16);
+
+impl Features {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+
+    /// Whether it has a feature.
+    #[must_use]
+    pub fn has(self, feature: Feature) -> bool {
+        self.0 & 1 << feature as u8 != 0
+    }
+}
+
+impl FromIterator<Feature> for Features {
+    fn from_iter<I: IntoIterator<Item = Feature>>(features: I) -> Self {
+        Self(features.into_iter().fold(0, |set, feature| set | 1 << feature as u8))
+    }
+}
