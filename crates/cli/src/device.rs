@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 use anyverbs::limits::DeviceAttr;
+use anyverbs::{GidKind, persona};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Settings;
@@ -24,6 +25,12 @@ pub(crate) struct Device {
     pub(crate) vendor_part_id: u32,
     pub(crate) hw_ver: u32,
     pub(crate) fw_ver: String,
+    pub(crate) board_id: Option<String>,
+    pub(crate) hca_type: Option<String>,
+    /// The name of the persona, if it has one.
+    pub(crate) persona: Option<String>,
+    /// Its place on the PCI bus, if the persona has one.
+    pub(crate) pci: Option<Pci>,
     pub(crate) udp_port: u16,
     /// The registry in which the processes of this host find each other.
     pub(crate) registry: String,
@@ -41,6 +48,25 @@ pub(crate) struct Port {
     pub(crate) lid: u16,
     pub(crate) gid_tbl_len: u32,
     pub(crate) gids: Vec<Gid>,
+    /// As sysfs writes it.
+    pub(crate) rate: String,
+}
+
+/// A place on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pci {
+    pub(crate) vendor: u16,
+    pub(crate) device: u16,
+    pub(crate) subsystem_vendor: u16,
+    pub(crate) subsystem_device: u16,
+    pub(crate) class: u32,
+    pub(crate) revision: u8,
+    pub(crate) driver: String,
+    /// In tenths of gigatransfers a second.
+    pub(crate) speed: u16,
+    pub(crate) width: u8,
+    /// The NUMA nodes of the devices in turn, or none.
+    pub(crate) numa_nodes: Vec<u16>,
 }
 
 /// An entry of the GID table.
@@ -53,6 +79,21 @@ pub(crate) struct Gid {
     /// The interface that has the address.
     pub(crate) ndev: String,
     pub(crate) ifindex: u32,
+    /// As sysfs writes it.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// Whether it carries traffic: a persona may list entries that carry none.
+    pub(crate) carries: bool,
+}
+
+impl Port {
+    /// The first address that carries traffic.
+    pub(crate) fn address(&self) -> Option<&Gid> {
+        let mut carriers = self.gids.iter().filter(|gid| gid.carries);
+        let is_link_local = |gid: &Gid| gid.gid.is_unicast_link_local();
+        let other = carriers.clone().find(|gid| !is_link_local(gid));
+        other.or_else(|| carriers.next())
+    }
 }
 
 /// The name of the hidden command by which the child is asked.
@@ -97,8 +138,28 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
             address,
             ndev: entry.interface_name.clone(),
             ifindex: entry.interface,
+            kind: match entry.kind {
+                GidKind::RoceV1 => "IB/RoCE v1".into(),
+                GidKind::RoceV2 | GidKind::NoInterface => "RoCE v2".into(),
+            },
+            carries: entry.carries(),
         }
     };
+    let pci = |pci: &persona::Pci| Pci {
+        vendor: pci.vendor,
+        device: pci.device,
+        subsystem_vendor: pci.subsystem_vendor,
+        subsystem_device: pci.subsystem_device,
+        class: pci.class,
+        revision: pci.revision,
+        driver: pci.driver.clone(),
+        speed: pci.speed,
+        width: pci.width,
+        numa_nodes: pci.numa_nodes.clone(),
+    };
+    let persona = info.persona.as_deref();
+    let rate = details.port.rate;
+    let ours = || Some("anyverbs".to_owned());
     Device {
         name: info.name.clone(),
         node_guid: info.node_guid,
@@ -106,7 +167,11 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
         vendor_id: attr.vendor_id,
         vendor_part_id: attr.vendor_part_id,
         hw_ver: attr.hw_ver,
-        fw_ver: env!("CARGO_PKG_VERSION").into(),
+        fw_ver: persona.map_or(env!("CARGO_PKG_VERSION"), |persona| &persona.fw_ver).into(),
+        board_id: persona.map_or_else(ours, |persona| persona.board_id.clone()),
+        hca_type: persona.map_or_else(ours, |persona| persona.hca_type.clone()),
+        persona: persona.map(|persona| persona.name.clone()),
+        pci: persona.and_then(|persona| persona.pci.as_ref()).map(pci),
         udp_port: details.udp_port,
         registry: details.registry.clone(),
         links: [(details.inproc, "inproc"), (details.shm, "shm"), (true, "udp")]
@@ -120,6 +185,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
             lid: details.port.lid,
             gid_tbl_len: details.port.gid_tbl_len,
             gids: details.gids.iter().map(gid).collect(),
+            rate: format!("{} Gb/sec ({})", rate.gbps, rate.lanes),
         },
     }
 }
@@ -147,6 +213,8 @@ pub(crate) fn example() -> Device {
         address,
         ndev: "lo".into(),
         ifindex: 1,
+        kind: "RoCE v2".into(),
+        carries: true,
     };
     Device {
         name: "anyverbs0".into(),
@@ -156,6 +224,10 @@ pub(crate) fn example() -> Device {
         vendor_part_id: 1,
         hw_ver: 0,
         fw_ver: "0".into(),
+        board_id: Some("anyverbs".into()),
+        hca_type: Some("anyverbs".into()),
+        persona: None,
+        pci: None,
         udp_port: 4791,
         registry: "anyverbs".into(),
         links: vec!["inproc".into(), "shm".into(), "udp".into()],
@@ -168,6 +240,7 @@ pub(crate) fn example() -> Device {
                 gid(0, std::net::Ipv4Addr::LOCALHOST.into()),
                 gid(2, Ipv6Addr::LOCALHOST.into()),
             ],
+            rate: "100 Gb/sec (4X EDR)".into(),
         },
     }
 }

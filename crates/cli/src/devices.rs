@@ -29,15 +29,23 @@ fn describe(device: &Device) -> String {
         port.active_mtu,
         device.links.join(", "),
     );
+    if let Some(persona) = &device.persona {
+        text = text.replacen(
+            '\n',
+            &format!("\n  persona    {persona}, firmware {}\n", device.fw_ver),
+            1,
+        );
+    }
     let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
     for gid in &port.gids {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "  {:>5}      {:<width$}  {}",
+            "  {:>5}      {:<width$}  {}{}",
             gid.index,
             gid.address.to_string(),
-            gid.ndev
+            gid.ndev,
+            if gid.carries { String::new() } else { format!("  {}, carries no traffic", gid.kind) }
         );
     }
     text

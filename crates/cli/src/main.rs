@@ -22,6 +22,7 @@ mod stop_signals;
 mod sysfs;
 mod top;
 mod view_netlink;
+mod view_pci;
 mod view_tree;
 
 use std::io::{self, Write};

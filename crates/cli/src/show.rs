@@ -24,11 +24,8 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 json_text(&json!({ "devices": devices, "processes": processes }))?
             } else {
                 let names = devices.iter().map(|device| {
-                    let address = device
-                        .port
-                        .gids
-                        .first()
-                        .map_or(String::new(), |gid| gid.address.to_string());
+                    let address =
+                        device.port.address().map_or(String::new(), |gid| gid.address.to_string());
                     let state = crate::view_tree::state(device.port.state);
                     format!(
                         "{}  port 1 {state}  {address}  UDP port {}\n",

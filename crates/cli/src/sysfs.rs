@@ -10,7 +10,7 @@ use anyverbs::abandoned::Membership;
 use crate::args::Sysfs;
 use crate::live::Files;
 use crate::look;
-use crate::{device, view_tree};
+use crate::{device, view_pci, view_tree};
 
 /// Keeps the tree until a signal comes, and removes it.
 pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
@@ -21,21 +21,20 @@ pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     ensure!(fs::read_dir(dir)?.next().is_none(), "{} is not empty", dir.display());
     let kept = keep(dir, devices, &signals);
-    for name in ["sys", "dev", "netlink"] {
+    for name in ["sys", "dev", "netlink", view_pci::MARK] {
         let path = dir.join(name);
         if path.exists() {
-            fs::remove_dir_all(&path)
-                .with_context(|| format!("cannot remove {}", path.display()))?;
+            let removed =
+                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
     kept.map(|()| ExitCode::SUCCESS)
 }
 
 fn keep(dir: &Path, devices: Vec<device::Device>, signals: &libc::sigset_t) -> anyhow::Result<()> {
-    for (device, index) in devices.iter().zip(0..) {
-        view_tree::write_device(dir, device, index)
-            .with_context(|| format!("cannot write to {}", dir.display()))?;
-    }
+    view_tree::write_devices(dir, &devices)
+        .with_context(|| format!("cannot write to {}", dir.display()))?;
     let host = Membership::join(&devices[0].registry, devices[0].udp_port)?;
     let mut files = Files::new(dir.join("sys"), None, devices, host)?;
     loop {

@@ -117,7 +117,7 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
         .put(PORT_INDEX, &1u32.to_ne_bytes())
         .put(PORT_STATE, &[port.state])
         .put(PORT_PHYS_STATE, &[crate::device::phys_state(port.state)]);
-    if let Some(gid) = port.gids.first() {
+    if let Some(gid) = port.address() {
         attributes.put(NDEV_INDEX, &gid.ifindex.to_ne_bytes()).text(NDEV_NAME, &gid.ndev);
     }
     fs::write(dir.join("1"), &attributes.0)

@@ -2,7 +2,7 @@
 //! `/sys` and `/dev`.
 //!
 //! As in the real sysfs, the classes hold links to the device's directory. So a resolved path is one of the view's own
-//! (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
+//! (`/sys/devices/virtual/anyverbs/...`, or a place on the PCI bus, [`view_pci`]) and works when it is given back.
 //!
 //! `counters` and `hw_counters` hold what the device counts ([`crate::live`]). The port's rate is the one that the C interface makes
 //! up, since tools stop where it is missing. The capability mask is left out.
@@ -20,7 +20,7 @@ use anyverbs::abandoned::Membership;
 
 use crate::device::{self, Device};
 use crate::live::{Files, Service};
-use crate::view_netlink;
+use crate::{view_netlink, view_pci};
 
 const PREFIX: &str = "anyverbs-view-";
 /// A tree's lock, which says that the directory is one. It is made first and removed last.
@@ -50,11 +50,9 @@ impl ViewTree {
             match Self::create(&base) {
                 Ok(tree) => {
                     sweep(&base);
-                    for (device, index) in devices.iter().zip(0..) {
-                        write_device(&tree.path, device, index).with_context(|| {
-                            format!("cannot write the view to {}", tree.path.display())
-                        })?;
-                    }
+                    write_devices(&tree.path, devices).with_context(|| {
+                        format!("cannot write the view to {}", tree.path.display())
+                    })?;
                     return Ok(tree);
                 }
                 Err(error) => failure = Some((base, error)),
@@ -173,11 +171,42 @@ fn sweep(base: &Path) {
     }
 }
 
-/// Writes one device: `index` numbers its verbs node.
-pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
+/// Writes all devices.
+pub(crate) fn write_devices(tree: &Path, devices: &[Device]) -> io::Result<()> {
+    if devices.iter().any(|device| device.pci.is_some()) {
+        view_pci::begin(tree)?;
+    }
+    let place = |device: &Device, index| match &device.pci {
+        Some(pci) => view_pci::write_device(tree, pci, (index, devices.len())),
+        None => write_virtual(tree, device),
+    };
+    for (device, index) in devices.iter().zip(0..) {
+        write_device(tree, device, index, &place(device, index)?)?;
+    }
+    Ok(())
+}
+
+/// Writes the directory of a device without a bus. Its name below `sys`.
+fn write_virtual(tree: &Path, device: &Device) -> io::Result<PathBuf> {
+    let dir = Path::new("devices/virtual/anyverbs").join(&device.name);
+    let online = online();
+    for (file, text) in [
+        ("numa_node", "-1".into()),
+        ("local_cpus", cpu_mask(&online)),
+        ("local_cpulist", online),
+        ("vendor", format!("0x{:04x}", device.vendor_id)),
+        ("device", format!("0x{:04x}", device.vendor_part_id)),
+    ] {
+        write(&tree.join("sys").join(&dir).join(file), &text)?;
+    }
+    Ok(dir)
+}
+
+/// Writes one device: `index` numbers its verbs node, and `place` is its directory below `sys`.
+fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::Result<()> {
     let Device { name, port, .. } = device;
     let uverbs = format!("uverbs{index}");
-    let parent = tree.join("sys/devices/virtual/anyverbs").join(name);
+    let parent = tree.join("sys").join(place);
 
     let ib = parent.join("infiniband").join(name);
     for (file, text) in [
@@ -187,18 +216,16 @@ pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Resu
         ("node_desc", name.clone()),
         ("fw_ver", device.fw_ver.clone()),
         ("hw_rev", format!("0x{:x}", device.hw_ver)),
-        ("hca_type", "anyverbs".into()),
-        ("board_id", "anyverbs".into()),
     ] {
         write(&ib.join(file), &text)?;
     }
+    for (file, text) in [("hca_type", &device.hca_type), ("board_id", &device.board_id)] {
+        if let Some(text) = text {
+            write(&ib.join(file), text)?;
+        }
+    }
     symlink("../..", ib.join("device"))?;
-    link_class(
-        tree,
-        "infiniband",
-        name,
-        &format!("../../devices/virtual/anyverbs/{name}/infiniband/{name}"),
-    )?;
+    link_class(tree, "infiniband", name, &format!("../../{}/infiniband/{name}", place.display()))?;
 
     let port_dir = ib.join("ports/1");
     for (file, text) in [
@@ -209,8 +236,8 @@ pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Resu
         ("sm_lid", "0x0".into()),
         ("sm_sl", "0".into()),
         ("link_layer", "Ethernet".into()),
-        // As ibv_query_port says it: 4 lanes of 25 Gb/s.
-        ("rate", "100 Gb/sec (4X EDR)".into()),
+        // As ibv_query_port says it.
+        ("rate", port.rate.clone()),
         ("pkeys/0", "0xffff".into()),
     ] {
         write(&port_dir.join(file), &text)?;
@@ -221,24 +248,13 @@ pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Resu
     }
     for gid in &port.gids {
         write(&port_dir.join(format!("gids/{}", gid.index)), &gid_text(gid.gid))?;
-        write(&port_dir.join(format!("gid_attrs/types/{}", gid.index)), "RoCE v2")?;
+        write(&port_dir.join(format!("gid_attrs/types/{}", gid.index)), &gid.kind)?;
         write(&port_dir.join(format!("gid_attrs/ndevs/{}", gid.index)), &gid.ndev)?;
     }
     for empty in ["counters", "hw_counters"] {
         fs::create_dir_all(port_dir.join(empty))?;
     }
 
-    let online =
-        fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".into());
-    for (file, text) in [
-        ("numa_node", "-1".into()),
-        ("local_cpulist", online.trim().to_owned()),
-        ("local_cpus", cpu_mask(online.trim())),
-        ("vendor", format!("0x{:04x}", device.vendor_id)),
-        ("device", format!("0x{:04x}", device.vendor_part_id)),
-    ] {
-        write(&parent.join(file), &text)?;
-    }
     if let Some(gid) = port.gids.first() {
         write_interface(&parent.join("net"), &gid.ndev, gid.ifindex)?;
     }
@@ -249,7 +265,7 @@ pub(crate) fn write_device(tree: &Path, device: &Device, index: u32) -> io::Resu
         write(&verbs.join(file), text)?;
     }
     symlink("../..", verbs.join("device"))?;
-    let target = format!("../../devices/virtual/anyverbs/{name}/infiniband_verbs/{uverbs}");
+    let target = format!("../../{}/infiniband_verbs/{uverbs}", place.display());
     link_class(tree, "infiniband_verbs", &uverbs, &target)?;
     write(&tree.join("sys/class/infiniband_verbs/abi_version"), "6")?;
 
@@ -281,8 +297,14 @@ fn link_class(tree: &Path, class: &str, name: &str, target: &str) -> io::Result<
     symlink(target, dir.join(name))
 }
 
+/// The processors that are online, as a list.
+pub(crate) fn online() -> String {
+    let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".into());
+    list.trim().to_owned()
+}
+
 /// Writes an attribute and its newline, and the directories above it.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
@@ -313,7 +335,7 @@ fn phys_state_text(state: u8) -> String {
 }
 
 /// A list such as `0-3,8` as sysfs writes a mask: 32-bit groups in hexadecimal, highest first.
-fn cpu_mask(list: &str) -> String {
+pub(crate) fn cpu_mask(list: &str) -> String {
     let mut groups = vec![0u32; 1];
     for range in list.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

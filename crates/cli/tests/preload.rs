@@ -1,10 +1,11 @@
 //! Programs that bring a libibverbs of their own, under a name of its own, as Python packages do.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod built_libraries;
+
 use std::env;
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyverbs_testing::UdpPort;
@@ -75,32 +76,6 @@ int main(void)
 /// A name as auditwheel changes it.
 const NAME: &str = "libibverbs-1de1263b.so.1.14.48.0";
 
-/// The libraries as they are shipped: cargo does not build those of other packages for a test.
-fn libraries(directory: &Path) {
-    let tests = env::current_exe().unwrap();
-    // <target>/<profile>/deps/<test>
-    let target = tests.ancestors().nth(3).unwrap();
-    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--quiet", "--manifest-path"]);
-    build.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"));
-    build.args(["-p", "anyverbs-capi", "-p", "anyverbs-view", "-p", "anyverbs-rspreload"]);
-    assert!(build.arg("--target-dir").arg(target).status().unwrap().success());
-    fs::create_dir_all(directory).unwrap();
-    let built = target.join("debug");
-    for name in ["libibverbs", "librdmacm"] {
-        for end in [".so.1", ".so"] {
-            symlink(built.join("libanyverbs_capi.so"), directory.join(format!("{name}{end}")))
-                .unwrap();
-        }
-    }
-    for name in ["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1"] {
-        symlink(built.join("libanyverbs_capi.so"), directory.join(name)).unwrap();
-    }
-    for name in ["libanyverbs_view.so", "librspreload.so"] {
-        symlink(built.join(name), directory.join(name)).unwrap();
-    }
-}
-
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -114,7 +89,7 @@ fn a_program_with_its_own_libibverbs_sees_the_device() {
     let scratch = Scratch(env::temp_dir().join(format!("anyverbs-preload-{}", std::process::id())));
     let (package, lib) = (scratch.0.join("package"), scratch.0.join("lib"));
     fs::create_dir_all(&package).unwrap();
-    libraries(&lib);
+    built_libraries::link(&lib);
     for (name, text) in [("copy.c", COPY), ("versions", VERSIONS), ("program.c", PROGRAM)] {
         fs::write(package.join(name), text).unwrap();
     }
@@ -153,7 +128,7 @@ fn a_program_with_its_own_libibverbs_sees_the_device() {
 fn a_program_has_the_device_and_rsockets_at_once() {
     let scratch = Scratch(env::temp_dir().join(format!("anyverbs-both-{}", std::process::id())));
     let lib = scratch.0.join("lib");
-    libraries(&lib);
+    built_libraries::link(&lib);
     let (source, program) = (scratch.0.join("talks.c"), scratch.0.join("talks"));
     fs::write(&source, TALKS).unwrap();
     let mut cc = Command::new("cc");

@@ -29,7 +29,7 @@ pub(crate) unsafe fn inside<'a>(
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let inside = path::find(bytes)?;
+    let inside = path::find(bytes, tree::has_pci())?;
     // A relative path belongs to the view if it is looked up from `/` (hwloc opens `/` and goes on from there).
     if bytes[0] != b'/' && !is_root(at) {
         return None;
@@ -112,7 +112,7 @@ pub(crate) unsafe fn strip(path: *mut c_char) {
         (
             bytes
                 .strip_prefix(dir)
-                .is_some_and(|rest| path::find(rest).is_some() && rest[0] == b'/'),
+                .is_some_and(|rest| path::find(rest, tree::has_pci()).is_some() && rest[0] == b'/'),
             bytes.len(),
         )
     };

@@ -12,6 +12,14 @@ pub(crate) const ROOTS: &[Root] = &[
     &[b"dev", b"infiniband"],
 ];
 
+/// What it answers for as well where a device has a place on the PCI bus. The first two hold links to the host's devices, too.
+pub(crate) const PCI_ROOTS: &[Root] = &[
+    &[b"sys", b"bus", b"pci", b"devices"],
+    &[b"sys", b"class", b"pci_bus"],
+    // A domain that no host has.
+    &[b"sys", b"devices", b"pcia17b:00"],
+];
+
 /// A path inside the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inside<'a> {
@@ -50,16 +58,17 @@ impl Inside<'_> {
     }
 }
 
-/// The part of the view that `path`, taken from `/`, lies in. Repeated slashes and `.` components are seen through;
+/// The part of the view that `path`, taken from `/`, lies in; with the PCI bus if there is one. Repeated slashes and `.` components are seen through;
 /// `..` inside the root's own components is not.
 #[inline]
-pub(crate) fn find(path: &[u8]) -> Option<Inside<'_>> {
+pub(crate) fn find(path: &[u8], pci: bool) -> Option<Inside<'_>> {
     let first = path.iter().copied().find(|&byte| byte != b'/')?;
     // Most paths end here.
     if !matches!(first, b's' | b'd' | b'.') {
         return None;
     }
-    ROOTS.iter().find_map(|root| {
+    let more = if pci { PCI_ROOTS } else { &[] };
+    ROOTS.iter().chain(more).find_map(|root| {
         let mut rest = path;
         for component in *root {
             rest = skip_slashes(rest).strip_prefix(*component)?;

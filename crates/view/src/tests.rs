@@ -1,10 +1,10 @@
 //! The paths that belong to the view. The calls themselves are tested from outside, in `tests/`.
 
-use crate::path::{ROOTS, find};
+use crate::path::{PCI_ROOTS, ROOTS, find};
 
 fn placed(path: &str) -> Option<String> {
     let mut out = [0xffu8; 64];
-    let inside = find(path.as_bytes())?;
+    let inside = find(path.as_bytes(), false)?;
     inside.write_below(b"/t", &mut out).expect("fits");
     let end = out.iter().position(|&byte| byte == 0).expect("terminated");
     Some(String::from_utf8(out[..end].to_vec()).expect("text"))
@@ -55,15 +55,15 @@ fn other_paths_are_left_alone() {
 
 #[test]
 fn device_nodes_are_told_from_their_directory() {
-    assert!(!find(b"/dev/infiniband").expect("in the view").is_device_node());
-    assert!(!find(b"/dev/infiniband//").expect("in the view").is_device_node());
-    assert!(find(b"/dev/infiniband/uverbs0").expect("in the view").is_device_node());
-    assert!(!find(b"/sys/class/infiniband/a").expect("in the view").is_device_node());
+    assert!(!find(b"/dev/infiniband", false).expect("in the view").is_device_node());
+    assert!(!find(b"/dev/infiniband//", false).expect("in the view").is_device_node());
+    assert!(find(b"/dev/infiniband/uverbs0", false).expect("in the view").is_device_node());
+    assert!(!find(b"/sys/class/infiniband/a", false).expect("in the view").is_device_node());
 }
 
 #[test]
 fn a_path_that_does_not_fit_is_refused() {
-    let inside = find(b"/dev/infiniband/uverbs0").expect("in the view");
+    let inside = find(b"/dev/infiniband/uverbs0", false).expect("in the view");
     let need = "/t/dev/infiniband/uverbs0".len() + 1;
     assert!(inside.write_below(b"/t", &mut vec![0; need]).is_some());
     assert!(inside.write_below(b"/t", &mut vec![0; need - 1]).is_none());
@@ -72,9 +72,25 @@ fn a_path_that_does_not_fit_is_refused() {
 
 #[test]
 fn no_root_lies_in_another() {
-    for (index, root) in ROOTS.iter().enumerate() {
-        for other in &ROOTS[index + 1..] {
+    let all: Vec<_> = ROOTS.iter().chain(PCI_ROOTS).collect();
+    for (index, root) in all.iter().enumerate() {
+        for other in &all[index + 1..] {
             assert!(!root.starts_with(other) && !other.starts_with(root));
         }
+    }
+}
+
+#[test]
+fn the_pci_bus_belongs_to_the_view_where_a_device_is_on_it() {
+    for path in [
+        "/sys/bus/pci/devices",
+        "/sys/bus/pci/devices/0000:00:01.0/vendor",
+        "/sys/class/pci_bus/a17b:01/../../a17b:01:00.0",
+        "/sys/devices/pcia17b:00/a17b:00:01.0",
+    ] {
+        assert!(find(path.as_bytes(), true).is_some() && find(path.as_bytes(), false).is_none());
+    }
+    for path in ["/sys/bus/pci/drivers", "/sys/bus/pci", "/sys/devices/pci0000:00/0000:00:01.0"] {
+        assert!(find(path.as_bytes(), true).is_none(), "{path}");
     }
 }

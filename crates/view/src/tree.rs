@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int};
 use core::mem::{size_of, zeroed};
 use core::slice;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 /// Longest accepted directory, so that directory and path fit in one `PATH_MAX` buffer.
 const DIR_MAX: usize = 1024;
@@ -18,6 +18,8 @@ struct Dir {
     state: AtomicU8,
     len: AtomicUsize,
     bytes: UnsafeCell<[u8; DIR_MAX]>,
+    /// Whether a PCI bus is in it.
+    pci: AtomicBool,
 }
 
 // SAFETY: `bytes` is written by the one thread that moved `state` from UNREAD to READING, and read only after ON was
@@ -28,7 +30,32 @@ static DIR: Dir = Dir {
     state: AtomicU8::new(UNREAD),
     len: AtomicUsize::new(0),
     bytes: UnsafeCell::new([0; DIR_MAX]),
+    pci: AtomicBool::new(false),
 };
+
+/// Whether a PCI bus is in the tree. It is known when [`dir`] has answered.
+#[inline]
+pub(crate) fn has_pci() -> bool {
+    DIR.pci.load(Ordering::Relaxed)
+}
+
+/// The file in the tree that says so.
+const PCI_MARK: &[u8] = b"/.pci";
+
+/// Looks for that file. It goes past libc's functions, since this object's own would wait for this very thread. Keeps `errno`.
+fn find_pci(dir: &[u8]) -> bool {
+    let mut path = [0u8; DIR_MAX + PCI_MARK.len() + 1];
+    path[..dir.len()].copy_from_slice(dir);
+    path[dir.len()..dir.len() + PCI_MARK.len()].copy_from_slice(PCI_MARK);
+    // SAFETY: errno is valid, and the path ends in a NUL.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let found =
+            libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) == 0;
+        *libc::__errno_location() = errno;
+        found
+    }
+}
 
 /// The tree's directory without a trailing slash, or `None` when no view was asked for.
 #[inline]
@@ -89,6 +116,7 @@ pub(crate) fn init() -> u8 {
             // SAFETY: this thread alone is between READING and ON; `len` is below DIR_MAX.
             unsafe { (&mut *DIR.bytes.get())[..len].copy_from_slice(&bytes[..len]) };
             DIR.len.store(len, Ordering::Relaxed);
+            DIR.pci.store(find_pci(&bytes[..len]), Ordering::Relaxed);
             ON
         }
     };

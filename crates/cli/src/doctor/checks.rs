@@ -89,7 +89,7 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
         }
     };
     let describe = |device: &Device| {
-        let Some(gid) = device.port.gids.first() else {
+        let Some(gid) = device.port.address() else {
             return Finding::new(
                 Severity::Stop,
                 format!("{} has no address", device.name),
@@ -97,8 +97,8 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
             );
         };
         let what = format!(
-            "{}: GID 0 is {} on {}, active MTU {}",
-            device.name, gid.address, gid.ndev, device.port.active_mtu
+            "{}: GID {} is {} on {}, active MTU {}",
+            device.name, gid.index, gid.address, gid.ndev, device.port.active_mtu
         );
         if gid.address.is_loopback() {
             return Finding::new(
@@ -396,7 +396,7 @@ fn nat(devices: &[Device]) -> Option<Finding> {
     let container =
         ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
             || environment::variable("KUBERNETES_SERVICE_HOST").is_some();
-    let address = devices.first()?.port.gids.first()?.address;
+    let address = devices.first()?.port.address()?.address;
     let private = matches!(address, IpAddr::V4(address) if address.is_private());
     (container && private).then(|| {
         Finding::new(

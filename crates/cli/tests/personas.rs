@@ -1,0 +1,213 @@
+//! `anyverbs run --persona`: programs choose a NIC and a GID as on the hardware, and are refused what it lacks.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod built_libraries;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyverbs_testing::{UdpPort, skip};
+
+/// A library directory, and a port that no other test has.
+struct Scratch {
+    dir: PathBuf,
+    port: UdpPort,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let port = UdpPort::reserve();
+        let name = format!("anyverbs-personas-{}-{}", std::process::id(), port.number());
+        let dir = env::temp_dir().join(name);
+        built_libraries::link(&dir.join("lib"));
+        Self { dir, port }
+    }
+
+    fn run(&self, options: &[&str], program: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+        command.arg("run").args(options).arg("--").args(program).current_dir(&self.dir);
+        command.env("ANYVERBS_LIB_DIR", self.dir.join("lib"));
+        command.env("ANYVERBS_UDP_PORT", self.port.number().to_string());
+        command.env("ANYVERBS_REGISTRY", format!("anyverbs-personas-{}", self.port.number()));
+        command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH").output().unwrap()
+    }
+
+    /// What a program prints.
+    fn prints(&self, options: &[&str], program: &[&str]) -> String {
+        let output = self.run(options, program);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{options:?} {program:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The program that walks sysfs.
+    fn walker(&self) -> String {
+        let program = self.dir.join("walk");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/walk.c");
+        let status = Command::new("cc")
+            .args(["-Wall", "-Wextra", "-Werror", "-Wno-format-truncation", "-O1", "-o"])
+            .arg(&program)
+            .arg(source)
+            .arg("-L")
+            .arg(self.dir.join("lib"))
+            .arg("-libverbs")
+            .status();
+        assert!(status.unwrap().success());
+        program.to_str().unwrap().to_owned()
+    }
+}
+
+fn is_there(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    found.unwrap().status.success()
+}
+
+/// The index is that of the listings which the persona's file names.
+#[test]
+fn nics_and_gids_are_chosen_as_on_the_hardware() {
+    let scratch = Scratch::new();
+    let walker = scratch.walker();
+    let both =
+        |persona: &str| scratch.prints(&["--persona", persona, "--devices", "2"], &[&walker]);
+    // One NUMA node, or as many as the host has: without a list the second device is on the last of two halves.
+    let own = both("mlx5");
+    let nodes: Vec<&str> = own.lines().map(|line| line.split(' ').nth(4).unwrap()).collect();
+    let [first, second] = nodes[..] else { panic!("{own}") };
+    let rate = "100 Gb/sec (4X EDR)";
+    assert_eq!(
+        own,
+        format!(
+            "mlx5_0 a17b:01:00.0 0x15b3:0x101d mlx5_core {first} {rate} nccl 3 mooncake 3\n\
+             mlx5_1 a17b:02:00.0 0x15b3:0x101d mlx5_core {second} {rate} nccl 3 mooncake 3\n"
+        )
+    );
+    let first_of = |persona: &str| both(persona).lines().next().unwrap().to_owned();
+    for (persona, line) in [
+        (
+            "irdma",
+            format!("irdma0 a17b:01:00.0 0x8086:0x1592 ice {first} {rate} nccl 1 mooncake 1"),
+        ),
+        (
+            "bnxt",
+            format!("bnxt_re0 a17b:01:00.0 0x14e4:0x1750 bnxt_en {first} {rate} nccl 3 mooncake 3"),
+        ),
+        (
+            "ionic",
+            format!(
+                "ionic_0 a17b:01:00.0 0x1dd8:0x1002 ionic {first} 400 Gb/sec (4X NDR) nccl 1 mooncake 1"
+            ),
+        ),
+        (
+            "mana",
+            format!("mana_0 a17b:01:00.0 0x1414:0x00ba mana {first} {rate} nccl 1 mooncake 1"),
+        ),
+        ("rxe", format!("rxe0 virtual -1 {rate} nccl 1 mooncake 1")),
+    ] {
+        assert_eq!(first_of(persona), line);
+    }
+    let plain = scratch.prints(&["--devices", "1"], &[&walker]);
+    assert_eq!(plain, format!("anyverbs0 virtual -1 {rate} nccl 0 mooncake 0\n"));
+}
+
+/// UCX says its choice in its log.
+#[test]
+fn ucx_takes_the_gid_that_it_takes_on_the_hardware() {
+    if !is_there("ucx_info") {
+        return skip("no ucx_info");
+    }
+    let scratch = Scratch::new();
+    for (persona, index) in [("mlx5", 3), ("irdma", 1), ("bnxt", 3), ("ionic", 1)] {
+        let options = ["--persona", persona, "--devices", "1"];
+        let ucx = ["env", "UCX_LOG_LEVEL=debug", "UCX_TLS=rc_verbs,self", "ucx_info", "-d"];
+        let said = scratch.prints(&options, &ucx);
+        let device =
+            scratch.prints(&options, &["sh", "-c", "ls $ANYVERBS_VIEW/sys/class/infiniband"]);
+        let line = format!("{}:1 using gid_index {index}", device.trim());
+        assert!(said.contains(&line), "{persona}: no {line:?} in {said}");
+        assert!(said.contains("/a17b:01:00.0'"), "{persona}: {said}");
+    }
+}
+
+/// The host's own devices are listed, with the same numbers.
+#[test]
+fn the_hosts_pci_devices_stay() {
+    let scratch = Scratch::new();
+    let list = "for d in /sys/bus/pci/devices/* /sys/class/pci_bus/*; do case $d in */a17b:*) ;; *) \
+                echo $d $(cat $d/vendor $d/config $d/cpuaffinity 2>&1 | sum; readlink -f $d);; esac; done";
+    let real = Command::new("sh").args(["-c", list]).output().unwrap();
+    let seen = scratch.prints(&["--persona", "mlx5"], &["sh", "-c", list]);
+    assert_eq!(seen, String::from_utf8(real.stdout).unwrap());
+    let ours = scratch.prints(&["--persona", "mlx5"], &["ls", "/sys/bus/pci/devices"]);
+    assert!(ours.contains("a17b:00:01.0\na17b:01:00.0\n"), "{ours}");
+    let without =
+        scratch.prints(&["--persona", "rxe"], &["sh", "-c", "ls /sys/bus/pci/devices || true"]);
+    assert!(!without.contains("a17b"), "{without}");
+    if is_there("lspci") {
+        let seen = scratch
+            .prints(&["--persona", "irdma", "--devices", "2"], &["lspci", "-n", "-d", "8086:1592"]);
+        assert_eq!(
+            seen,
+            "a17b:01:00.0 0200: 8086:1592 (rev 02)\na17b:02:00.0 0200: 8086:1592 (rev 02)\n"
+        );
+    }
+}
+
+#[test]
+fn a_refusal_names_the_persona() {
+    let scratch = Scratch::new();
+    let said = |options: &[&str], program: &[&str]| {
+        let output = scratch.run(options, program);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    if is_there("ibv_srq_pingpong") {
+        let said = said(&["--persona", "irdma"], &["ibv_srq_pingpong", "-g", "1"]);
+        let reason =
+            "persona irdma: it lacks shared receive queues (SRQ); see `anyverbs explain AV8011`";
+        assert!(said.contains(reason), "{said}");
+    } else {
+        skip("no ibv_srq_pingpong");
+    }
+    let output = scratch.run(&["--persona", "connectx"], &["true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let line = "anyverbs: ANYVERBS_PERSONA=\"connectx\": expected mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml\n";
+    assert_eq!(String::from_utf8_lossy(&output.stderr), line);
+}
+
+#[test]
+fn a_file_is_a_persona_for_a_program_in_another_directory() {
+    let scratch = Scratch::new();
+    let own = "device = \"nic0\"\nvendor_id = 1\nvendor_part_id = 2\nfw_ver = \"3.4\"\nrate = 25\n\
+               [gids]\ntypes = [\"RoCE v2\", \"RoCE v1\"]\nlink_local = false\norder = [\"ipv6\", \"ipv4\"]\n\
+               [pci]\nvendor = 5\ndevice = 6\nclass = 0x020000\ndriver = \"own\"\nspeed = 80\nwidth = 8\n\
+               numa_nodes = [0, 1]\n";
+    fs::write(scratch.dir.join("own.toml"), own).unwrap();
+    let options = ["--persona", "own.toml", "--devices", "3"];
+    let script = "cd / && cd sys/class/infiniband && for d in *; do echo $d $(cat $d/device/numa_node $d/fw_ver $d/ports/1/gid_attrs/types/*); done; \
+                  cd / && ibv_devices";
+    let printed = scratch.prints(&options, &["sh", "-c", script]);
+    let mut lines = printed.lines();
+    for (device, node) in [("nic0", 0), ("nic1", 1), ("nic2", 0)] {
+        let line = format!("{device} {node} 3.4 RoCE v2 IB/RoCE v1");
+        assert_eq!(lines.next(), Some(&*line));
+    }
+    assert!(printed.contains("nic2"), "{printed}");
+    fs::write(scratch.dir.join("own.toml"), own.replace("rate = 25", "rate = 25\nwings = 2"))
+        .unwrap();
+    let output = scratch.run(&options, &["true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        said.starts_with("anyverbs: persona \"own.toml\": TOML parse error at line 6"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1);
+}
