@@ -9,6 +9,7 @@
 #
 #   wheel.sh target/dist/bin/anyverbs mooncake-transfer-engine-non-cuda==0.3.13.post1 \
 #     -- conformance/programs/mooncake_engine.py server client
+#   (with ANYVERBS_PERSONA=mlx5 ANYVERBS_DEVICE=anyverbs0 GLOG_v=2 its log says which GID it takes)
 #   UCX_TLS=rc,ud,self wheel.sh target/dist/bin/anyverbs nixl-cu12==1.5.1 \
 #     -- conformance/programs/nixl_agents.py target initiator
 #   wheel.sh target/dist/bin/anyverbs --no-deps infinistore==0.2.35 uvloop==0.21.0 numpy fastapi starlette pydantic \
