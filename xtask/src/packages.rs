@@ -33,6 +33,10 @@ pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
 pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 /// `ucx_perftest`.
 pub(crate) const UCX_UTILS: Package = ("ucx-utils", "/usr/bin/ucx_perftest");
+/// `lspci`.
+pub(crate) const PCIUTILS: Package = ("pciutils", "/usr/bin/lspci");
+/// `lstopo-no-graphics`.
+pub(crate) const HWLOC: Package = ("hwloc-nox", "/usr/bin/lstopo-no-graphics");
 /// `fi_pingpong`.
 pub(crate) const LIBFABRIC_BIN: Package = ("libfabric-bin", "/usr/bin/fi_pingpong");
 /// `nft`, which loses packets.

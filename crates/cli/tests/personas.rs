@@ -150,13 +150,31 @@ fn the_hosts_pci_devices_stay() {
     let without =
         scratch.prints(&["--persona", "rxe"], &["sh", "-c", "ls /sys/bus/pci/devices || true"]);
     assert!(!without.contains("a17b"), "{without}");
+}
+
+#[test]
+fn lspci_and_hwloc_show_the_nics_behind_their_bridges() {
+    let scratch = Scratch::new();
+    let options = ["--persona", "irdma", "--devices", "2"];
     if is_there("lspci") {
-        let seen = scratch
-            .prints(&["--persona", "irdma", "--devices", "2"], &["lspci", "-n", "-d", "8086:1592"]);
-        assert_eq!(
-            seen,
-            "a17b:01:00.0 0200: 8086:1592 (rev 02)\na17b:02:00.0 0200: 8086:1592 (rev 02)\n"
-        );
+        let seen = scratch.prints(&options, &["lspci", "-n", "-d", "8086:1592"]);
+        let line = |bus| format!("a17b:0{bus}:00.0 0200: 8086:1592 (rev 02)\n");
+        assert_eq!(seen, line(1) + &line(2));
+    } else {
+        skip("no lspci (pciutils)");
+    }
+    if is_there("lstopo-no-graphics") {
+        let show = ["lstopo-no-graphics", "--of", "console", "--whole-io"];
+        let seen = scratch.prints(&options, &show);
+        let lines: Vec<&str> = seen.lines().map(str::trim).collect();
+        for (bus, device) in [(1, "irdma0"), (2, "irdma1")] {
+            let nic = format!("PCI a17b:0{bus}:00.0 (Ethernet)");
+            let below = format!("OpenFabrics \"{device}\"");
+            let way = ["PCIBridge", &*nic, &*below];
+            assert!(lines.windows(3).any(|part| part == way), "{seen}");
+        }
+    } else {
+        skip("no lstopo-no-graphics (hwloc)");
     }
 }
 
@@ -180,6 +198,34 @@ fn a_refusal_names_the_persona() {
     assert_eq!(output.status.code(), Some(125));
     let line = "anyverbs: ANYVERBS_PERSONA=\"connectx\": expected mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
+}
+
+/// The log says which index to use.
+#[test]
+fn an_entry_without_traffic_is_refused_with_the_index_of_one_with_it() {
+    let scratch = Scratch::new();
+    let walker = scratch.walker();
+    let handle = |index: &str| {
+        let output = scratch.run(&["--persona", "mlx5", "--devices", "1"], &[&walker, index]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (String::from_utf8(output.stdout).unwrap(), said)
+    };
+    for (index, reason) in [
+        ("0", "is of RoCE v1, and this device speaks RoCE v2 alone; index 3 carries traffic;"),
+        (
+            "1",
+            "is the link-local address of the hardware, which no interface here has; index 3 carries traffic;",
+        ),
+        (
+            "2",
+            "is of RoCE v1, and this device speaks RoCE v2 alone; index 3 is the same address with RoCE v2;",
+        ),
+    ] {
+        let (ended, said) = handle(index);
+        let line = format!("refused: persona mlx5: GID index {index} {reason}");
+        assert!(ended == "Operation not supported\n" && said.contains(&line), "{ended}{said}");
+    }
+    assert_eq!(handle("3").0, "made\n");
 }
 
 #[test]

@@ -2,7 +2,10 @@
    index that NCCL and Mooncake take.
 
    NCCL goes from the device's link in sysfs to its PCI address, back by the bus, and up to the root port. It takes a GID of RoCE v2
-   that is IPv4 and not link-local, and reads the type in sysfs. Mooncake takes the first GID of RoCE v2 that is IPv4. */
+   that is IPv4 and not link-local, and reads the type in sysfs. Mooncake takes the first GID of RoCE v2 that is IPv4.
+
+   With a number it makes an address handle with the GID of that index, and says how that ends. */
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <limits.h>
 #include <stdio.h>
@@ -93,10 +96,24 @@ static void pci(const char *name)
 	printf("%s %s %s:%s %s %s", name, address, text(path, "vendor"), text(path, "device"), strrchr(again, '/') + 1, text(path, "numa_node"));
 }
 
-int main(void)
+static int handle(struct ibv_device *device, int index)
+{
+	struct ibv_context *ctx = ibv_open_device(device);
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = index, .hop_limit = 64 } };
+	NEED(ctx && ibv_query_gid(ctx, 1, index, &attr.grh.dgid) == 0);
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	NEED(pd);
+	puts(ibv_create_ah(pd, &attr) ? "made" : strerror(errno));
+	return 0;
+}
+
+int main(int argc, char **argv)
 {
 	int n;
 	struct ibv_device **list = ibv_get_device_list(&n);
+	NEED(n > 0);
+	if (argc > 1)
+		return handle(list[0], atoi(argv[1]));
 	for (int i = 0; i < n; i++) {
 		const char *name = ibv_get_device_name(list[i]);
 		struct ibv_context *ctx = ibv_open_device(list[i]);
