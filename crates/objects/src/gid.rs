@@ -15,7 +15,7 @@ use crate::config::Addresses;
 use crate::limits::GID_TABLE_LEN;
 use crate::persona::{Family, GidShape, GidType};
 
-/// What an entry of a GID table is good for.
+/// The use of an entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// RoCE v2, by an address of an interface: it carries traffic.
@@ -64,7 +64,7 @@ impl GidEntry {
 pub struct Shape {
     /// The persona's.
     pub gids: GidShape,
-    /// Of each device in turn.
+    /// The address of each device in turn.
     pub link_local: Vec<Gid>,
 }
 
