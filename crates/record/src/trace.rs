@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -36,6 +37,12 @@ impl Moment {
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
         Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+    }
+
+    /// The moment so long before this one.
+    #[must_use]
+    pub fn before(self, time: Duration) -> Self {
+        Self(self.0.saturating_sub(time.as_nanos() as u64))
     }
 }
 

@@ -39,6 +39,7 @@ use anyverbs_links::udp::Asked;
 use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
+use anyverbs_record::trace::Moment;
 
 /// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
 /// [`settle`](Self::settle) under the lock and [`Transport::after_unlock`] behind it.
@@ -236,7 +237,7 @@ impl Clock for DeviceEnv<'_, '_> {
 impl Env for DeviceEnv<'_, '_> {
     fn count(&self, counter: Counter, n: u64) {
         if let Some(watch) = &self.link.watch {
-            watch.counted(counter, n);
+            watch.counted(counter, n, || self.transport.core.now().since(self.now()));
         }
         self.transport.core.count(counter, n);
     }
@@ -419,7 +420,8 @@ impl DeviceEnv<'_, '_> {
             }
             (Some(watch), _, _, Err(TransmitError::Blocked)) => {
                 let reliable = self.cell.qp_type.is_reliable();
-                watch.waits(if reliable { "waits for room" } else { "waits for credit" });
+                let why = if reliable { "waits for room" } else { "waits for credit" };
+                watch.waits(why, Moment::now());
             }
             _ => {}
         }

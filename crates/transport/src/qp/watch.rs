@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyverbs_links::Links;
 use anyverbs_proto::counters::Counter;
@@ -199,9 +200,14 @@ impl Watch {
         self.wait.set(None);
     }
 
-    /// Something was counted: a retry, a drop, an error.
-    pub(super) fn counted(&self, counter: Counter, n: u64) {
+    /// Something was counted: a retry, a drop, an error. `age` tells how old the time is that the machine goes by.
+    pub(super) fn counted(&self, counter: Counter, n: u64, age: impl FnOnce() -> Duration) {
         use Counter as C;
+        if counter == C::RnrNakReceived {
+            // As long as the machine waits, which began before this thread came here.
+            let now = Moment::now();
+            self.waits("waits for a receive (RNR)", now.before(age()));
+        }
         let kind = match counter {
             C::Retransmitted
             | C::LocalAckTimeoutErr
@@ -221,15 +227,12 @@ impl Watch {
             _ => return,
         };
         self.instant(kind, counter.name(), |args| args.number("n", n));
-        if counter == C::RnrNakReceived {
-            self.waits("waits for a receive (RNR)");
-        }
     }
 
-    /// A packet cannot leave now.
-    pub(super) fn waits(&self, why: &'static str) {
+    /// A packet cannot leave since this moment.
+    pub(super) fn waits(&self, why: &'static str, since: Moment) {
         if self.trace().is_some() && self.wait.get().is_none() {
-            self.wait.set(Some((why, Moment::now())));
+            self.wait.set(Some((why, since)));
         }
     }
 
