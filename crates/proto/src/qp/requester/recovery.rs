@@ -100,6 +100,8 @@ pub(super) struct LossRecovery {
     ack_timeouts: u32,
     /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
     was_late: bool,
+    /// The same of the probe timeout.
+    was_late_to_probe: bool,
     /// The peer has answered something new since the ACK timer began.
     has_answered: bool,
     selective: SelectiveHistory,
@@ -153,6 +155,7 @@ impl LossRecovery {
             && self.rnr_left == attr.rnr_retry
             && self.ack_timeouts == 0
             && !self.was_late
+            && !self.was_late_to_probe
             && !self.is_window_reduced()
             && self.delay.is_calm()
     }
@@ -187,7 +190,7 @@ impl LossRecovery {
         self.retries_left = m.attr.retry_cnt;
         self.rnr_left = m.attr.rnr_retry;
         let is_short = std::mem::take(&mut self.ack_timeouts) == 0;
-        self.was_late = false;
+        (self.was_late, self.was_late_to_probe) = (false, false);
         if self.state == State::GoBackN {
             self.state = State::Open;
         }
@@ -328,13 +331,17 @@ impl LossRecovery {
         self.retry(m)
     }
 
-    /// This process has not run, so an ACK timer that is due says nothing of the peer: it begins anew. Once: a process
-    /// that never runs in time would wait for ever.
+    /// This process has not run, so a timer that is due says nothing of the peer: it begins anew. Each does so once: a
+    /// process that never runs in time would wait for ever.
     pub(super) fn on_late_wakeup(&mut self, m: Moment<'_, impl Clock>) {
         let now = m.clock.now();
-        let is_due = m.in_flight && m.timers.is_due(Timer::Ack, now);
-        if is_due && !std::mem::replace(&mut self.was_late, true) {
+        let is_due = |timer| m.in_flight && m.timers.is_due(timer, now);
+        let (ack, probe) = (is_due(Timer::Ack), is_due(Timer::Probe));
+        if ack && !std::mem::replace(&mut self.was_late, true) {
             self.restart_ack_timer(now, m.timers, m.attr, m.link);
+        }
+        if probe && !std::mem::replace(&mut self.was_late_to_probe, true) {
+            self.restart_probe(m.timers, m.link, m.clock);
         }
     }
 

@@ -317,6 +317,20 @@ fn a_stopped_process_restarts_the_ack_timer_once() {
     assert!(r.timers.is_due(Timer::Ack, at(140)));
 }
 
+/// What the peer has answered meanwhile waits to be read.
+#[test]
+fn a_stopped_process_restarts_the_probe_timeout_once() {
+    let mut r = Requester::new();
+    r.at(70, LossRecovery::on_late_wakeup);
+    assert!(!r.timers.is_due(Timer::Probe, at(77)) && r.timers.is_due(Timer::Probe, at(78)));
+    r.at(150, LossRecovery::on_late_wakeup);
+    assert!(r.timers.is_due(Timer::Probe, at(150)), "it would wait for ever");
+    // An answer allows for another stop.
+    assert_eq!(r.ack(151, 4), Decision::Wait);
+    r.at(240, LossRecovery::on_late_wakeup);
+    assert!(!r.timers.is_due(Timer::Probe, at(247)) && r.timers.is_due(Timer::Probe, at(248)));
+}
+
 #[test]
 fn without_a_timeout_and_probes_nothing_runs() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
