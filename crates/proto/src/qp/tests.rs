@@ -3,6 +3,7 @@
 mod answers;
 mod calls;
 mod lending;
+mod receives;
 mod short_ways;
 mod silence;
 #[cfg(feature = "general-way")]
@@ -79,6 +80,8 @@ struct Device {
     listened: Vec<(AddressVector, Psn)>,
     /// The reasons that the senders of dropped packets are told.
     reasons: Vec<(Arrival, Bth, Cause)>,
+    /// The receives of a shared queue.
+    shared: Vec<RecvWqe>,
 }
 
 impl Device {
@@ -199,8 +202,8 @@ impl CompletionEnv for Device {
         self.counted.push((op, bytes, failed));
     }
 
-    fn take_srq(&mut self, _: &mut RecvWqe) -> bool {
-        false
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
+        self.shared.pop().map(|wqe| *into = wqe).is_some()
     }
 
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
@@ -245,7 +248,10 @@ impl World {
     }
 
     fn with(qp_type: QpType, props: LinkProps, change: impl FnOnce(&mut QpAttr)) -> Self {
-        let mut world = Self::in_reset(qp_type, props);
+        Self::in_reset(qp_type, props).risen(change)
+    }
+
+    fn risen(mut self, change: impl FnOnce(&mut QpAttr)) -> Self {
         let mut attr = QpAttr {
             port: 1,
             access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
@@ -261,9 +267,9 @@ impl World {
         };
         change(&mut attr);
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            world.go(state, &attr);
+            self.go(state, &attr);
         }
-        world
+        self
     }
 
     fn in_reset(qp_type: QpType, props: LinkProps) -> Self {
@@ -302,6 +308,7 @@ impl World {
             says: None,
             listened: Vec::new(),
             reasons: Vec::new(),
+            shared: Vec::new(),
         };
         let init = QpInit { qp_type, cap, sq_sig_all: false, srq: false, pd: PD };
         Self { qp: Qp::new(Qpn::new(OURS), &init), device }
