@@ -148,7 +148,7 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         }
         "sends" => {
             exercise(e, [buffer.sge(0, SIZE), buffer.sge(SIZE, SIZE)], remote);
-            println!("@ done");
+            println!("@ done after {} timeouts", timeouts(e));
         }
         _ => {}
     }
@@ -163,6 +163,11 @@ fn exercise(e: &Endpoint, [src, dst]: [Sge; 2], remote: RemoteAddr) {
             assert_eq!(e.poll(1)[0].status, WcStatus::Success, "{op:?} of {len} bytes");
         }
     }
+}
+
+/// How often this process has waited for an ACK in vain.
+fn timeouts(e: &Endpoint) -> u64 {
+    e.context.counters().unwrap().read(Counter::LocalAckTimeoutErr)
 }
 
 /// All kinds of messages, with a peer that has little left.
@@ -183,15 +188,20 @@ fn talk_to(does: &str, resource: &str, left: u64) {
             e.recv(1, &[dst.sge(0, SIZE)]);
         }
         let begin = Instant::now();
-        if does == "sends" {
-            assert_eq!(peer.hear(), "@ done");
+        let waited = if does == "sends" {
+            let heard = peer.hear();
+            heard.split(' ').nth(3).unwrap().parse().unwrap()
         } else {
             src.write(0, &pattern(SIZE, 7));
+            let before = timeouts(&e);
             exercise(&e, [src.sge(0, SIZE), dst.sge(0, SIZE)], remote);
             assert!(dst.read(0, SIZE) == pattern(SIZE, 7));
-        }
-        // The retries would take two seconds.
-        assert!(begin.elapsed() < Duration::from_secs(1), "{does}, {left}: {:?}", begin.elapsed());
+            timeouts(&e) - before
+        };
+        // All retries would take two seconds, as a busy machine may without them. Three take half a second.
+        let took = begin.elapsed();
+        let is_quick = took < Duration::from_secs(1) || waited <= 3;
+        assert!(is_quick, "{does}, {left}: {took:?}, {waited} timeouts");
     }
 }
 
