@@ -133,10 +133,12 @@ fn exchange(host: &Host, remote: RemoteAddr, len: usize) -> Duration {
 }
 
 /// 1,024 bytes took four times as long as 32 or more while all queue pairs of a path shared its window: half of the packets left twice. The
-/// lengths take turns, and the best of each counts, so that others on the machine hit both.
+/// lengths take turns, and the best of each counts, so that others on the machine hit both. A busy machine takes more rounds to
+/// show the best.
 #[test]
 fn lengths_of_a_thousand_queue_pairs_on_one_host_cost_the_like() {
     const ROUNDS: usize = 6;
+    const MOST_ROUNDS: usize = 40;
     let _turn = turn();
     // A socket without privileges gets so small a buffer: it takes 100 packets of 1,024 bytes at a time.
     let by_udp = &[("ANYVERBS_SHM", "0"), ("ANYVERBS_RECEIVE_BUFFER", "212992")];
@@ -148,17 +150,19 @@ fn lengths_of_a_thousand_queue_pairs_on_one_host_cost_the_like() {
         assert_eq!(peer.hear(), "@ connected");
         let again = || host.e.context.counters().unwrap().read(Counter::Retransmitted);
         let before = again();
-        let mut best = [Duration::MAX; 2];
-        for _ in 0..ROUNDS {
+        let (mut best, mut rounds) = ([Duration::MAX; 2], 0);
+        let is_alike = |best: [Duration; 2]| best[1] < best[0] * most;
+        while rounds < ROUNDS || !is_alike(best) && rounds < MOST_ROUNDS {
             for (best, len) in best.iter_mut().zip([32, LEN]) {
                 *best = exchange(&host, remote, len).min(*best);
             }
+            rounds += 1;
         }
-        let (requests, again) = (2 * ROUNDS * QPS * (WRITES + 2), again() - before);
+        let (requests, again) = (2 * rounds * QPS * (WRITES + 2), again() - before);
         println!(
             "{variables:?}: {best:?} with 32 and {LEN} bytes; {again} of {requests} sent again"
         );
-        assert!(best[1] < best[0] * most, "{variables:?}: {best:?}");
+        assert!(is_alike(best), "{variables:?}: {best:?} in {rounds} rounds");
         assert!(again < requests as u64 / 4, "{variables:?}: {again} of {requests} sent again");
     }
 }
