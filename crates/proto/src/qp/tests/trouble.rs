@@ -550,6 +550,28 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
     assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
 }
 
+/// Where all requests complete, and where they are flushed, polling frees the queue.
+#[test]
+fn a_full_send_queue_with_completions_says_nothing() {
+    for sq_sig_all in [true, false] {
+        let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
+        let init = QpInit { sq_sig_all, ..*world.qp.init() };
+        world.qp = Qp::new(Qpn::new(OURS), &init);
+        let mut world = world.risen(|_| {});
+        if !sq_sig_all {
+            let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+            world.modify(&attr, QpAttrMask::STATE);
+        }
+        for n in 0..102 {
+            let flags = SendFlags::empty();
+            let wr = SendWr { wr_id: n, op: SendOp::Send, flags, sges: &[], ud: None, xrc_srqn: 0 };
+            let posted = world.qp.post_send(&wr, &mut world.device);
+            assert_eq!(posted.is_ok(), n < 100, "{n}");
+        }
+        assert_eq!(world.device.lines, [] as [String; 0]);
+    }
+}
+
 #[test]
 fn a_send_queue_with_a_way_out_is_reexamined() {
     let mut world = World::new(QpType::Rc);
