@@ -336,6 +336,17 @@ fn a_write_that_takes_a_receive_writes_nothing_without_one() {
     assert_eq!(world.device.memory.at(0, 8), [3; 8]);
 }
 
+/// The receive tells the program of it, as with a wrong key.
+#[test]
+fn a_write_without_the_right_fails_the_receive_that_it_takes() {
+    let props = LinkProps::new(1 << 20);
+    let mut world = World::with(QpType::Rc, props, |attr| attr.access = Access::REMOTE_READ);
+    world.recv(8);
+    world.recv(8);
+    world.receive_message(Operation::WriteOnlyImm, 0, 8);
+    assert_eq!(world.statuses(), [WcStatus::RemInvReqErr, WcStatus::WrFlushErr]);
+}
+
 /// Whoever has answers to send must not tell of what came after.
 #[test]
 fn nothing_is_told_before_the_answers_that_wait() {
