@@ -1,0 +1,164 @@
+//! Says in words what a script does.
+
+use std::time::Duration;
+
+use crate::{Fault, PacketAction, PacketKind, Place, Rule, Script, Span, Which, WorkAction};
+
+impl Script {
+    /// A sentence for each rule, after the seed's.
+    #[must_use]
+    pub fn explain(&self, seed: Option<u64>) -> Vec<String> {
+        let seed = self.seed_or(seed);
+        let mut lines = vec![format!("Random choices begin with the seed {seed}.")];
+        lines.extend(
+            self.rules.iter().map(|rule| format!("Line {}: {}", rule.line, rule.explain())),
+        );
+        lines
+    }
+}
+
+impl Rule {
+    /// What the rule does, in one or two sentences.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let place = &self.place;
+        match &self.fault {
+            Fault::Packets { action, received, kind, which, span } => {
+                let direction = if *received { "receives" } else { "sends" };
+                let packets = counted(*which, &kind_name(*kind), "packets");
+                let happens = match action {
+                    PacketAction::Drop => "lost".into(),
+                    PacketAction::Duplicate => "there twice".into(),
+                    PacketAction::Reorder => "overtaken by the next one".into(),
+                    PacketAction::Corrupt => "found corrupt, and dropped".into(),
+                    PacketAction::Delay(least, most) if least == most => {
+                        format!("late by {}", show(*least))
+                    }
+                    PacketAction::Delay(least, most) => {
+                        format!("late by {} to {}", show(*least), show(*most))
+                    }
+                };
+                let are =
+                    if matches!(which, Which::Numbers(a, b) if a == b) { "is" } else { "are" };
+                format!(
+                    "{packets} that {} {direction} {are} {happens}{}.",
+                    queue_pair(place),
+                    during(*span)
+                )
+            }
+            Fault::Work { action, receives, which } => {
+                let thing = if *receives { "receive" } else { "send" };
+                let work = counted(*which, "", &format!("{thing}s"));
+                let of = queue_pair(place);
+                match action {
+                    WorkAction::Never => format!(
+                        "{work} of {of} never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state."
+                    ),
+                    WorkAction::Late(late) => format!(
+                        "{work} of {of} completes {} later, and what is behind it in its queue not before.",
+                        show(*late)
+                    ),
+                    WorkAction::Fails(status, late) => {
+                        let late = match *late {
+                            Duration::ZERO => String::new(),
+                            late => format!(", {} later", show(late)),
+                        };
+                        format!(
+                            "{work} of {of} is not sent and completes with {status}{late}. The queue pair goes to the error state, as after a failure."
+                        )
+                    }
+                }
+            }
+            Fault::Call { call, which, errno } => match which {
+                Which::All => format!("each {call} fails with {errno}."),
+                Which::Numbers(n, last) if n == last => {
+                    format!("call {n} of {call} fails with {errno}.")
+                }
+                Which::Numbers(first, last) => {
+                    format!("calls {first} to {last} of {call} fail with {errno}.")
+                }
+                Which::Chance(parts) => {
+                    format!("{} of the calls of {call} fail with {errno}.", percent(*parts))
+                }
+            },
+            Fault::Down(Span { after, lasts }) => {
+                let ends = match lasts {
+                    Some(lasts) => format!(
+                        " {} later it is up again, with IBV_EVENT_PORT_ACTIVE.",
+                        show(*lasts)
+                    ),
+                    None => " It stays down.".into(),
+                };
+                format!(
+                    "{} after the start the port of {} goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives.{ends}",
+                    show(*after),
+                    device(place)
+                )
+            }
+            Fault::Fatal(after) => format!(
+                "{} after the start {} fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
+                show(*after),
+                device(place)
+            ),
+            Fault::Fails(after) => format!(
+                "{} after the start {} goes to the error state, with IBV_EVENT_QP_FATAL.",
+                show(*after),
+                queue_pair(place)
+            ),
+        }
+    }
+}
+
+fn kind_name(kind: Option<PacketKind>) -> String {
+    match kind {
+        None => "",
+        Some(PacketKind::Request) => "request ",
+        Some(PacketKind::Send) => "SEND ",
+        Some(PacketKind::Write) => "WRITE ",
+        Some(PacketKind::Read) => "READ request ",
+        Some(PacketKind::Atomic) => "atomic request ",
+        Some(PacketKind::Response) => "response ",
+        Some(PacketKind::Ack) => "ACK ",
+    }
+    .into()
+}
+
+fn counted(which: Which, kind: &str, things: &str) -> String {
+    let one = things.trim_end_matches('s');
+    match which {
+        Which::All => format!("all {kind}{things}"),
+        Which::Numbers(n, last) if n == last => format!("{kind}{one} {n}"),
+        Which::Numbers(first, last) => format!("{kind}{things} {first} to {last}"),
+        Which::Chance(parts) => format!("{} of the {kind}{things}", percent(parts)),
+    }
+}
+
+fn percent(parts: u32) -> String {
+    format!("{}%", f64::from(parts) / 10_000.0)
+}
+
+fn show(time: Duration) -> String {
+    format!("{time:?}").replace('\u{b5}', "u")
+}
+
+fn during(span: Span) -> String {
+    let from = match span.after {
+        Duration::ZERO => String::new(),
+        after => format!(", from {} after the start on", show(after)),
+    };
+    let lasts = span.lasts.map_or(String::new(), |lasts| format!(", for {}", show(lasts)));
+    from + &lasts
+}
+
+fn queue_pair(place: &Place) -> String {
+    match (place.qp, &place.device) {
+        (Some(n), None) => format!("the process's queue pair {n}"),
+        (Some(n), Some(device)) => format!("queue pair {n} of {device}"),
+        (None, Some(device)) => format!("each queue pair of {device}"),
+        (None, None) => "each queue pair".into(),
+    }
+}
+
+fn device(place: &Place) -> String {
+    place.device.clone().unwrap_or_else(|| "each device".into())
+}

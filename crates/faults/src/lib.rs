@@ -1,0 +1,180 @@
+//! Faults by script: the language, its explanation, and the choice of what happens when. No I/O.
+//!
+//! `docs/recipes/faults.md` describes the language for its users.
+#![forbid(unsafe_code)]
+
+mod chance;
+mod explain;
+mod names;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::time::Duration;
+
+pub use chance::Dice;
+pub use names::{CALLS, Errno, Status};
+pub use parse::ScriptError;
+
+/// A script: rules, each a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Script {
+    /// The number with which random choices begin, if the script has one.
+    pub seed: Option<u64>,
+    /// The rules, in their order.
+    pub rules: Vec<Rule>,
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its line, from 1.
+    pub line: u32,
+    /// Its words, as they stand there.
+    pub text: String,
+    /// Where it holds.
+    pub place: Place,
+    /// What happens.
+    pub fault: Fault,
+}
+
+/// The place where a rule holds. Without any part it is the whole process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The name of a device.
+    pub device: Option<String>,
+    /// The number of a queue pair in the order in which they are made, from 1. If a device is named, its own are counted.
+    pub qp: Option<u64>,
+}
+
+/// What happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// To packets of a queue pair.
+    Packets {
+        /// What happens to them.
+        action: PacketAction,
+        /// Those that the queue pair receives, and not those that it sends.
+        received: bool,
+        /// Those of one kind.
+        kind: Option<PacketKind>,
+        /// Which of these.
+        which: Which,
+        /// When.
+        span: Span,
+    },
+    /// To work requests of a queue pair.
+    Work {
+        /// What happens to them.
+        action: WorkAction,
+        /// Receives, and not sends.
+        receives: bool,
+        /// Which of these.
+        which: Which,
+    },
+    /// A call fails.
+    Call {
+        /// Its name, one of [`CALLS`].
+        call: &'static str,
+        /// Which of these calls.
+        which: Which,
+        /// The error number that the program sees.
+        errno: Errno,
+    },
+    /// Ports are down.
+    Down(Span),
+    /// Devices fail for good, after this time.
+    Fatal(Duration),
+    /// Queue pairs go to the error state, after this time.
+    Fails(Duration),
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketAction {
+    /// It is lost.
+    Drop,
+    /// It is there twice.
+    Duplicate,
+    /// It changes places with the next one.
+    Reorder,
+    /// The check of its bytes fails where it arrives.
+    Corrupt,
+    /// It leaves later, by a time between these.
+    Delay(Duration, Duration),
+}
+
+/// A kind of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketKind {
+    /// Any request.
+    Request,
+    /// A part of a SEND.
+    Send,
+    /// A part of an RDMA WRITE.
+    Write,
+    /// The request of an RDMA READ.
+    Read,
+    /// The request of an atomic operation.
+    Atomic,
+    /// A part of the answer to a READ or an atomic operation.
+    Response,
+    /// An ACK or a NAK.
+    Ack,
+}
+
+/// What happens to a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkAction {
+    /// It never completes.
+    Never,
+    /// It completes later, by this time.
+    Late(Duration),
+    /// It is not done and completes with this status, later by this time.
+    Fails(Status, Duration),
+}
+
+/// Which of the things that a rule counts. They are counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Each.
+    All,
+    /// From the first of these numbers to the last.
+    Numbers(u64, u64),
+    /// Each with this chance, in parts of a million.
+    Chance(u32),
+}
+
+/// A time in the life of the process's device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// It begins so long after the device was opened.
+    pub after: Duration,
+    /// It lasts so long; for good if absent.
+    pub lasts: Option<Duration>,
+}
+
+impl Span {
+    /// Whether it has begun and not ended at this age of the device.
+    #[must_use]
+    pub fn has(&self, age: Duration) -> bool {
+        age >= self.after && self.lasts.is_none_or(|lasts| age < self.after.saturating_add(lasts))
+    }
+}
+
+impl Rule {
+    /// Whether the rule is about what queue pairs, ports and devices do, and not about calls alone.
+    #[must_use]
+    pub fn is_of_device(&self) -> bool {
+        !matches!(self.fault, Fault::Call { .. })
+    }
+}
+
+impl Script {
+    /// Whether any rule is [of a device](Rule::is_of_device).
+    #[must_use]
+    pub fn is_of_device(&self) -> bool {
+        self.rules.iter().any(Rule::is_of_device)
+    }
+}

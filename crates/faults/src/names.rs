@@ -1,0 +1,131 @@
+//! Names that a script takes from C: statuses, error numbers, calls.
+
+use std::fmt;
+
+/// The status of a completion, by its number and its name in C without `IBV_WC_`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// `enum ibv_wc_status`.
+    pub number: u8,
+    name: &'static str,
+}
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno {
+    /// Its value on Linux.
+    pub number: i32,
+    name: &'static str,
+}
+
+/// The statuses with which a send may end by itself.
+const STATUSES: [(u8, &str); 12] = [
+    (1, "LOC_LEN_ERR"),
+    (2, "LOC_QP_OP_ERR"),
+    (4, "LOC_PROT_ERR"),
+    (6, "MW_BIND_ERR"),
+    (7, "BAD_RESP_ERR"),
+    (8, "LOC_ACCESS_ERR"),
+    (9, "REM_INV_REQ_ERR"),
+    (10, "REM_ACCESS_ERR"),
+    (11, "REM_OP_ERR"),
+    (12, "RETRY_EXC_ERR"),
+    (13, "RNR_RETRY_EXC_ERR"),
+    (21, "GENERAL_ERR"),
+];
+
+const ERRNOS: [(i32, &str); 24] = [
+    (1, "EPERM"),
+    (2, "ENOENT"),
+    (4, "EINTR"),
+    (5, "EIO"),
+    (9, "EBADF"),
+    (11, "EAGAIN"),
+    (12, "ENOMEM"),
+    (13, "EACCES"),
+    (14, "EFAULT"),
+    (16, "EBUSY"),
+    (19, "ENODEV"),
+    (22, "EINVAL"),
+    (24, "EMFILE"),
+    (28, "ENOSPC"),
+    (95, "EOPNOTSUPP"),
+    (98, "EADDRINUSE"),
+    (99, "EADDRNOTAVAIL"),
+    (100, "ENETDOWN"),
+    (101, "ENETUNREACH"),
+    (104, "ECONNRESET"),
+    (105, "ENOBUFS"),
+    (110, "ETIMEDOUT"),
+    (111, "ECONNREFUSED"),
+    (113, "EHOSTUNREACH"),
+];
+
+/// The calls that a script may let fail.
+pub const CALLS: [&str; 22] = [
+    "ibv_open_device",
+    "ibv_query_port",
+    "ibv_alloc_pd",
+    "ibv_reg_mr",
+    "ibv_create_comp_channel",
+    "ibv_create_cq",
+    "ibv_req_notify_cq",
+    "ibv_create_srq",
+    "ibv_create_qp",
+    "ibv_modify_qp",
+    "ibv_create_ah",
+    "ibv_post_send",
+    "ibv_post_recv",
+    "ibv_post_srq_recv",
+    "rdma_create_id",
+    "rdma_bind_addr",
+    "rdma_listen",
+    "rdma_resolve_addr",
+    "rdma_resolve_route",
+    "rdma_create_qp",
+    "rdma_connect",
+    "rdma_accept",
+];
+
+impl Status {
+    pub(crate) fn find(word: &str) -> Option<Self> {
+        let upper = word.to_ascii_uppercase();
+        let wanted = upper.strip_prefix("IBV_WC_").unwrap_or(&upper);
+        let found = STATUSES.iter().find(|(_, name)| *name == wanted);
+        found.map(|&(number, name)| Self { number, name })
+    }
+}
+
+impl Errno {
+    pub(crate) fn find(word: &str) -> Option<Self> {
+        let found = ERRNOS.iter().find(|(_, name)| name.eq_ignore_ascii_case(word));
+        found.map(|&(number, name)| Self { number, name })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IBV_WC_{}", self.name)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The call of this name.
+pub(crate) fn call(word: &str) -> Option<&'static str> {
+    CALLS.into_iter().find(|call| call.eq_ignore_ascii_case(word))
+}
+
+/// The statuses, for a message.
+pub(crate) fn statuses() -> String {
+    STATUSES.map(|(_, name)| name).join(", ")
+}
+
+/// The error numbers, for a message.
+pub(crate) fn errnos() -> String {
+    ERRNOS.map(|(_, name)| name).join(", ")
+}

@@ -1,0 +1,305 @@
+//! Reads scripts.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::names::{self, Errno, Status};
+use crate::words::{Words, chance, number, time};
+use crate::{Fault, PacketAction, PacketKind, Place, Rule, Script, Span, Which, WorkAction};
+
+/// A place in a script that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("line {line}, column {column}: {reason}")]
+pub struct ScriptError {
+    /// Its line, from 1.
+    pub line: u32,
+    /// The character in it, from 1.
+    pub column: u32,
+    /// What is wrong.
+    pub reason: String,
+}
+
+const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
+const A_NUMBER: &str = "a number from 1 on";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, send, receive, down, fatal, fails, or the name of a call";
+
+/// Faults that users know from elsewhere, and that are not built.
+const UNBUILT: [(&str, &str); 10] = [
+    ("mark", "ECN marks"),
+    ("ecn", "ECN marks"),
+    ("rate", "rates of the network"),
+    ("queue", "queues of the network"),
+    ("gid", "GIDs that go and come"),
+    ("lid", "LIDs that change"),
+    ("process", "faults of processes"),
+    ("pause", "faults of processes"),
+    ("memory", "faults of memory"),
+    ("rnr", "storms of RNR NAKs"),
+];
+
+impl Script {
+    /// Reads a script. Lines and semicolons end a rule, and # begins a comment.
+    ///
+    /// # Errors
+    /// The first [`ScriptError`].
+    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+        let mut script = Self::default();
+        for (n, line) in text.lines().enumerate() {
+            let line_number = u32::try_from(n + 1).unwrap_or(u32::MAX);
+            let line = line.split('#').next().unwrap_or_default();
+            let mut column = 1_u32;
+            for part in line.split(';') {
+                let words = Words::new(line_number, column, part);
+                let chars = u32::try_from(part.chars().count()).unwrap_or(u32::MAX);
+                column = column.saturating_add(chars).saturating_add(1);
+                if !words.is_empty() {
+                    script.add(line_number, part.trim(), words)?;
+                }
+            }
+        }
+        Ok(script)
+    }
+
+    fn add(&mut self, line: u32, text: &str, mut words: Words<'_>) -> Result<(), ScriptError> {
+        if words.take(&["seed"]) {
+            if self.seed.is_some() {
+                return Err(words.refuse_last("the script has a seed already"));
+            }
+            self.seed = Some(words.read("a number", |word| word.parse().ok())?);
+            return words.end("the end of the rule");
+        }
+        let place = place(&mut words)?;
+        let fault = fault(&mut words, &place)?;
+        self.rules.push(Rule { line, text: text.to_owned(), place, fault });
+        Ok(())
+    }
+}
+
+/// `on device NAME port 1 qp 3:`
+fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
+    let mut place = Place::default();
+    if !words.take(&["on"]) {
+        return Ok(place);
+    }
+    if words.take(&["device"]) {
+        let name = |word: &str| (word != ":").then(|| word.to_owned());
+        place.device = Some(words.read("the name of a device", name)?);
+        if words.take(&["port"]) {
+            words.read("1, for a device has one port", |word| (word == "1").then_some(()))?;
+        }
+    }
+    if words.take(&["qp"]) {
+        let expected = "the number of a queue pair in the order in which they are made, from 1";
+        place.qp = Some(words.read(expected, number)?);
+    }
+    if place == Place::default() {
+        return Err(words.error("\"device\" or \"qp\""));
+    }
+    words.expect(&[":"])?;
+    Ok(place)
+}
+
+fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
+    let action = |word: &str| {
+        Some(match word.to_ascii_lowercase().as_str() {
+            "drop" => PacketAction::Drop,
+            "duplicate" => PacketAction::Duplicate,
+            "reorder" => PacketAction::Reorder,
+            "corrupt" => PacketAction::Corrupt,
+            "delay" => PacketAction::Delay(Duration::ZERO, Duration::ZERO),
+            _ => return None,
+        })
+    };
+    if let Some(action) = words.read_if(action) {
+        return packets(words, action);
+    }
+    if words.take(&["down"]) {
+        no_queue_pair(words, place, "a port")?;
+        return Ok(Fault::Down(span(words)?));
+    }
+    if words.take(&["fatal"]) {
+        no_queue_pair(words, place, "a device")?;
+        return Ok(Fault::Fatal(moment(words)?));
+    }
+    if words.take(&["fails", "fail"]) {
+        return Ok(Fault::Fails(moment(words)?));
+    }
+    let unbuilt = words.peek().and_then(|word| {
+        UNBUILT.iter().find(|(known, _)| known.eq_ignore_ascii_case(word)).map(|(_, what)| what)
+    });
+    if let Some(what) = unbuilt {
+        return Err(
+            words.refuse(format!("{what} are not built; docs/recipes/faults.md lists what is"))
+        );
+    }
+    let chance = match words.read_if(chance) {
+        Some(parts) => {
+            words.expect(&["of"])?;
+            Some(parts)
+        }
+        None => None,
+    };
+    if words.take(&["send", "sends"]) {
+        return work(words, chance, false);
+    }
+    if words.take(&["receive", "receives"]) {
+        return work(words, chance, true);
+    }
+    let Some(call) = words.read_if(names::call) else {
+        let is_call =
+            words.peek().is_some_and(|word| word.starts_with("ibv_") || word.starts_with("rdma_"));
+        return Err(match (is_call, chance) {
+            (true, _) => words.error(&format!("one of the calls {}", names::CALLS.join(", "))),
+            (_, Some(_)) => words.error("sends, receives, or the name of a call"),
+            _ => words.error(A_FAULT),
+        });
+    };
+    if *place != Place::default() {
+        return Err(words
+            .refuse_last("a call is no affair of a device or queue pair: leave \"on ...:\" out"));
+    }
+    let which = numbers(words, chance)?;
+    words.expect(&["fails", "fail"])?;
+    words.expect(&["with"])?;
+    let errno =
+        words.read(&format!("one of the error numbers {}", names::errnos()), Errno::find)?;
+    words.end("the end of the rule")?;
+    Ok(Fault::Call { call, which, errno })
+}
+
+/// `packet 5`, `packets 5 to 9`, `1% of received ack packets`, and what follows them.
+fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, ScriptError> {
+    let chance = words.read_if(chance);
+    if chance.is_some() {
+        words.expect(&["of"])?;
+    }
+    let received = words.take(&["received"]);
+    if received
+        && !matches!(action, PacketAction::Drop | PacketAction::Duplicate | PacketAction::Corrupt)
+    {
+        return Err(
+            words.refuse_last("received packets can be dropped, duplicated and corrupted only")
+        );
+    }
+    if !received && action == PacketAction::Corrupt {
+        return Err(words.error("\"received\", for a packet is found corrupt where it arrives"));
+    }
+    let _ = !received && words.take(&["sent"]);
+    let kind = words.read_if(|word| {
+        Some(match word.to_ascii_lowercase().as_str() {
+            "request" => PacketKind::Request,
+            "send" => PacketKind::Send,
+            "write" => PacketKind::Write,
+            "read" => PacketKind::Read,
+            "atomic" => PacketKind::Atomic,
+            "response" => PacketKind::Response,
+            "ack" => PacketKind::Ack,
+            _ => return None,
+        })
+    });
+    if !words.take(&["packet", "packets"]) {
+        let kinds = if kind.is_some() {
+            ""
+        } else {
+            ", or a kind of them: request, send, write, read, atomic, response, ack"
+        };
+        return Err(words.error(&format!("\"packets\"{kinds}")));
+    }
+    let which = numbers(words, chance)?;
+    if let PacketAction::Delay(least, most) = &mut action {
+        words.expect(&["by"])?;
+        *least = words.read(A_TIME, time)?;
+        *most = *least;
+        if words.take(&["to"]) {
+            *most = words.read(A_TIME, time)?;
+            if most < least {
+                return Err(words.refuse_last("the longest delay is shorter than the shortest"));
+            }
+        }
+    }
+    let span = span(words)?;
+    Ok(Fault::Packets { action, received, kind, which, span })
+}
+
+/// The number behind a thing that is counted, or the chance that stood before it.
+fn numbers(words: &mut Words<'_>, chance: Option<u32>) -> Result<Which, ScriptError> {
+    if let Some(parts) = chance {
+        return Ok(Which::Chance(parts));
+    }
+    let Some(first) = words.read_if(number) else { return Ok(Which::All) };
+    if !words.take(&["to"]) {
+        return Ok(Which::Numbers(first, first));
+    }
+    let last = words.read(A_NUMBER, number)?;
+    if last < first {
+        return Err(
+            words.refuse_last(format!("the last number is smaller than the first, {first}"))
+        );
+    }
+    Ok(Which::Numbers(first, last))
+}
+
+fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fault, ScriptError> {
+    let which = numbers(words, chance)?;
+    if words.take(&["never"]) {
+        words.expect(&["completes", "complete"])?;
+        words.end("the end of the rule")?;
+        return Ok(Fault::Work { action: WorkAction::Never, receives, which });
+    }
+    if !words.take(&["completes", "complete"]) {
+        return Err(words.error("\"completes\" or \"never completes\""));
+    }
+    let mut status = None;
+    if words.take(&["with"]) {
+        if receives {
+            return Err(words.refuse_last(
+                "a receive can complete late, or never; a status of its own is not built",
+            ));
+        }
+        let expected = format!("one of the statuses {}", names::statuses());
+        status = Some(words.read(&expected, Status::find)?);
+    }
+    let late = match words.take(&["after"]) {
+        true => Some(words.read(A_TIME, time)?),
+        false => None,
+    };
+    words.end("\"after\", or the end of the rule")?;
+    let action = match (status, late) {
+        (Some(status), late) => WorkAction::Fails(status, late.unwrap_or_default()),
+        (None, Some(late)) => WorkAction::Late(late),
+        (None, None) if receives => return Err(words.error("\"after\"")),
+        (None, None) => return Err(words.error("\"with\" or \"after\"")),
+    };
+    Ok(Fault::Work { action, receives, which })
+}
+
+/// `after 5s for 2s`, in either order, and nothing behind them.
+fn span(words: &mut Words<'_>) -> Result<Span, ScriptError> {
+    let (mut after, mut lasts) = (None, None);
+    loop {
+        if after.is_none() && words.take(&["after"]) {
+            after = Some(words.read(A_TIME, time)?);
+        } else if lasts.is_none() && words.take(&["for"]) {
+            lasts = Some(words.read(A_TIME, time)?);
+        } else {
+            words.end("\"after\", \"for\", or the end of the rule")?;
+            return Ok(Span { after: after.unwrap_or_default(), lasts });
+        }
+    }
+}
+
+/// `after 5s`, and nothing behind it.
+fn moment(words: &mut Words<'_>) -> Result<Duration, ScriptError> {
+    words.expect(&["after"])?;
+    let after = words.read(A_TIME, time)?;
+    words.end("the end of the rule")?;
+    Ok(after)
+}
+
+fn no_queue_pair(words: &Words<'_>, place: &Place, what: &str) -> Result<(), ScriptError> {
+    if place.qp.is_none() {
+        return Ok(());
+    }
+    Err(words.refuse_last(format!("this is a fault of {what}: leave \"qp\" out")))
+}

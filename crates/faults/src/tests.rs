@@ -1,0 +1,246 @@
+use std::time::Duration;
+
+use super::*;
+use crate::chance::Dice;
+
+fn parse(text: &str) -> Script {
+    Script::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn each_kind_of_rule_is_read_and_explained() {
+    let script = parse(
+        "# a comment\nseed 7\non device mlx5_3 port 1: down for 2s after 5s\n\
+         on qp 3: drop packet 5; drop 0.5% of packets after 1s\n\
+         on device mlx5_0 qp 2: delay 10% of packets by 1ms to 5ms\n\
+         on qp 2: send 12 never completes\nsend 3 completes with RETRY_EXC_ERR after 10ms\n\
+         receives 1 to 2 complete after 200us\nibv_reg_mr 3 fails with ENOMEM\n\
+         1% of ibv_post_send fail with EAGAIN\ncorrupt received ack packet 2\n\
+         on device mlx5_1: fatal after 1s\non qp 1: fails after 0.5s",
+    );
+    assert_eq!(script.seed, Some(7));
+    let said = script.explain(None);
+    let wanted = [
+        "Random choices begin with the seed 7.",
+        "Line 3: 5s after the start the port of mlx5_3 goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives. 2s later it is up again, with IBV_EVENT_PORT_ACTIVE.",
+        "Line 4: packet 5 that the process's queue pair 3 sends is lost.",
+        "Line 4: 0.5% of the packets that each queue pair sends are lost, from 1s after the start on.",
+        "Line 5: 10% of the packets that queue pair 2 of mlx5_0 sends are late by 1ms to 5ms.",
+        "Line 6: send 12 of the process's queue pair 2 never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state.",
+        "Line 7: send 3 of each queue pair is not sent and completes with IBV_WC_RETRY_EXC_ERR, 10ms later. The queue pair goes to the error state, as after a failure.",
+        "Line 8: receives 1 to 2 of each queue pair completes 200us later, and what is behind it in its queue not before.",
+        "Line 9: call 3 of ibv_reg_mr fails with ENOMEM.",
+        "Line 10: 1% of the calls of ibv_post_send fail with EAGAIN.",
+        "Line 11: ACK packet 2 that each queue pair receives is found corrupt, and dropped.",
+        "Line 12: 1s after the start mlx5_1 fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
+        "Line 13: 500ms after the start the process's queue pair 1 goes to the error state, with IBV_EVENT_QP_FATAL.",
+    ];
+    assert_eq!(said, wanted);
+}
+
+#[test]
+fn errors_point_at_the_place() {
+    for (text, wanted) in [
+        (
+            "drop",
+            "line 1, column 5: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found the end of the rule",
+        ),
+        (
+            "\n\n  drop packt 5",
+            "line 3, column 8: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found \"packt\"",
+        ),
+        (
+            "drop packet 0",
+            "line 1, column 13: expected \"after\", \"for\", or the end of the rule, found \"0\"",
+        ),
+        ("drop packets 5 to 4", "line 1, column 19: the last number is smaller than the first, 5"),
+        (
+            "drop packet 5; drop 101% of packets",
+            "line 1, column 21: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found \"101%\"",
+        ),
+        ("on port 1: down", "line 1, column 4: expected \"device\" or \"qp\", found \"port\""),
+        (
+            "on device x port 2: down",
+            "line 1, column 18: expected 1, for a device has one port, found \"2\"",
+        ),
+        ("on qp 3 drop packet 5", "line 1, column 9: expected \":\", found \"drop\""),
+        ("on qp 3: down", "line 1, column 10: this is a fault of a port: leave \"qp\" out"),
+        (
+            "on qp 3: ibv_reg_mr fails with ENOMEM",
+            "line 1, column 10: a call is no affair of a device or queue pair: leave \"on ...:\" out",
+        ),
+        (
+            "send 3 fails",
+            "line 1, column 8: expected \"completes\" or \"never completes\", found \"fails\"",
+        ),
+        (
+            "send 3 completes",
+            "line 1, column 17: expected \"with\" or \"after\", found the end of the rule",
+        ),
+        (
+            "send 3 completes after 5",
+            "line 1, column 24: expected a time such as 10ms, 0.5s or 200us, found \"5\"",
+        ),
+        (
+            "receive 3 completes with REM_OP_ERR",
+            "line 1, column 21: a receive can complete late, or never; a status of its own is not built",
+        ),
+        (
+            "corrupt packet 5",
+            "line 1, column 9: expected \"received\", for a packet is found corrupt where it arrives, found \"packet\"",
+        ),
+        (
+            "delay received packets by 1ms",
+            "line 1, column 7: received packets can be dropped, duplicated and corrupted only",
+        ),
+        (
+            "delay packets by 5ms to 1ms",
+            "line 1, column 25: the longest delay is shorter than the shortest",
+        ),
+        (
+            "mark packet 5",
+            "line 1, column 1: ECN marks are not built; docs/recipes/faults.md lists what is",
+        ),
+        ("seed 1\nseed 2", "line 2, column 1: the script has a seed already"),
+        ("fatal", "line 1, column 6: expected \"after\", found the end of the rule"),
+        (
+            "1% of nothing",
+            "line 1, column 7: expected sends, receives, or the name of a call, found \"nothing\"",
+        ),
+        (
+            "\u{e4}\u{e4} \u{1b}",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, send, receive, down, fatal, fails, or the name of a call, found \"\u{e4}\u{e4}\"",
+        ),
+    ] {
+        let error = Script::parse(text).map(|_| text).unwrap_err();
+        let said = error.to_string();
+        assert_eq!(said, wanted, "{text}");
+    }
+    let error = Script::parse("ibv_reg_mr fails with EXYZ").unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("line 1, column 23: expected one of the error numbers EPERM, "),
+        "{error}"
+    );
+    let error = Script::parse("ibv_frob fails with EIO").unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("line 1, column 1: expected one of the calls ibv_open_device, "),
+        "{error}"
+    );
+    let error = Script::parse("send 1 completes with SUCCESS").unwrap_err();
+    assert!(
+        error.to_string().contains("column 23: expected one of the statuses LOC_LEN_ERR"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_choice_depends_on_seed_rule_place_and_number_alone() {
+    let chosen = |seed, rule, place| -> Vec<u64> {
+        let dice = Dice::new(seed, rule, place);
+        (1..=10_000).filter(|n| dice.chooses(Which::Chance(10_000), *n)).collect()
+    };
+    let first = chosen(1, 0, 1);
+    assert!((60..140).contains(&first.len()), "{}", first.len());
+    assert_eq!(chosen(1, 0, 1), first);
+    for other in [chosen(2, 0, 1), chosen(1, 1, 1), chosen(1, 0, 2)] {
+        assert_ne!(other, first);
+    }
+    let dice = Dice::new(1, 0, 0);
+    let numbers = Which::Numbers(3, 4);
+    assert_eq!((1..6).filter(|n| dice.chooses(numbers, *n)).collect::<Vec<_>>(), [3, 4]);
+    let (least, most) = (Duration::from_millis(1), Duration::from_millis(5));
+    let times: Vec<_> = (0..100).map(|n| dice.time((least, most), n)).collect();
+    assert!(times.iter().all(|time| (least..=most).contains(time)));
+    assert!(times.iter().any(|time| *time != times[0]));
+    assert_eq!(dice.time((least, least), 3), least);
+    let longest = (Duration::ZERO, Duration::MAX);
+    assert!(dice.time(longest, 3) <= longest.1);
+}
+
+#[test]
+fn a_span_has_its_begin_and_not_its_end() {
+    let at = Duration::from_millis;
+    let span = Span { after: at(5), lasts: Some(at(2)) };
+    assert_eq!([4, 5, 6, 7].map(|ms| span.has(at(ms))), [false, true, true, false]);
+    let span = Span { after: Duration::MAX, lasts: Some(Duration::MAX) };
+    assert!(!span.has(at(1)));
+}
+
+/// Words of the language and others, in any order: an error or a script, and an explanation of it.
+#[test]
+fn no_text_makes_it_panic() {
+    let words = [
+        "on",
+        "device",
+        "mlx5_0",
+        "qp",
+        "3",
+        ":",
+        "drop",
+        "delay",
+        "packet",
+        "packets",
+        "by",
+        "1ms",
+        "to",
+        "9",
+        "after",
+        "for",
+        "2s",
+        "down",
+        "fatal",
+        "fails",
+        "send",
+        "never",
+        "completes",
+        "with",
+        "REM_OP_ERR",
+        "ibv_reg_mr",
+        "EIO",
+        "1%",
+        "of",
+        "received",
+        "sent",
+        "ack",
+        "seed",
+        "\n",
+        ";",
+        "#",
+        "\u{e9}",
+        "99999999999999999999999",
+        "0.0000001%",
+        "1e9s",
+        "...s",
+        "s",
+        "%",
+        "18446744073709551615",
+        "\u{2028}",
+        "\t",
+        "corrupt",
+        "receive",
+        "port",
+        "1",
+    ];
+    let (mut state, mut read) = (1_u64, 0);
+    for _ in 0..200_000 {
+        let mut text = String::new();
+        for _ in 0..(state >> 60) + 1 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            text.push_str(words[(state >> 33) as usize % words.len()]);
+            text.push(' ');
+        }
+        match Script::parse(&text) {
+            Ok(script) => read += usize::from(!script.explain(None).is_empty()),
+            Err(error) => {
+                assert!(error.line > 0 && error.column > 0 && !error.to_string().contains('\n'))
+            }
+        }
+    }
+    assert!(read > 1000, "{read}");
+}

@@ -1,0 +1,160 @@
+//! The words of a rule, and where each stands.
+
+use std::time::Duration;
+
+use crate::parse::ScriptError;
+
+/// A word, in a line of a script.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word<'a> {
+    pub(crate) text: &'a str,
+    /// Its first character, from 1.
+    column: u32,
+}
+
+/// The words of a rule that are still to be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Words<'a> {
+    line: u32,
+    words: Vec<Word<'a>>,
+    at: usize,
+    /// The column behind the last word.
+    end: u32,
+}
+
+/// No rule is about a longer time.
+const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
+
+impl<'a> Words<'a> {
+    /// The words of `text`, which begins at a column of a line. A colon is a word of its own.
+    pub(crate) fn new(line: u32, column: u32, text: &'a str) -> Self {
+        let mut words = Vec::new();
+        let (mut begin, mut count) = (None, column);
+        let mut begin_column = column;
+        let mut end = column;
+        let mut push = |from: usize, to: usize, at: u32| {
+            words.push(Word { text: &text[from..to], column: at });
+        };
+        for (at, c) in text.char_indices() {
+            if c.is_whitespace() || c == ':' {
+                if let Some(from) = begin.take() {
+                    push(from, at, begin_column);
+                }
+                if c == ':' {
+                    push(at, at + 1, count);
+                }
+            } else if begin.is_none() {
+                (begin, begin_column) = (Some(at), count);
+            }
+            count = count.saturating_add(1);
+            if !c.is_whitespace() {
+                end = count;
+            }
+        }
+        if let Some(from) = begin {
+            push(from, text.len(), begin_column);
+        }
+        Self { line, words, at: 0, end }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The next word.
+    pub(crate) fn peek(&self) -> Option<&'a str> {
+        self.words.get(self.at).map(|word| word.text)
+    }
+
+    /// Reads the next word if it is one of these.
+    pub(crate) fn take(&mut self, wanted: &[&str]) -> bool {
+        let is_it =
+            self.peek().is_some_and(|word| wanted.iter().any(|w| w.eq_ignore_ascii_case(word)));
+        self.at += usize::from(is_it);
+        is_it
+    }
+
+    /// Reads the next word, which must be one of these.
+    pub(crate) fn expect(&mut self, wanted: &[&str]) -> Result<(), ScriptError> {
+        if self.take(wanted) {
+            return Ok(());
+        }
+        let names: Vec<_> = wanted.iter().map(|word| format!("\"{word}\"")).collect();
+        Err(self.error(&names.join(" or ")))
+    }
+
+    /// Reads a word that `read` understands.
+    pub(crate) fn read<T>(
+        &mut self,
+        expected: &str,
+        read: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<T, ScriptError> {
+        let found = self.peek().and_then(read).ok_or_else(|| self.error(expected))?;
+        self.at += 1;
+        Ok(found)
+    }
+
+    /// Reads a word that `read` understands, if it is there.
+    pub(crate) fn read_if<T>(&mut self, read: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
+        let found = self.peek().and_then(read)?;
+        self.at += 1;
+        Some(found)
+    }
+
+    /// Nothing else may follow.
+    pub(crate) fn end(&self, expected: &str) -> Result<(), ScriptError> {
+        if self.at < self.words.len() { Err(self.error(expected)) } else { Ok(()) }
+    }
+
+    /// The next word is not what it should be.
+    pub(crate) fn error(&self, expected: &str) -> ScriptError {
+        let found = match self.peek() {
+            Some(word) => format!("\"{}\"", word.escape_debug()),
+            None => "the end of the rule".into(),
+        };
+        self.refuse(format!("expected {expected}, found {found}"))
+    }
+
+    /// A fault at the next word.
+    pub(crate) fn refuse(&self, reason: impl Into<String>) -> ScriptError {
+        let column = self.words.get(self.at).map_or(self.end, |word| word.column);
+        ScriptError { line: self.line, column, reason: reason.into() }
+    }
+
+    /// As [`refuse`](Self::refuse), at the word before.
+    pub(crate) fn refuse_last(&self, reason: impl Into<String>) -> ScriptError {
+        let before = Self { at: self.at.saturating_sub(1), ..self.clone() };
+        before.refuse(reason)
+    }
+}
+
+/// A count, from 1.
+pub(crate) fn number(word: &str) -> Option<u64> {
+    word.parse().ok().filter(|n| *n > 0)
+}
+
+/// A chance such as `0.1%`, in parts of a million.
+pub(crate) fn chance(word: &str) -> Option<u32> {
+    let percent: f64 = decimal(word.strip_suffix('%')?)?;
+    let parts = (percent * 10_000.0).round();
+    (1.0..=1e6).contains(&parts).then_some(parts as u32)
+}
+
+/// A time such as `10ms`.
+pub(crate) fn time(word: &str) -> Option<Duration> {
+    let unit = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let value = decimal(&word[..word.len() - unit.len()])?;
+    let seconds = match unit {
+        "s" => value,
+        "ms" => value / 1e3,
+        "us" => value / 1e6,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST)
+}
+
+/// A number without sign or exponent.
+fn decimal(text: &str) -> Option<f64> {
+    let is_plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    text.parse().ok().filter(|_| is_plain)
+}
