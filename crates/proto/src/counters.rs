@@ -120,6 +120,8 @@ counters! {
     Forwarded = "forwarded_pkts",
     /// Packets that the kernel would not send.
     SendFailed = "send_err",
+    /// Faults that a script asked for, and that happened.
+    InjectedFaults = "injected_faults",
 }
 
 /// FNV-1a, with a byte between the names that none has.

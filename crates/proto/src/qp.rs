@@ -648,10 +648,10 @@ impl Qp {
         was_silent
     }
 
-    /// The device lost the queue pair's ground (its CQ overran): moves to ERR with [`QpEvent::Fatal`].
-    pub fn fail<E: Env>(&mut self, env: &mut E) {
+    /// The device lost the queue pair's ground, such as a CQ that overran: moves to ERR with [`QpEvent::Fatal`].
+    pub fn fail<E: Env>(&mut self, cause: Cause, env: &mut E) {
         if self.attr.state != QpState::Err {
-            self.blame(Cause::CqOverrun);
+            self.blame(cause);
             env.raise(QpEvent::Fatal);
             self.enter_error(env);
         }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
 use anyverbs_proto::env::{LinkProps, MemoryEnv};
@@ -447,7 +448,7 @@ impl Sim {
             let slots = self.devices[device.0].qps.iter().flatten();
             let uses_it = slots.filter(|s| s.place.send_cq == cq || s.place.recv_cq == cq);
             for qp in uses_it.map(|s| s.place.id).collect::<Vec<_>>() {
-                self.with(qp, |qp, env| qp.fail(env));
+                self.with(qp, |qp, env| qp.fail(Cause::CqOverrun, env));
             }
         }
     }

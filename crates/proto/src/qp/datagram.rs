@@ -23,6 +23,7 @@ impl Qp {
         let mut sent = false;
         while self.attr.state == QpState::Rts
             && self.sq.next != self.sq.head()
+            && !self.is_halted_here()
             && self.paces_next(env)
         {
             let bytes = self.sq.at(self.sq.next).len;

@@ -576,7 +576,12 @@ impl Qp {
         self.requester.halted = Some((self.sq.next, status));
     }
 
-    fn is_halted_here(&self) -> bool {
+    /// As [`halt`](Self::halt), of a WQE that is behind the cursor. False if one before it stops the queue.
+    pub(super) fn halt_at(&mut self, position: u32, status: WcStatus) -> bool {
+        self.requester.halted.get_or_insert((position, status)).0 == position
+    }
+
+    pub(super) fn is_halted_here(&self) -> bool {
         self.requester.halted.is_some_and(|(position, _)| position == self.sq.next)
     }
 

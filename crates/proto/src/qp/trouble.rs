@@ -46,6 +46,8 @@ pub(super) struct Trouble {
     not_ready: Option<(Psn, Time)>,
     /// The peer's packet for which there was no receive, and when it came first.
     no_receive: Option<(Psn, Time)>,
+    /// The place of a request that a script of faults lets fail.
+    spoiled: Option<u32>,
 }
 
 impl Qp {
@@ -62,6 +64,15 @@ impl Qp {
     /// Notes a cause, if it is the first.
     pub(super) fn blame(&mut self, cause: Cause) {
         self.trouble().first.get_or_insert(cause);
+    }
+
+    /// The send that was posted last is not sent. It fails with this status when its turn comes, since a script of faults asks
+    /// for it.
+    pub fn spoil_last_send(&mut self, status: WcStatus) {
+        let position = self.sq.head().wrapping_sub(1);
+        if self.sq.outstanding() > 0 && self.halt_at(position, status) {
+            self.trouble().spoiled = Some(position);
+        }
     }
 
     /// Everything is well again.
@@ -215,7 +226,12 @@ impl Qp {
     /// A work request of this end fails: notes why, and says it.
     pub(super) fn explain_failure<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         let position = self.sq.done;
-        let reason = self.reason_of(status, position, env);
+        let is_injected =
+            self.trouble.as_ref().is_some_and(|trouble| trouble.spoiled == Some(position));
+        let reason = match is_injected {
+            true => Reason::new(Cause::Injected),
+            false => self.reason_of(status, position, env),
+        };
         self.blame(reason.cause);
         let sqe = self.sq.at(position);
         let (op, wr_id, peer) = (name(&sqe.op), sqe.wr_id, self.peer(position));

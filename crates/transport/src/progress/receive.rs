@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox, LaneCall};
@@ -735,7 +736,7 @@ impl Driver {
             self.above().frames.fail_users(&|cq| overrun.iter().any(|o| o.is_of(cq)));
             for cell in self.transport.qps.filter(uses) {
                 self.with_cell(&cell, None, |State { machine, link, .. }, call| {
-                    machine.fail(&mut call.env(link))
+                    machine.fail(Cause::CqOverrun, &mut call.env(link))
                 });
             }
         }
