@@ -24,6 +24,7 @@ const VARIABLES: [&str; 23] = [
     "REORDER",
     "CORRUPTION",
     "FAULT_SEED",
+    "FAULTS",
     "CONFIG",
     "NOTHING",
     "TRACE",

@@ -27,7 +27,7 @@ use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
 use listing::guids;
-pub use listing::{Details, DeviceInfo, PortAttr, PortState, devices};
+pub use listing::{Details, DeviceInfo, PortAttr, PortState, count_injected, devices};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl Device {
         let violations =
             |counter| u32::try_from(self.core.counters.read(counter)).unwrap_or(u32::MAX);
         PortAttr {
-            state: if self.core.gids.is_empty(number) {
+            state: if self.core.gids.is_empty(number) || self.transport.links.is_down(number) {
                 PortState::Down
             } else {
                 PortState::Active

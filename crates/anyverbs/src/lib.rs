@@ -131,4 +131,4 @@ pub use anyverbs_objects::td::Td;
 pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
-pub use device::{Details, DeviceInfo, PortAttr, PortState, devices};
+pub use device::{Details, DeviceInfo, PortAttr, PortState, count_injected, devices};

@@ -37,7 +37,7 @@ Examples:
   anyverbs run --sockets -- iperf3 -s
   anyverbs run --devices 8 --persona mlx5 -- ibv_devices
   anyverbs run --capture packets.pcapng -- mpirun -n 2 ./my_test
-  ANYVERBS_LOSS=0.01 anyverbs run -- ./my_test
+  anyverbs run --faults 'drop 1% of packets; on qp 2: send 12 never completes' -- ./my_test
   anyverbs run --print-env -- true";
 
 /// A complete RDMA device in user space: unmodified libibverbs programs, no hardware, no kernel module, no root.
@@ -76,6 +76,15 @@ pub(crate) enum Command {
         after_help = "Example:\n  anyverbs run --trace trace.json -- ./my_program\n  anyverbs report trace.json --output report.html"
     )]
     Report(Report),
+    /// Say in words what a script of faults does
+    #[command(
+        after_help = "Examples:\n  anyverbs faults --explain rail-down.fault\n  anyverbs faults --explain 'on qp 2: drop packet 5; send 12 never completes'"
+    )]
+    Faults {
+        /// The name of a file with rules, or the rules themselves, with semicolons between them
+        #[arg(long, required = true, value_name = "FILE|RULES")]
+        explain: String,
+    },
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -115,6 +124,7 @@ impl Command {
             Self::Show(show) => Some(&show.settings),
             Self::Sysfs(sysfs) => Some(&sysfs.settings),
             Self::Explain { .. }
+            | Self::Faults { .. }
             | Self::Report(_)
             | Self::Completions { .. }
             | Self::DeviceFacts
@@ -226,6 +236,10 @@ pub(crate) struct Run {
     /// retries, waits, errors. `%p` as in --capture [env: ANYVERBS_TRACE]
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub(crate) trace: Option<PathBuf>,
+    /// Inject faults: the name of a file with rules, or the rules themselves, with semicolons between them
+    /// (docs/recipes/faults.md) [env: ANYVERBS_FAULTS]
+    #[arg(long, value_name = "FILE|RULES")]
+    pub(crate) faults: Option<String>,
     /// Print the environment that the program would get, and do not run it
     #[arg(long)]
     pub(crate) print_env: bool,

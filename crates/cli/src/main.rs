@@ -9,6 +9,7 @@ mod devices;
 mod doctor;
 mod embedded;
 mod explain;
+mod faults;
 mod finding;
 mod libraries;
 mod live;
@@ -66,6 +67,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Show(show) => show::print(&show),
         Command::Explain { words } => explain::print(&words),
         Command::Report(report) => report::print(&report),
+        Command::Faults { explain } => faults::explain(&explain),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),

@@ -18,7 +18,7 @@ use crate::doctor::elf;
 use crate::sarif::Sarif;
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
-use crate::{device, libraries};
+use crate::{device, faults, libraries};
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -26,6 +26,7 @@ const NOT_FOUND: u8 = 127;
 const CAPTURE: &str = "ANYVERBS_CAPTURE";
 const TRACE: &str = "ANYVERBS_TRACE";
 const PERSONA: &str = "ANYVERBS_PERSONA";
+const FAULTS: &str = "ANYVERBS_FAULTS";
 /// The name of the hidden command that ends the connections of a program which could not.
 pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
 
@@ -46,6 +47,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             variables.push((variable, file.into()));
         }
     }
+    if let Some(faults) = &args.faults {
+        anyhow::ensure!(!faults.trim().is_empty(), "--faults is empty: expected a file, or rules");
+        variables.push((FAULTS, faults.into()));
+    }
     // While a signal ends this process: the file may be a pipe without a writer.
     let config = Config::load_with(&variables)?;
     // The same file for a program that changes its directory.
@@ -56,6 +61,12 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     if let Some(file) = config.persona.as_ref().and_then(|persona| persona.file.as_deref()) {
         variables.retain(|(name, _)| *name != PERSONA);
         variables.push((PERSONA, absolute(file)));
+    }
+    // So is a script that is in a file.
+    let given = args.faults.clone().or_else(|| environment::text(FAULTS));
+    if let Some(file) = given.filter(|given| config.faults.is_some() && faults::is_file(given)) {
+        variables.retain(|(name, _)| *name != FAULTS);
+        variables.push((FAULTS, absolute(Path::new(file.trim()))));
     }
     if let (Some(capture), Some(trace)) = (&config.capture, &config.trace) {
         let both = absolute(capture) == absolute(trace);

@@ -37,7 +37,7 @@ const fn launcher(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// All of them. A test compares this list with the sources.
-pub(crate) const SETTINGS: [Setting; 30] = [
+pub(crate) const SETTINGS: [Setting; 31] = [
     only("ANYVERBS_CONFIG", "", "Configuration file (TOML)"),
     only(
         "ANYVERBS_LIB_DIR",
@@ -117,7 +117,12 @@ pub(crate) const SETTINGS: [Setting; 30] = [
     both(
         "ANYVERBS_FAULT_SEED",
         "1",
-        "Number that the choice of these packets begins with; the same one makes the same choice",
+        "Number that the choice of these packets begins with, and that of faults by script; the same one makes the same choice",
+    ),
+    both(
+        "ANYVERBS_FAULTS",
+        "",
+        "Script of faults (`--faults`): rules with semicolons between them, or the name of a file; without lanes and direct copies meanwhile",
     ),
     launcher("ANYVERBS_CHECK", "Looks for mistakes of the program (`--check`): report or fatal"),
     launcher("ANYVERBS_CHECK_REPORT", "File to which each finding is appended (`--check-report`)"),

@@ -244,3 +244,26 @@ fn no_text_makes_it_panic() {
     }
     assert!(read > 1000, "{read}");
 }
+
+#[test]
+fn the_example_files_are_scripts() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/faults");
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let script = parse(&std::fs::read_to_string(&path).unwrap());
+        assert!(!script.rules.is_empty(), "{}", path.display());
+        names.push(path.file_name().unwrap().to_owned());
+    }
+    names.sort();
+    let wanted = ["lumina.fault", "mooncake.fault", "nbs.fault", "rccl.fault", "rpma.fault"];
+    assert_eq!(names, wanted);
+}
+
+#[test]
+fn every_rule_of_the_page_is_one() {
+    let page = include_str!("../../../docs/recipes/faults.md");
+    for line in page.lines().filter_map(|line| line.split_once("--faults '")?.1.split_once('\'')) {
+        parse(line.0);
+    }
+}

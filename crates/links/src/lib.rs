@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod direct;
+pub mod faults;
 pub mod inproc;
 pub mod mapped;
 mod outgoing;
@@ -23,10 +24,11 @@ use anyverbs_objects::base::{Core, NEVER, Waker};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_record::capture::Capture;
 use anyverbs_record::trace::Trace;
 
+use faults::Faults;
 use inproc::Inproc;
 use path::Paths;
 use shm::Shm;
@@ -114,6 +116,8 @@ pub struct Links {
     pub capture: Option<Arc<Capture>>,
     /// Takes all work, if somebody wants to see it.
     pub trace: Option<Trace>,
+    /// The script of faults, if there is one.
+    pub faults: Option<Faults>,
     /// Batches of datagrams to be filled.
     pub batches: BatchPool,
     /// Paths to other hosts.
@@ -125,9 +129,25 @@ pub struct Links {
 }
 
 impl Links {
-    /// Whether somebody wants to see what queue pairs do.
+    /// Whether somebody wants to see what queue pairs do, or a script of faults changes it. Then all of it is packets.
     pub fn is_watched(&self) -> bool {
+        self.is_recorded() || self.faults.is_some()
+    }
+
+    /// Whether a capture or a trace is written.
+    pub fn is_recorded(&self) -> bool {
         self.capture.is_some() || self.trace.is_some()
+    }
+
+    /// Whether the port of a device is down, because a script of faults says so.
+    pub fn is_down(&self, device: usize) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_down(device))
+    }
+
+    /// As [`is_down`](Self::is_down), of the port that has an address.
+    pub fn is_cut(&self, gid: Gid) -> bool {
+        let device = || self.core.gids.find(gid, 0).map(|entry| entry.device);
+        self.faults.is_some() && device().is_some_and(|device| self.is_down(device))
     }
 
     /// The most descriptors that [`fds`](Self::fds) gives.
@@ -142,6 +162,7 @@ impl Links {
             inproc: Inproc::default(),
             capture,
             trace,
+            faults: Faults::new(&core.config),
             batches: BatchPool::default(),
             paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),
@@ -157,7 +178,8 @@ impl Links {
 
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
     pub fn next(&self) -> u64 {
-        self.paths.next().min(self.shm.as_ref().map_or(NEVER, Shm::next))
+        let faults = self.faults.as_ref().map_or(NEVER, Faults::next);
+        self.paths.next().min(self.shm.as_ref().map_or(NEVER, Shm::next)).min(faults)
     }
 
     /// Does what is due, and gives the queue pairs that may send again.

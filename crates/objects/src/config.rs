@@ -1,9 +1,12 @@
 //! Configuration: variables `ANYVERBS_*`, over a TOML file that `ANYVERBS_CONFIG` names, over the defaults.
 
+use std::fs::File as OpenFile;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyverbs_faults::{Script, ScriptError};
 use anyverbs_net::fault::FaultPolicy;
 use serde::Deserialize;
 use thiserror::Error;
@@ -14,6 +17,32 @@ use crate::persona::Persona;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// A script of faults.
+    #[error("faults{}: {error}", file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default())]
+    Faults {
+        /// The file that has it, if it is in one.
+        file: Option<PathBuf>,
+        /// What is wrong with it.
+        error: ScriptError,
+    },
+    /// A file of faults cannot be read.
+    #[error("cannot read the script of faults {path:?}: {reason}")]
+    FaultsUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A script of faults names a device that does not exist.
+    #[error("faults, line {line}: there is no device {device:?}, but {known}")]
+    FaultyDevice {
+        /// The line of the script.
+        line: u32,
+        /// The name.
+        device: String,
+        /// The names of the devices.
+        known: String,
+    },
     /// A variable's value.
     #[error("{variable}={value:?}: expected {expected}")]
     Value {
@@ -68,7 +97,7 @@ pub struct Config {
     /// talk by UDP. Faults that are injected switch it off: they are those of a network.
     pub shm: bool,
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
-    /// both must have it, else they are messages. A capture and a trace switch it off, because they show packets.
+    /// both must have it, else they are messages. A capture, a trace and a script of faults switch it off: they need packets.
     pub direct: bool,
     /// Largest number of queue pairs.
     pub max_qp: u32,
@@ -82,6 +111,10 @@ pub struct Config {
     pub fault: Option<FaultPolicy>,
     /// The vendor's device that the devices look like.
     pub persona: Option<Arc<Persona>>,
+    /// A script of faults.
+    pub faults: Option<Script>,
+    /// The number with which the choices of both begin.
+    pub fault_seed: u64,
 }
 
 /// A device of the process.
@@ -144,6 +177,8 @@ impl Default for Config {
             trace: None,
             fault: None,
             persona: None,
+            faults: None,
+            fault_seed: 1,
         }
     }
 }
@@ -173,6 +208,7 @@ struct File {
     corruption: Option<f64>,
     fault_seed: Option<u64>,
     persona: Option<String>,
+    faults: Option<String>,
 }
 
 /// The devices, as the file names them.
@@ -245,7 +281,9 @@ impl Config {
             duplication: env.fraction("DUPLICATION", file.duplication)?,
             reorder: env.fraction("REORDER", file.reorder)?,
             corruption: env.fraction("CORRUPTION", file.corruption)?,
-            seed: env.parse("FAULT_SEED", file.fault_seed, "a number", |_| true)?.unwrap_or(1),
+            seed: env
+                .parse("FAULT_SEED", file.fault_seed, "a number", |_| true)?
+                .unwrap_or(default.fault_seed),
         };
         let faulty = policy.loss > 0.0
             || policy.duplication > 0.0
@@ -274,6 +312,8 @@ impl Config {
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
+        let faults = script(env.value("FAULTS").or(file.faults), &devices)?;
+        let injects = faults.as_ref().is_some_and(Script::is_of_device);
         Ok(Self {
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
@@ -307,7 +347,8 @@ impl Config {
             shm: env.flag("SHM", file.shm)?.unwrap_or(default.shm) && !faulty,
             direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct)
                 && capture.is_none()
-                && trace.is_none(),
+                && trace.is_none()
+                && !injects,
             max_qp: env
                 .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                     (1..=60_000).contains(n)
@@ -324,6 +365,8 @@ impl Config {
             trace,
             fault: faulty.then_some(policy),
             persona,
+            faults,
+            fault_seed: policy.seed,
         })
     }
 }
@@ -360,6 +403,40 @@ fn persona(
 pub(crate) fn is_device_name(name: &str) -> bool {
     let fits = (1..=48).contains(&name.len()) && name != "." && name != "..";
     fits && !name.contains(|c: char| c == '/' || c.is_control())
+}
+
+/// Most bytes of a script that are read.
+const LONGEST_SCRIPT: u64 = 1 << 20;
+
+/// The script of faults: `text`, or the contents of the file that it names, if it is one word.
+fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Script>, ConfigError> {
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let is_text = text.trim().contains(char::is_whitespace);
+    let file = (!is_text).then(|| PathBuf::from(text.trim()));
+    let text = match &file {
+        Some(path) => read_script(path).map_err(|e| {
+            let (path, reason) = (path.clone(), e.to_string());
+            ConfigError::FaultsUnreadable { path, reason }
+        })?,
+        None => text,
+    };
+    let script = Script::parse(&text).map_err(|error| ConfigError::Faults { file, error })?;
+    for rule in &script.rules {
+        let named = rule.place.device.as_ref();
+        if let Some(name) = named.filter(|name| devices.iter().all(|device| device.name != **name))
+        {
+            let known: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+            let (line, device, known) = (rule.line, name.clone(), known.join(", "));
+            return Err(ConfigError::FaultyDevice { line, device, known });
+        }
+    }
+    Ok((!script.rules.is_empty()).then_some(script))
+}
+
+fn read_script(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    OpenFile::open(path)?.take(LONGEST_SCRIPT).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The name of the first device, where the configuration gives none.

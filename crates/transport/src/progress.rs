@@ -5,6 +5,7 @@
 
 mod datagrams;
 mod deliver;
+mod faults;
 mod handing;
 mod ip_ids;
 mod lanes;

@@ -3,6 +3,8 @@
 pub(crate) mod arrivals;
 mod cell;
 pub mod env;
+mod faults;
+mod faulty;
 mod handles;
 pub mod owed;
 mod poster;
@@ -278,7 +280,7 @@ impl Qp {
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
-                let watch = Watch::new(transport.links, qpn, parts.qp_type);
+                let watch = Watch::new(transport.links, context.device, qpn, parts.qp_type);
                 let state = State {
                     machine,
                     link: QpContext::new(watch),

@@ -102,6 +102,13 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     Ok(devices.into_iter().enumerate().map(info).collect())
 }
 
+/// Counts a call that failed because a script of faults asked for it, if there is a device that counts.
+pub fn count_injected() {
+    if let Some(device) = Device::running() {
+        device.core.count(anyverbs_proto::counters::Counter::InjectedFaults, 1);
+    }
+}
+
 /// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts. A persona's begin with the
 /// bytes of its vendor.
 pub(crate) fn guids(persona: Option<&Persona>) -> (u64, u64) {

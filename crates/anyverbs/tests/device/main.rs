@@ -10,6 +10,7 @@ mod crowd;
 mod direct;
 mod endpoint;
 mod events;
+mod faults;
 mod forged;
 mod fork;
 mod frozen;

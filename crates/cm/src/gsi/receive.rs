@@ -19,6 +19,9 @@ impl<I: Events> Gsi<I> {
     /// Takes packets to QP1. Their ICRC is right.
     pub(super) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
         let is_mad = |i: &&Incoming<'_>| {
+            if self.transport.links.is_cut(i.arrival.destination) {
+                return false;
+            }
             let reason = self.why_not(i);
             reason.inspect(|counter| self.transport.core.count(*counter, 1)).is_none()
         };

@@ -180,6 +180,9 @@ impl<I: Events> Gsi<I> {
     /// Puts a datagram into the batch. A receiving host steers a batch by its first one, so that it is sent before one
     /// that goes to another process.
     fn stage(&self, line: &mut Line, transmit: &Transmit) {
+        if self.transport.links.is_cut(transmit.sgid) {
+            return;
+        }
         // As the receiving host steers it ([`STEERING`](super::STEERING)).
         let (slot, hint, sending) = match recipient(&transmit.mad) {
             Recipient::Service(service_id) => {

@@ -205,10 +205,12 @@ impl Driver {
                 {
                     // A program expects to see the peer's answer after its own send is complete.
                     let State { machine, link, .. } = &mut *state;
-                    if let Some(watch) = &link.watch {
-                        watch.received(S::HAS_LANES, arrival, ack);
+                    let mut env = call.env_with(link, &mut arrivals);
+                    if env.is_watched() {
+                        env.receive_watched(machine, S::HAS_LANES, (arrival, ack));
+                    } else {
+                        machine.receive(arrival, ack, &mut env);
                     }
-                    machine.receive(arrival, ack, &mut call.env_with(link, &mut arrivals));
                     source.skip_ahead();
                 }
                 arrivals.more = source.ahead().is_some_and(|next| run.has(next));
@@ -226,12 +228,14 @@ impl Driver {
                     let State { machine, link, .. } = &mut *state;
                     let by_digest = source.digest().map(|digest| link.arrival_of(digest));
                     let arrival = by_digest.as_ref().unwrap_or(arrival);
-                    if let Some(watch) = &link.watch {
-                        watch.received(S::HAS_LANES, arrival, packet);
-                    }
                     let len = packet.payload.len();
                     probes::receive(cell.qpn, &packet.headers.bth, packet.packets, len);
-                    machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
+                    let mut env = call.env_with(link, &mut arrivals);
+                    if env.is_watched() {
+                        env.receive_watched(machine, S::HAS_LANES, (arrival, packet));
+                    } else {
+                        machine.receive(arrival, packet, &mut env);
+                    }
                 }
                 more = source.advance();
                 if !more || !run.has(source.packet()) {
@@ -270,12 +274,14 @@ impl Driver {
             }
             let mut call = Call::at(cell, now);
             let State { machine, link, .. } = &mut *state;
-            if let Some(watch) = &link.watch {
-                watch.received(false, arrival, packet);
-            }
             let len = packet.payload.len();
             probes::receive(cell.qpn, &packet.headers.bth, packet.packets, len);
-            machine.receive(arrival, packet, &mut call.env(link));
+            let mut env = call.env(link);
+            if env.is_watched() {
+                env.receive_watched(machine, false, (arrival, packet));
+            } else {
+                machine.receive(arrival, packet, &mut env);
+            }
             call.settle(&mut state);
         }
     }

@@ -36,10 +36,16 @@ impl Driver {
         if now.as_nanos() < next {
             return;
         }
+        if let Some(faults) = &self.links.faults {
+            self.run_script(faults, now);
+        }
         while let Some((at, qpn)) = self.transport.timers.pop(now) {
             self.with_qp(qpn, |State { machine, link, .. }, call| {
                 if !link.timers.remove(at) {
                     return;
+                }
+                if link.watch.is_some() {
+                    call.env(link).run_faults(now);
                 }
                 link.catch_up.look_at = None;
                 if link.peer_gone_at.take_if(|at| *at <= now).is_some() {

@@ -322,6 +322,9 @@ impl QpCell {
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(attr, mask, &limits, &mut call.env(link))?;
+        if link.watch.is_some() && machine.state() == QpState::Err {
+            call.env(link).flush_hung(Cause::MovedToError.number().into());
+        }
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path(self.qpn);
             if let Some(watch) = &mut link.watch {

@@ -176,11 +176,11 @@ impl<'a> Call<'a> {
 
 /// The environment of a queue pair's machine.
 pub struct DeviceEnv<'a, 'c> {
-    transport: &'static Transport,
-    cell: &'a QpCell,
+    pub(super) transport: &'static Transport,
+    pub(super) cell: &'a QpCell,
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
-    link: &'a mut QpContext,
+    pub(super) link: &'a mut QpContext,
     /// State that it shares with other packets of its batch.
     arrivals: Option<&'a mut Arrivals<'c>>,
 }
@@ -195,12 +195,18 @@ fn now(transport: &Transport, known: &Cell<Option<Time>>) -> Time {
 }
 
 impl DeviceEnv<'_, '_> {
+    /// Whether somebody wants to see what the queue pair does, or changes it.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.link.watch.is_some()
+    }
+
     fn is_connected(&self) -> bool {
         self.cell.qp_type != QpType::Ud
     }
 
     /// Adds the gathered completions, which later events must not overtake.
-    fn flush_completions(&mut self) {
+    pub(super) fn flush_completions(&mut self) {
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.flush();
         }
@@ -302,7 +308,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
 impl DeviceEnv<'_, '_> {
     /// Gives a packet to its link.
     #[inline]
-    fn hand_over(
+    pub(super) fn hand_over(
         &mut self,
         av: &AddressVector,
         (headers, payload): (&Headers, &Payload<'_>),
@@ -412,11 +418,16 @@ impl DeviceEnv<'_, '_> {
         acks: Option<Psn>,
     ) -> Result<(), TransmitError> {
         let note = self.link.watch.as_mut().map(|watch| watch.describe(&headers.bth));
-        let result = self.hand_over(av, (headers, payload), acks, note.as_deref());
+        let result = match self.transmit_faulty(av, (headers, payload), note.as_deref()) {
+            Some(Ok(())) => return Ok(()),
+            Some(result) => result,
+            None => self.hand_over(av, (headers, payload), acks, note.as_deref()),
+        };
         let QpContext { watch, to, .. } = &mut *self.link;
         match (watch, to.route(), note, result) {
             (Some(watch), Some(route), Some(note), Ok(())) => {
                 watch.sent(route.way(), av, (headers, payload), &note);
+                self.count_sent(headers);
             }
             (Some(watch), _, _, Err(TransmitError::Blocked)) => {
                 let reliable = self.cell.qp_type.is_reliable();
@@ -438,6 +449,9 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         told: Told,
         is_ours: bool,
     ) -> Result<(), TransmitError> {
+        if self.is_cut() {
+            return Ok(());
+        }
         let Bth { dest_qpn: dest, psn, .. } = headers.bth;
         if let Some(route) = self.link.to.route.as_ref().and_then(Route::explains_ahead) {
             if is_ours {
@@ -454,6 +468,9 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
 
     #[cold]
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
+        if self.is_cut() {
+            return;
+        }
         let known = self.link.sounding.as_mut().and_then(|sounding| sounding.verdict());
         if known.is_none() {
             let sounding = Sounding::new(self.transport.links, av, headers, payload);
@@ -535,12 +552,10 @@ impl MemoryEnv for DeviceEnv<'_, '_> {
     }
 }
 
-impl CompletionEnv for DeviceEnv<'_, '_> {
+impl DeviceEnv<'_, '_> {
+    /// Gives a completion to the program.
     #[inline]
-    fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
-        if let Some(watch) = &mut self.link.watch {
-            watch.completed(side, &wc);
-        }
+    pub(super) fn hand_completion(&mut self, side: Side, wc: Wc, solicited: bool) {
         if let Some(arrivals) = &mut self.arrivals
             && arrivals.complete(side, wc, solicited)
         {
@@ -555,6 +570,16 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
         if let Some(cq) = lost {
             self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
         }
+    }
+}
+
+impl CompletionEnv for DeviceEnv<'_, '_> {
+    #[inline]
+    fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
+        if self.link.watch.is_some() && self.complete_watched(side, &wc, solicited) {
+            return;
+        }
+        self.hand_completion(side, wc, solicited);
     }
 
     fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {

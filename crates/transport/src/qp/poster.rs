@@ -192,6 +192,9 @@ impl Poster<'_> {
             }
             return Err(error.into());
         }
+        if link.watch.is_some() {
+            call.env(link).spoil_send(machine);
+        }
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
         probes::post(self.cell.qpn, wr.wr_id, &wr.op, len as u32);
         if wr.op == SendOp::Send

@@ -1,4 +1,4 @@
-//! The watch of a queue pair tells a capture and a trace what it does. It is absent unless somebody wants to see it.
+//! The watch of a queue pair tells a capture and a trace what it does, and asks a script of faults. It is absent unless there is any.
 //!
 //! [`DeviceEnv`](super::env::DeviceEnv) tells of packets that leave, completions and counts, [`Poster`](super::Poster) of work requests, and the
 //! receiving thread of packets that come. Datagrams are captured by their port, where damaged and unclaimed ones are seen as well.
@@ -15,6 +15,7 @@ use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
@@ -25,6 +26,9 @@ use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendOp, SendWr};
 use anyverbs_record::capture::{Frame, Way};
 use anyverbs_record::trace::{Moment, Object, Span, Trace};
+
+use super::faults::{Injected, QpFaults};
+use super::transport::Transport;
 
 /// The source ports that RoCEv2 suggests.
 const SOURCE_PORTS: u16 = 0xc000;
@@ -46,6 +50,8 @@ pub(crate) struct Watch {
     fresh: Option<Psn>,
     /// The path MTU.
     mtu: u32,
+    /// A script of faults.
+    pub(super) faults: Option<Box<QpFaults>>,
 }
 
 /// A send.
@@ -89,7 +95,12 @@ pub(super) fn name(op: &SendOp) -> &'static str {
 
 impl Watch {
     /// The watch of a new queue pair, if somebody wants to see it.
-    pub(super) fn new(links: &'static Links, qpn: Qpn, qp_type: QpType) -> Option<Box<Self>> {
+    pub(super) fn new(
+        links: &'static Links,
+        device: usize,
+        qpn: Qpn,
+        qp_type: QpType,
+    ) -> Option<Box<Self>> {
         if !links.is_watched() {
             return None;
         }
@@ -97,16 +108,40 @@ impl Watch {
             let kind = format!("{qp_type:?}").to_uppercase();
             trace.name_track(qpn.get(), &format!("QP {} ({kind})", qpn.get()));
         }
-        Some(Box::new(Self::of(Some(links), qpn, qp_type)))
+        let faults = links.faults.as_ref().map(|plan| Box::new(QpFaults::new(plan, device)));
+        Some(Box::new(Self { faults, ..Self::of(Some(links), qpn, qp_type) }))
     }
 
     fn of(links: Option<&'static Links>, qpn: Qpn, qp_type: QpType) -> Self {
         let (sends, receives) = (VecDeque::new(), VecDeque::new());
-        Self { qpn, qp_type, links, receives, wait: Cell::new(None), sends, fresh: None, mtu: 256 }
+        Self {
+            qpn,
+            qp_type,
+            links,
+            receives,
+            wait: Cell::new(None),
+            sends,
+            fresh: None,
+            mtu: 256,
+            faults: None,
+        }
     }
 
     fn trace(&self) -> Option<&'static Trace> {
         self.links.and_then(|links| links.trace.as_ref())
+    }
+
+    /// Tells log, counters and trace of a fault that a script asked for.
+    pub(super) fn injected(&self, transport: &Transport, now: Time, injected: &Injected) {
+        let Injected { line, what } = injected;
+        let number = self.faults.as_ref().map_or(0, |faults| faults.place.of_process);
+        transport.core.count(Counter::InjectedFaults, 1);
+        let qpn = self.qpn.get();
+        let line = format!(
+            "injected fault (line {line} of the script): queue pair {number} ({qpn:#08x}): {what}"
+        );
+        self.instant("fault", what, |args| args.text("rule", &line));
+        transport.overruns.log(now, line);
     }
 
     fn instant(&self, kind: &str, name: &str, args: impl FnOnce(Object) -> Object) {
@@ -137,6 +172,9 @@ impl Watch {
     /// A send is about to be posted at this place of the send queue.
     pub(super) fn posts_send(&mut self, wr: &SendWr<'_>, position: u32, mtu: u32) {
         self.mtu = mtu;
+        if let Some(faults) = &mut self.faults {
+            faults.posts_send(position);
+        }
         let len = wr.sges.iter().fold(0_u32, |len, sge| len.saturating_add(sge.len));
         let packets = match self.qp_type {
             QpType::Ud => 1,
@@ -150,6 +188,9 @@ impl Watch {
     /// It was not posted after all.
     pub(super) fn takes_back(&mut self) {
         if let Some(send) = self.sends.pop_back() {
+            if let Some(faults) = &mut self.faults {
+                faults.takes_back(send.position);
+            }
             self.end(send.span.as_ref(), "not posted", None);
         }
     }
@@ -198,6 +239,9 @@ impl Watch {
         }
         self.fresh = None;
         self.wait.set(None);
+        if let Some(faults) = &mut self.faults {
+            faults.forget();
+        }
     }
 
     /// Something was counted: a retry, a drop, an error. `age` tells how old the time is that the machine goes by.
@@ -289,7 +333,7 @@ impl Watch {
         bth.opcode.is_request() && self.fresh.is_some_and(|fresh| bth.psn.since(fresh) < 0)
     }
 
-    fn note_sent(&mut self, Headers { bth, reth, .. }: &Headers) {
+    pub(super) fn note_sent(&mut self, Headers { bth, reth, .. }: &Headers) {
         if bth.opcode.is_request() && !self.is_again(bth) {
             // A READ has the PSNs of its answer.
             let packets = match (bth.opcode.operation, reth) {
@@ -340,7 +384,7 @@ impl Watch {
     /// A packet has come. A peer that is not watched sends long ones by rings, and ACKs with its requests: they are shown as the
     /// packets that they stand for.
     pub(crate) fn received(&self, by_ring: bool, arrival: &Arrival, packet: &Incoming<'_>) {
-        let Some(links) = self.links else { return };
+        let Some(links) = self.links.filter(|links| links.is_recorded()) else { return };
         let mut bytes = vec![0; packet.payload.len()];
         if packet.payload.read(&links.core.memory, &mut bytes).is_err() {
             return;

@@ -1,0 +1,343 @@
+//! Faults by script, on each way of packets.
+
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::counters::Counter;
+use anyverbs_testing::in_own_process;
+
+use crate::capture::BY_UDP;
+use crate::endpoint::*;
+use crate::same_host::{OFFERED, Peer, exercise};
+
+/// Runs a test of this module in a process of its own, with a script and variables.
+fn with(name: &str, script: &str, variables: &[(&str, &str)], test: impl FnOnce()) {
+    in_own_process(&format!("faults::{name}"), || {
+        for (variable, value) in [&[("ANYVERBS_FAULTS", script)], variables].concat() {
+            // SAFETY: before the device is opened, and by the only thread that runs a test.
+            unsafe { std::env::set_var(variable, value) };
+        }
+        isolate();
+        test();
+    });
+}
+
+fn injected(context: &Context) -> u64 {
+    context.counters().unwrap().read(Counter::InjectedFaults)
+}
+
+/// Packets of each queue pair, and how they fare.
+const PACKETS: &str = "
+    drop packets 3 to 4
+    duplicate packet 6
+    reorder packet 8
+    delay packet 10 by 5ms to 20ms
+    drop received packet 5
+    corrupt received packet 7
+    duplicate received packet 9
+";
+
+/// Messages arrive once and in their order, whatever the script does to packets.
+fn send_through(a: &Endpoint, b: &Endpoint) {
+    let [src, dst] = [a, b].map(|e| Buffer::new(&e.pd, 4096));
+    for i in 0..30 {
+        b.recv(i, &[dst.sge(0, 64)]);
+        src.write(0, &pattern(64, i as u8));
+        a.send(100 + i, SendOp::Send, &[src.sge(0, 64)]);
+        let sent = a.poll(1)[0];
+        assert_eq!((sent.wr_id, sent.status), (100 + i, WcStatus::Success));
+        let received = b.poll(1)[0];
+        assert_eq!((received.wr_id, received.status), (i, WcStatus::Success));
+        assert_eq!(dst.read(0, 64), pattern(64, i as u8));
+    }
+    b.cq.poll(&mut [Wc::default()]).unwrap();
+}
+
+#[test]
+fn a_connection_within_a_process_survives_each_fault_of_packets() {
+    with("a_connection_within_a_process_survives_each_fault_of_packets", PACKETS, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        send_through(&a, &b);
+        let counters = a.context.counters().unwrap();
+        // Eight packets of each of two queue pairs.
+        assert_eq!(injected(&a.context), 16);
+        assert_eq!(counters.read(Counter::DropIcrc), 2);
+        assert!(counters.read(Counter::DuplicateRequest) > 0);
+        assert!(counters.read(Counter::Retransmitted) > 0);
+    });
+}
+
+#[test]
+fn a_connection_by_udp_survives_each_fault_of_packets() {
+    with("a_connection_by_udp_survives_each_fault_of_packets", PACKETS, &BY_UDP, || {
+        let (a, b) = pair(QpType::Rc);
+        send_through(&a, &b);
+        assert_eq!(injected(&a.context), 16);
+        assert_eq!(a.context.counters().unwrap().read(Counter::DropIcrc), 2);
+    });
+}
+
+#[test]
+fn a_connection_through_shared_memory_survives_lost_packets() {
+    let script = "drop 5% of packets; duplicate 5% of packets; reorder 5% of packets; drop 5% of received packets";
+    for peers_script in ["", "drop 5% of packets; seed 9"] {
+        with("a_connection_through_shared_memory_survives_lost_packets", script, &[], || {
+            let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", peers_script)]);
+            let e = Endpoint::new(QpType::Rc);
+            let [src, dst] = [(); 2].map(|()| Buffer::new(&e.pd, OFFERED));
+            let (_, remote) = peer.connect(&e, &dst);
+            let counters = e.context.counters().unwrap();
+            exercise(&e, &src, &dst, remote);
+            assert!(injected(&e.context) > 5, "{}", injected(&e.context));
+            assert!(counters.read(Counter::ShmSentPkts) > 100);
+            assert_eq!(counters.read(Counter::ShmDirectWrites), 0);
+        });
+    }
+}
+
+#[test]
+fn a_reordered_packet_leaves_behind_the_next_or_soon() {
+    let script = "reorder sent send packets 1 to 2; reorder packet 4";
+    with("a_reordered_packet_leaves_behind_the_next_or_soon", script, &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let send = |n: u8| {
+            src.write(0, &[n]);
+            a.send_to(n.into(), SendOp::Send, &[src.sge(0, 1)], Some(to));
+            a.poll(1);
+        };
+        let receive = |n: usize| (0..n).for_each(|i| b.recv(0, &[dst.sge(i * 64, 64)]));
+        let received = |n: usize| {
+            b.poll(n);
+            (0..n).map(|i| dst.read(i * 64 + 40, 1)[0]).collect::<Vec<_>>()
+        };
+        receive(2);
+        // Both wait for one that overtakes them, and leave when none comes.
+        send(1);
+        send(2);
+        assert_eq!(received(2), [1, 2]);
+        receive(3);
+        send(3);
+        send(4);
+        send(5);
+        assert_eq!(received(3), [3, 5, 4]);
+    });
+}
+
+/// The datagrams of 200 that arrive.
+fn arrived() -> Vec<u32> {
+    let (a, b) = pair(QpType::Ud);
+    let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+    let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+    (0..32).for_each(|_| b.recv(0, &[dst.sge(0, 64)]));
+    let (mut all, mut wcs) = (Vec::new(), [Wc::default(); 8]);
+    // Until one arrives that is behind them all.
+    for n in 0.. {
+        a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
+        a.poll(1);
+        let got = b.cq.poll(&mut wcs).unwrap();
+        (0..got).for_each(|_| b.recv(0, &[dst.sge(0, 64)]));
+        all.extend(wcs[..got].iter().map(|wc| wc.imm));
+        if all.last().is_some_and(|last| *last >= 200) {
+            break;
+        }
+    }
+    all.retain(|n| *n < 200);
+    all
+}
+
+#[test]
+fn one_seed_makes_the_same_choice_and_another_one_another() {
+    let name = "one_seed_makes_the_same_choice_and_another_one_another";
+    // The process prints what arrived, and this one compares.
+    in_own_process(&format!("faults::{name}"), || {
+        let mut found = Vec::new();
+        for seed in ["5", "5", "6"] {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "faults::print_arrived", "--nocapture", "--test-threads=1"])
+                .env("ANYVERBS_TEST_FAULTS", "1")
+                .env("ANYVERBS_FAULT_SEED", seed)
+                .env("ANYVERBS_FAULTS", "drop 20% of packets")
+                .output()
+                .unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let line = text.lines().find_map(|line| line.split_once('@')).unwrap().1.to_owned();
+            found.push(line);
+        }
+        assert_eq!(found[0], found[1]);
+        assert_ne!(found[0], found[2]);
+        let n = found[0].split(',').count();
+        assert!((130..190).contains(&n), "{n} of 200 arrived");
+    });
+}
+
+/// Not a test by itself: the program of the one above.
+#[test]
+fn print_arrived() {
+    if std::env::var_os("ANYVERBS_TEST_FAULTS").is_some() {
+        isolate();
+        println!("@{:?}", arrived());
+    }
+}
+
+#[test]
+fn a_send_fails_with_the_status_of_the_script() {
+    let script = "on qp 1: send 3 completes with REM_ACCESS_ERR after 50ms";
+    with("a_send_fails_with_the_status_of_the_script", script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        dst.write(0, &[0; 40]);
+        src.write(0, &[7; 40]);
+        let begin = Instant::now();
+        for i in 0..5 {
+            a.send(i, SendOp::Write(dst.remote(i as usize * 8)), &[src.sge(0, 8)]);
+        }
+        let wcs = a.poll(5);
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        let found: Vec<_> = wcs.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        use WcStatus::{RemAccessErr, Success, WrFlushErr};
+        let wanted = [Success, Success, RemAccessErr, WrFlushErr, WrFlushErr];
+        assert_eq!(found, (0..5).zip(wanted).collect::<Vec<_>>());
+        assert_eq!(wcs[2].vendor_err, 9901, "nobody takes it for a real one");
+        assert_eq!(dst.read(0, 24), [[7; 8], [7; 8], [0; 8]].concat(), "it was not executed");
+        assert_eq!(a.qp.state().unwrap(), QpState::Err);
+        assert_eq!(b.qp.state().unwrap(), QpState::Rts);
+    });
+}
+
+#[test]
+fn a_datagram_fails_and_the_queue_goes_on() {
+    let script = "on qp 1: send 2 completes with LOC_QP_OP_ERR";
+    with("a_datagram_fails_and_the_queue_goes_on", script, &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let src = Buffer::new(&a.pd, 64);
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let send = |n: u64| {
+            a.send_to(n, SendOp::Send, &[src.sge(0, 8)], Some(to));
+            a.poll(1)[0].status
+        };
+        assert_eq!([send(1), send(2)], [WcStatus::Success, WcStatus::LocQpOpErr]);
+        assert_eq!(a.qp.state().unwrap(), QpState::Sqe);
+        let attr = QpAttr { state: QpState::Rts, ..QpAttr::default() };
+        a.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+        assert_eq!(send(3), WcStatus::Success);
+    });
+}
+
+#[test]
+fn a_request_that_hangs_is_flushed_in_the_error_state() {
+    let script = "on qp 1: send 3 never completes";
+    with("a_request_that_hangs_is_flushed_in_the_error_state", script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        for i in 1..=5 {
+            a.send(i, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        }
+        assert_eq!(a.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 2]);
+        let until = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < until {
+            assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0, "it hangs");
+        }
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        a.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+        let flushed: Vec<_> = a.poll(3).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(flushed, [3, 4, 5].map(|id| (id, WcStatus::WrFlushErr)));
+        assert_eq!(injected(&a.context), 1);
+    });
+}
+
+#[test]
+fn completions_come_late() {
+    let script = "on qp 1: send 2 completes after 100ms; on qp 2: receive 1 completes after 50ms";
+    with("completions_come_late", script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        b.recv(9, &[dst.sge(0, 8)]);
+        let begin = Instant::now();
+        a.send(1, SendOp::Send, &[src.sge(0, 8)]);
+        a.poll(1);
+        assert!(begin.elapsed() < Duration::from_millis(50));
+        // Nobody polls a queue that is waited for.
+        assert_eq!(b.wait(1)[0].wr_id, 9);
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        let begin = Instant::now();
+        a.send(2, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        a.send(3, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        assert_eq!(a.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
+        assert!(begin.elapsed() >= Duration::from_millis(100));
+    });
+}
+
+/// The events of a device, one after the other.
+fn event(context: &Context) -> AsyncEventKind {
+    let event = context.get_async_event().unwrap();
+    let kind = event.kind();
+    event.ack();
+    kind
+}
+
+/// Two endpoints on one device of several.
+fn pair_on(number: usize) -> (Endpoint, Endpoint) {
+    let open = || Context::open(&devices().unwrap()[number].name).unwrap();
+    let [a, b] = [(); 2].map(|()| Endpoint::on(open(), QpType::Rc));
+    a.connect_with(b.address(), 14, 7);
+    b.connect_with(a.address(), 14, 7);
+    (a, b)
+}
+
+#[test]
+fn a_port_goes_down_and_comes_up_and_the_others_stay() {
+    let script = "on device anyverbs1 port 1: down for 400ms after 300ms";
+    let devices = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_INTERFACES", "")];
+    with("a_port_goes_down_and_comes_up_and_the_others_stay", script, &devices, || {
+        let rails = [0, 1].map(pair_on);
+        let buffers = rails.each_ref().map(|(a, b)| [a, b].map(|e| Buffer::new(&e.pd, 64)));
+        let write = |rail: usize| {
+            let [src, dst] = &buffers[rail];
+            rails[rail].0.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        };
+        let state = |rail: usize| rails[rail].0.context.port_attr(1).unwrap().state;
+        assert_eq!(event(&rails[1].0.context), AsyncEventKind::PortErr);
+        assert_eq!([state(0), state(1)], [PortState::Active, PortState::Down]);
+        write(1);
+        for _ in 0..10 {
+            write(0);
+            assert_eq!(rails[0].0.poll(1)[0].status, WcStatus::Success);
+        }
+        assert_eq!(rails[1].0.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+        assert_eq!(event(&rails[1].0.context), AsyncEventKind::PortActive);
+        assert_eq!([state(0), state(1)], [PortState::Active; 2]);
+        assert_eq!(rails[1].0.poll(1)[0].status, WcStatus::Success, "the retries outlast it");
+    });
+}
+
+#[test]
+fn a_device_fails_for_good() {
+    let script = "on device anyverbs1: fatal after 200ms";
+    let devices = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")];
+    with("a_device_fails_for_good", script, &devices, || {
+        let [(whole, _whole_peer), (a, b)] = [0, 1].map(pair_on);
+        let dst = Buffer::new(&b.pd, 64);
+        assert_eq!(event(&a.context), AsyncEventKind::DeviceFatal);
+        let begin = Instant::now();
+        while a.qp.state().unwrap() != QpState::Err {
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            std::thread::yield_now();
+        }
+        a.send(1, SendOp::Write(dst.remote(0)), &[]);
+        let wc = a.poll(1)[0];
+        assert_eq!((wc.status, wc.vendor_err), (WcStatus::WrFlushErr, 9901));
+        assert_eq!(a.context.port_attr(1).unwrap().state, PortState::Down);
+        assert_eq!(whole.qp.state().unwrap(), QpState::Rts);
+    });
+}
+
+#[test]
+fn a_queue_pair_fails_at_a_time() {
+    with("a_queue_pair_fails_at_a_time", "on qp 2: fails after 100ms", &[], || {
+        let (a, b) = pair(QpType::Rc);
+        assert_eq!(event(&b.context), AsyncEventKind::QpFatal);
+        assert_eq!(a.qp.state().unwrap(), QpState::Rts);
+    });
+}

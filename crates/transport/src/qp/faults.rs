@@ -1,0 +1,363 @@
+//! A queue pair's share of a script of faults: which of its packets and requests the rules choose, and what waits meanwhile.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use anyverbs_faults::{Dice, Fault, PacketAction, PacketKind, Rule, Status, WorkAction};
+use anyverbs_links::faults::{Faults, QpPlace};
+use anyverbs_proto::env::Side;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::wc::{Wc, WcStatus};
+use anyverbs_proto::wire::opcode::Operation;
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+
+/// A packet that changes places with the next one waits for that no longer, in milliseconds: a queue pair whose last packet it
+/// was has an ACK timeout of 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
+const NEXT_WITHIN: Duration = Duration::from_millis(2);
+
+/// The faults of a queue pair, under its lock.
+#[derive(Debug)]
+pub(super) struct QpFaults {
+    plan: &'static Faults,
+    pub(super) place: QpPlace,
+    rules: Vec<Armed>,
+    /// Sends that were posted, and receives that completed.
+    work: [u64; 2],
+    /// Sends that were posted and that a rule chose: the places in the send queue.
+    chosen: VecDeque<(u32, WorkAction, u32)>,
+    /// Completions that wait, of each side, the oldest first.
+    held: [VecDeque<HeldWc>; 2],
+    /// Packets that leave later.
+    parked: Vec<Parked>,
+}
+
+/// A rule that holds for the queue pair.
+#[derive(Debug)]
+struct Armed {
+    rule: &'static Rule,
+    dice: Dice,
+    /// The packets that it has counted.
+    seen: u64,
+}
+
+/// A completion that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldWc {
+    pub(super) wc: Wc,
+    pub(super) solicited: bool,
+    /// When it is given to the program; `None`: never.
+    due: Option<Time>,
+}
+
+/// A packet that leaves later.
+#[derive(Debug)]
+pub(super) struct Parked {
+    due: Time,
+    /// It leaves earlier if another one does.
+    is_overtaken: bool,
+    pub(super) av: AddressVector,
+    pub(super) headers: Headers,
+    pub(super) payload: Vec<u8>,
+}
+
+/// The fate of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It leaves, or comes, so many times.
+    Times(u8),
+    /// It fails the check of its bytes.
+    Corrupt,
+    /// It leaves at this time, or behind the next one.
+    Later(Time, bool),
+}
+
+/// What a rule did, for log and trace.
+#[derive(Debug)]
+pub(super) struct Injected {
+    pub(super) line: u32,
+    pub(super) what: String,
+}
+
+impl QpFaults {
+    /// The faults of a new queue pair of a device.
+    pub(super) fn new(plan: &'static Faults, device: usize) -> Self {
+        let place = plan.add_qp(device);
+        let rules = plan.rules().iter().enumerate();
+        let rules = rules.filter(|(_, rule)| plan.concerns(rule, place));
+        let rules = rules.map(|(n, rule)| Armed { rule, dice: plan.dice(n, place), seen: 0 });
+        Self {
+            plan,
+            place,
+            rules: rules.collect(),
+            work: [0; 2],
+            chosen: VecDeque::new(),
+            held: Default::default(),
+            parked: Vec::new(),
+        }
+    }
+
+    /// Whether the rule at a place of the script holds for it.
+    pub(super) fn is_of(&self, rule: &Rule) -> bool {
+        self.plan.concerns(rule, self.place)
+    }
+
+    /// Whether its port is down.
+    pub(super) fn is_cut(&self) -> bool {
+        self.plan.is_down(self.place.device)
+    }
+
+    /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
+    pub(super) fn judge(
+        &self,
+        now: Time,
+        received: bool,
+        headers: &Headers,
+    ) -> (Verdict, Option<Injected>) {
+        if self.is_cut() {
+            return (Verdict::Times(0), None);
+        }
+        let age = Duration::from_nanos(now.as_nanos());
+        for Armed { rule, dice, seen } in &self.rules {
+            let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
+            let n = seen + 1;
+            if !counts(rule, received, headers) || !span.has(age) || !dice.chooses(*which, n) {
+                continue;
+            }
+            let (verdict, happens) = match *action {
+                PacketAction::Drop => (Verdict::Times(0), "is lost"),
+                PacketAction::Duplicate => (Verdict::Times(2), "is there twice"),
+                PacketAction::Corrupt => (Verdict::Corrupt, "is corrupt"),
+                PacketAction::Reorder => (Verdict::Later(now + NEXT_WITHIN, true), "is overtaken"),
+                PacketAction::Delay(least, most) => {
+                    (Verdict::Later(now + dice.time((least, most), n), false), "is late")
+                }
+            };
+            let direction = if received { "received" } else { "sent" };
+            let bth = &headers.bth;
+            let what = format!(
+                "{direction} packet {n} {happens}: {}, PSN {:#x}",
+                bth.opcode,
+                bth.psn.get()
+            );
+            return (verdict, Some(Injected { line: rule.line, what }));
+        }
+        (Verdict::Times(1), None)
+    }
+
+    /// Counts a packet that was judged.
+    pub(super) fn count(&mut self, received: bool, headers: &Headers) {
+        for Armed { rule, seen, .. } in &mut self.rules {
+            *seen += u64::from(counts(rule, received, headers));
+        }
+    }
+
+    /// A packet leaves later.
+    pub(super) fn park(
+        &mut self,
+        (due, is_overtaken): (Time, bool),
+        av: &AddressVector,
+        headers: &Headers,
+        payload: Vec<u8>,
+    ) {
+        self.parked.push(Parked { due, is_overtaken, av: *av, headers: *headers, payload });
+    }
+
+    /// Takes the packets that are due, or that the next one has overtaken.
+    pub(super) fn take_parked(&mut self, now: Option<Time>) -> Vec<Parked> {
+        let is_due = |parked: &mut Parked| match now {
+            Some(now) => parked.due <= now,
+            None => parked.is_overtaken,
+        };
+        let mut due: Vec<_> = self.parked.extract_if(.., is_due).collect();
+        due.sort_by_key(|parked| parked.due);
+        due
+    }
+
+    /// Whether a packet waits to be overtaken.
+    pub(super) fn keeps_overtaken(&self) -> bool {
+        self.parked.iter().any(|parked| parked.is_overtaken)
+    }
+
+    /// A send is about to be posted at a place of the send queue.
+    pub(super) fn posts_send(&mut self, position: u32) {
+        self.work[0] += 1;
+        if let Some((action, line)) = self.choose_work(false, self.work[0]) {
+            self.chosen.push_back((position, action, line));
+        }
+    }
+
+    /// It was not posted after all.
+    pub(super) fn takes_back(&mut self, position: u32) {
+        self.work[0] -= 1;
+        self.chosen.retain(|(at, ..)| *at != position);
+    }
+
+    /// The status with which the send at this place fails instead of being sent.
+    pub(super) fn spoils(&self, position: u32) -> Option<(WcStatus, Injected)> {
+        let &(_, action, line) = self.chosen.back().filter(|(at, ..)| *at == position)?;
+        let WorkAction::Fails(status, _) = action else { return None };
+        let what = format!("send {} is not sent and fails with {status}", self.work[0]);
+        Some((status_of(status), Injected { line, what }))
+    }
+
+    fn choose_work(&self, is_receive: bool, n: u64) -> Option<(WorkAction, u32)> {
+        self.rules.iter().find_map(|Armed { rule, dice, .. }| match &rule.fault {
+            Fault::Work { action, receives, which } => {
+                let is_it = *receives == is_receive && dice.chooses(*which, n);
+                is_it.then_some((*action, rule.line))
+            }
+            _ => None,
+        })
+    }
+
+    /// A completion was made. True: it waits, and what the rule did stands beside.
+    pub(super) fn keeps(
+        &mut self,
+        (side, now): (Side, Time),
+        wc: &Wc,
+        solicited: bool,
+    ) -> (bool, Option<Injected>) {
+        let action = match side {
+            Side::Send => self.take_chosen(wc.sq_count),
+            Side::Recv => {
+                self.work[1] += 1;
+                self.choose_work(true, self.work[1])
+            }
+        };
+        // What is flushed did not hang.
+        let action = action.filter(|_| wc.status != WcStatus::WrFlushErr);
+        let due = match action {
+            Some((WorkAction::Never, _)) => None,
+            Some((WorkAction::Late(late) | WorkAction::Fails(_, late), _)) => Some(now + late),
+            None => Some(now),
+        };
+        let held = &mut self.held[index(side)];
+        if held.is_empty() && due.is_some_and(|due| due <= now) {
+            return (false, None);
+        }
+        held.push_back(HeldWc { wc: *wc, solicited, due });
+        let said = action.map(|(action, line)| {
+            let happens = match action {
+                WorkAction::Never => "never completes".to_owned(),
+                WorkAction::Late(late) | WorkAction::Fails(_, late) => {
+                    format!("completes {late:?} later")
+                }
+            };
+            let kind = if side == Side::Send { "send" } else { "receive" };
+            Injected { line, what: format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id) }
+        });
+        (true, said)
+    }
+
+    /// The action for the sends that a completion stands for.
+    fn take_chosen(&mut self, sq_count: u32) -> Option<(WorkAction, u32)> {
+        let mut found = None;
+        while let Some(&(position, action, line)) = self.chosen.front() {
+            if sq_count.wrapping_sub(position).cast_signed() <= 0 {
+                break;
+            }
+            self.chosen.pop_front();
+            found.get_or_insert((action, line));
+        }
+        found
+    }
+
+    /// Whether a completion waits that will not come.
+    pub(super) fn is_hung(&self) -> bool {
+        self.held.iter().flatten().any(|held| held.due.is_none())
+    }
+
+    /// The queue pair is in an error state: what hangs, and what is behind it, is flushed.
+    pub(super) fn flush_hung(&mut self, now: Time, vendor_err: u32) {
+        for held in &mut self.held {
+            let hung = held.iter().position(|held| held.due.is_none());
+            for held in held.iter_mut().skip(hung.unwrap_or(usize::MAX)) {
+                (held.wc.status, held.wc.vendor_err) = (WcStatus::WrFlushErr, vendor_err);
+                held.due = Some(now);
+            }
+        }
+    }
+
+    /// Takes the oldest completion of a side if it is due.
+    pub(super) fn take_held(&mut self, side: Side, now: Time) -> Option<HeldWc> {
+        let held = &mut self.held[index(side)];
+        let is_due = held.front()?.due.is_some_and(|due| due <= now);
+        if is_due { held.pop_front() } else { None }
+    }
+
+    /// When the next of all that waits is due.
+    pub(super) fn next_due(&self) -> Option<Time> {
+        let completions = self.held.iter().filter_map(|held| held.front()?.due);
+        completions.chain(self.parked.iter().map(|parked| parked.due)).min()
+    }
+
+    /// The queue pair is reset or destroyed.
+    pub(super) fn forget(&mut self) {
+        self.chosen.clear();
+        self.held.iter_mut().for_each(VecDeque::clear);
+        self.parked.clear();
+    }
+}
+
+fn index(side: Side) -> usize {
+    usize::from(side == Side::Recv)
+}
+
+/// Whether a rule counts this packet.
+fn counts(rule: &Rule, is_received: bool, headers: &Headers) -> bool {
+    let Fault::Packets { received, kind, .. } = &rule.fault else { return false };
+    *received == is_received && kind.is_none_or(|kind| is_of(kind, headers))
+}
+
+fn is_of(kind: PacketKind, headers: &Headers) -> bool {
+    use Operation as O;
+    let operation = headers.bth.opcode.operation;
+    match kind {
+        PacketKind::Request => headers.bth.opcode.is_request(),
+        PacketKind::Ack => operation == O::Ack,
+        PacketKind::Read => operation == O::ReadRequest,
+        PacketKind::Atomic => matches!(operation, O::CompareSwap | O::FetchAdd),
+        PacketKind::Response => headers.bth.opcode.is_response() && operation != O::Ack,
+        PacketKind::Send => matches!(
+            operation,
+            O::SendFirst
+                | O::SendMiddle
+                | O::SendLast
+                | O::SendLastImm
+                | O::SendLastInv
+                | O::SendOnly
+                | O::SendOnlyImm
+                | O::SendOnlyInv
+        ),
+        PacketKind::Write => matches!(
+            operation,
+            O::WriteFirst
+                | O::WriteMiddle
+                | O::WriteLast
+                | O::WriteLastImm
+                | O::WriteOnly
+                | O::WriteOnlyImm
+                | O::AtomicWrite
+        ),
+    }
+}
+
+fn status_of(status: Status) -> WcStatus {
+    use WcStatus as S;
+    let all = [
+        S::LocLenErr,
+        S::LocQpOpErr,
+        S::LocProtErr,
+        S::MwBindErr,
+        S::BadRespErr,
+        S::LocAccessErr,
+        S::RemInvReqErr,
+        S::RemAccessErr,
+        S::RemOpErr,
+        S::RetryExcErr,
+        S::RnrRetryExcErr,
+    ];
+    let found = all.into_iter().find(|known| *known as u8 == status.number);
+    found.unwrap_or(S::GeneralErr)
+}

@@ -1,0 +1,231 @@
+//! What a queue pair's environment does where a script of faults asks for it. Nobody else comes here.
+
+use anyverbs_faults::Rule;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::time::{Clock, Time};
+use anyverbs_proto::wc::{Wc, WcStatus};
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+
+use super::env::DeviceEnv;
+use super::faults::{Injected, QpFaults, Verdict};
+
+impl DeviceEnv<'_, '_> {
+    pub(super) fn faults(&mut self) -> Option<&mut QpFaults> {
+        self.link.watch.as_mut()?.faults.as_deref_mut()
+    }
+
+    /// Whether a rule holds for it.
+    pub(crate) fn is_faulty_by(&mut self, rule: &Rule) -> bool {
+        self.faults().is_some_and(|faults| faults.is_of(rule))
+    }
+
+    /// Whether its port is down.
+    pub(super) fn is_cut(&mut self) -> bool {
+        self.faults().is_some_and(|faults| faults.is_cut())
+    }
+
+    fn tell(&self, injected: &Injected) {
+        if let Some(watch) = &self.link.watch {
+            watch.injected(self.transport, self.now(), injected);
+        }
+    }
+
+    /// Wakes the queue pair when the next of all that waits is due.
+    fn look_again(&mut self) {
+        let due = self.faults().and_then(|faults| faults.next_due());
+        if let Some(due) = due
+            && self.link.timers.add(due)
+        {
+            self.transport.add_timer(due, self.cell.qpn);
+        }
+    }
+
+    /// A packet is about to leave. `None`: it leaves as ever. Otherwise the script has decided, and all is counted.
+    #[cold]
+    pub(super) fn transmit_faulty(
+        &mut self,
+        av: &AddressVector,
+        (headers, payload): (&Headers, &Payload<'_>),
+        note: Option<&str>,
+    ) -> Option<Result<(), TransmitError>> {
+        let (now, blocked) = (self.now(), self.link.blocked);
+        let faults = self.faults()?;
+        let (verdict, injected) = faults.judge(now, false, headers);
+        let overtakes = faults.keeps_overtaken();
+        if verdict == Verdict::Times(1) && !overtakes {
+            return None;
+        }
+        if blocked {
+            // It will be tried again.
+            return Some(Err(TransmitError::Blocked));
+        }
+        let result = match verdict {
+            Verdict::Times(0) | Verdict::Corrupt => self.lose(headers),
+            Verdict::Times(times) => {
+                let first = self.hand_over(av, (headers, payload), None, note);
+                for _ in 1..times {
+                    // Nobody misses a duplicate that finds no room.
+                    let _ = first.and_then(|()| self.hand_over(av, (headers, payload), None, note));
+                }
+                first
+            }
+            Verdict::Later(due, is_overtaken) => {
+                let mut bytes = vec![0; payload.len()];
+                let core = self.transport.core;
+                let copied = payload.copy_to(&core.mrs, &core.memory, &mut bytes);
+                let lost = copied.map_err(Into::into).and_then(|()| self.lose(headers));
+                if let (Ok(()), Some(faults)) = (lost, self.faults()) {
+                    faults.park((due, is_overtaken), av, headers, bytes);
+                }
+                lost
+            }
+        };
+        if result.is_err() {
+            return Some(result);
+        }
+        if let Some(watch) = &mut self.link.watch {
+            watch.note_sent(headers);
+        }
+        self.count_sent(headers);
+        if let Some(injected) = &injected {
+            self.tell(injected);
+        }
+        if overtakes && matches!(verdict, Verdict::Times(1..)) {
+            self.release_parked(None);
+        }
+        self.look_again();
+        Some(Ok(()))
+    }
+
+    /// A packet has left, or was lost.
+    pub(super) fn count_sent(&mut self, headers: &Headers) {
+        if let Some(faults) = self.faults() {
+            faults.count(false, headers);
+        }
+    }
+
+    /// A packet does not leave now. A reliable one waits for its turn on the path all the same.
+    fn lose(&mut self, headers: &Headers) -> Result<(), TransmitError> {
+        let (qpn, bth) = (self.cell.qpn, &headers.bth);
+        let waits = self.cell.qp_type.is_reliable() && bth.opcode.is_request();
+        if waits && !self.link.may_request(qpn, bth.psn) {
+            return Err(TransmitError::Blocked);
+        }
+        Ok(())
+    }
+
+    /// Sends packets that waited: those that are due, or those that a packet has overtaken.
+    fn release_parked(&mut self, now: Option<Time>) {
+        let parked = self.faults().map(|faults| faults.take_parked(now)).unwrap_or_default();
+        for packet in parked {
+            // If there is no room the network has lost it.
+            let payload = Payload::bytes(&packet.payload);
+            let _ = self.hand_over(&packet.av, (&packet.headers, &payload), None, None);
+        }
+    }
+
+    /// A packet has come: how often it is given to the queue pair.
+    #[cold]
+    pub(crate) fn times_received(&mut self, headers: &Headers) -> u8 {
+        let now = self.now();
+        let Some(faults) = self.faults() else { return 1 };
+        let (verdict, injected) = faults.judge(now, true, headers);
+        faults.count(true, headers);
+        if let Some(injected) = &injected {
+            self.tell(injected);
+        }
+        match verdict {
+            Verdict::Times(times) => times,
+            Verdict::Corrupt => {
+                self.count(Counter::DropIcrc, 1);
+                0
+            }
+            Verdict::Later(..) => 1,
+        }
+    }
+
+    /// A completion was made. True: it waits.
+    #[cold]
+    pub(super) fn complete_watched(&mut self, side: Side, wc: &Wc, solicited: bool) -> bool {
+        if self.faults().is_none() {
+            if let Some(watch) = &mut self.link.watch {
+                watch.completed(side, wc);
+            }
+            return false;
+        }
+        let now = self.now();
+        if wc.status != WcStatus::Success {
+            self.flush_hung(wc.vendor_err);
+        }
+        let kept = self.faults().map(|faults| faults.keeps((side, now), wc, solicited));
+        let (kept, injected) = kept.unwrap_or_default();
+        if let Some(injected) = &injected {
+            self.tell(injected);
+        }
+        if kept {
+            self.look_again();
+        } else if let Some(watch) = &mut self.link.watch {
+            watch.completed(side, wc);
+        }
+        kept
+    }
+
+    /// The queue pair is in an error state: completions that hang are flushed.
+    pub(crate) fn flush_hung(&mut self, vendor_err: u32) {
+        let now = self.now();
+        if let Some(faults) = self.faults().filter(|faults| faults.is_hung()) {
+            faults.flush_hung(now, vendor_err);
+            self.release_held(now);
+        }
+    }
+
+    fn release_held(&mut self, now: Time) {
+        for side in [Side::Send, Side::Recv] {
+            while let Some(held) = self.faults().and_then(|faults| faults.take_held(side, now)) {
+                if let Some(watch) = &mut self.link.watch {
+                    watch.completed(side, &held.wc);
+                }
+                self.hand_completion(side, held.wc, held.solicited);
+            }
+        }
+    }
+
+    /// A send was posted: fails it instead of sending it, if a rule says so.
+    #[cold]
+    pub(super) fn spoil_send(&mut self, machine: &mut anyverbs_proto::qp::Qp) {
+        let position = machine.sends_posted().wrapping_sub(1);
+        let Some((status, injected)) = self.faults().and_then(|faults| faults.spoils(position))
+        else {
+            return;
+        };
+        machine.spoil_last_send(status);
+        self.tell(&injected);
+    }
+
+    /// The time has come for something that waits.
+    pub(crate) fn run_faults(&mut self, now: Time) {
+        self.release_held(now);
+        self.release_parked(Some(now));
+        self.look_again();
+    }
+
+    /// A packet has come, and somebody watches: gives it to the machine, or not.
+    #[cold]
+    pub(crate) fn receive_watched(
+        &mut self,
+        machine: &mut anyverbs_proto::qp::Qp,
+        by_ring: bool,
+        (arrival, packet): (&Arrival, &Incoming<'_>),
+    ) {
+        for _ in 0..self.times_received(&packet.headers) {
+            if let Some(watch) = &self.link.watch {
+                watch.received(by_ring, arrival, packet);
+            }
+            machine.receive(arrival, packet, self);
+        }
+    }
+}
