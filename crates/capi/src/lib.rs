@@ -27,6 +27,7 @@ mod coverage;
 mod differential;
 mod errno;
 mod exports;
+mod faults;
 mod log;
 mod object;
 mod private;

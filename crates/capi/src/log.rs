@@ -75,6 +75,7 @@ pub(crate) fn init() {
             .with(WhileThreadLives);
         // No other code in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
+        crate::faults::init();
         if let Some(error) = bad {
             tracing::warn!(
                 "ANYVERBS_LOG={wanted:?} is not a filter ({error}); for instance: warn, debug"

@@ -284,6 +284,15 @@ fn xrc_shared_by_udp() {
 }
 
 #[test]
+fn calls_fail_by_script() {
+    let script = "ibv_reg_mr 2 fails with ENOMEM; ibv_create_comp_channel 1 fails with EMFILE\n\
+                  ibv_query_port 1 fails with EIO; ibv_post_send 1 fails with EAGAIN; ibv_post_recv 2 fails with ENOMEM";
+    // The checker's posting calls are below those of the script.
+    run_with("faults", &[("ANYVERBS_FAULTS", script)]);
+    run_with("faults", &[("ANYVERBS_FAULTS", script), ("ANYVERBS_CHECK", "1")]);
+}
+
+#[test]
 fn comp_cntr_by_udp() {
     run_with("comp_cntr", &[("ANYVERBS_INPROC", "0")]);
 }

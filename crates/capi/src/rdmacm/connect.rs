@@ -13,6 +13,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::Errno,
+    faults,
     rdmacm::{Id, complete, id, release_event, zero},
 };
 
@@ -67,6 +68,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     id: *mut rdma_cm_id,
     param: *mut rdma_conn_param,
 ) -> c_int {
+    faults::may_fail!("rdma_connect", zero);
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
     zero(id::find(id).and_then(|id| {
@@ -96,6 +98,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     id: *mut rdma_cm_id,
     param: *mut rdma_conn_param,
 ) -> c_int {
+    faults::may_fail!("rdma_accept", zero);
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
     zero(id::find(id).and_then(|id| {

@@ -18,7 +18,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::{Errno, give},
-    log,
+    faults, log,
     object::{self, Object},
     rdmacm::{Channel, OwnChannel, SharedDevice, release_event, shared_device, storage, zero},
     verbs::{self, Qp, qp},
@@ -142,6 +142,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
+    faults::may_fail!("rdma_create_id", zero);
     let _uncancelled = Uncancelled::new();
     let datagrams = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB;
     let qp_type = if datagrams { QpType::Ud } else { QpType::Rc } as ibv_qp_type;

@@ -7,6 +7,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::Errno,
+    faults,
     rdmacm::{
         Id,
         cqs::{self, Cqs},
@@ -25,6 +26,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    faults::may_fail!("rdma_create_qp", zero);
     let _uncancelled = Uncancelled::new();
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.

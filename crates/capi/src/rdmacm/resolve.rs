@@ -9,6 +9,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::Errno,
+    faults,
     rdmacm::{Id, address, complete, id, zero},
 };
 
@@ -17,6 +18,7 @@ use crate::{
 /// # Safety
 /// `addr` is NULL or an address.
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    faults::may_fail!("rdma_bind_addr", zero);
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     zero(id::find(id).and_then(|id| bind(&id, &unsafe { address(addr) }?)))
@@ -37,6 +39,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     dst_addr: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
+    faults::may_fail!("rdma_resolve_addr", zero);
     zero(id::find(id).and_then(|id| {
         let source = if src_addr.is_null() {
             None
@@ -68,6 +71,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
     id: *mut rdma_cm_id,
     _timeout_ms: c_int,
 ) -> c_int {
+    faults::may_fail!("rdma_resolve_route", zero);
     zero(id::find(id).and_then(|id| resolve_route(&id)))
 }
 
@@ -80,6 +84,7 @@ pub(crate) fn resolve_route(id: &Arc<Id>) -> Result<(), Errno> {
 
 /// `rdma_listen`: 0, or -1 with `errno`. A backlog that is not positive is the largest.
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    faults::may_fail!("rdma_listen", zero);
     let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         id.inner.device.listen(usize::try_from(backlog).unwrap_or(0))?;

@@ -18,6 +18,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, give, minus_one, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Context, Pd, context, watched::activity},
 };
@@ -102,6 +103,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
     pd: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
+    faults::may_fail!("ibv_create_ah", pointer);
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };

@@ -12,6 +12,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, give, minus_one, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Context, Cq, context, watched::activity},
 };
@@ -32,6 +33,7 @@ const COMPLETION: &str = "completions";
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
     context_: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
+    faults::may_fail!("ibv_create_comp_channel", pointer);
     let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.create_comp_channel()?;

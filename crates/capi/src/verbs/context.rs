@@ -16,6 +16,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::{Errno, give, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{DeviceObject, device, extended, firmware, new_context},
 };
@@ -55,6 +56,7 @@ pub(crate) fn context(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> 
 
 /// `ibv_open_device`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mut ibv_context {
+    faults::may_fail!("ibv_open_device", pointer);
     let _uncancelled = Uncancelled::new();
     pointer(open(device_))
 }

@@ -10,6 +10,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, pointer, value},
+    faults,
     object::{self, Object, deref},
     verbs::{
         CompChannel, Context, Pd, PollSession, context,
@@ -42,6 +43,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    faults::may_fail!("ibv_create_cq", pointer);
     let _uncancelled = Uncancelled::new();
     // A negative number is too large for any device.
     let attr = ibv_cq_init_attr_ex {
@@ -66,6 +68,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    faults::may_fail!("ibv_create_cq", pointer);
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
@@ -258,6 +261,7 @@ pub(crate) fn imm(wc: &Wc) -> u32 {
 /// # Safety
 /// `cq` is NULL or live.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    faults::may_fail!("ibv_req_notify_cq", value);
     // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
     value(

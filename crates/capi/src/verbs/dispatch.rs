@@ -67,6 +67,7 @@ pub(crate) fn new_context() -> verbs_context {
     context.context.ops = ops();
     watched::watch(&mut context.context.ops);
     sanitized::sanitize(&mut context.context.ops);
+    crate::faults::watch(&mut context.context.ops);
     context.context.cmd_fd = -1;
     context.context.async_fd = -1;
     context.context.abi_compat = IS_EXTENDED;

@@ -16,6 +16,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd, watched::activity},
 };
@@ -46,6 +47,7 @@ fn reg(
     iova: u64,
     flags: c_uint,
 ) -> *mut ibv_mr {
+    faults::may_fail!("ibv_reg_mr", pointer);
     pointer(object::find(pd_).and_then(|pd: Arc<Pd>| {
         let access = access(flags)?;
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may

@@ -7,6 +7,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Context, context, watched::activity},
 };
@@ -21,6 +22,7 @@ pub(crate) struct PdInner {
 
 /// `ibv_alloc_pd`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut ibv_pd {
+    faults::may_fail!("ibv_alloc_pd", pointer);
     let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.alloc_pd()?;

@@ -11,6 +11,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     errno::{Errno, give, minus_one, value},
+    faults,
     verbs::{context, write_sized},
 };
 
@@ -58,6 +59,7 @@ pub(crate) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
+    faults::may_fail!("ibv_query_port", value);
     let _uncancelled = Uncancelled::new();
     value(context(context_).and_then(|context| {
         if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {

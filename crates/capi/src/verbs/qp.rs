@@ -20,6 +20,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, give, pointer, say, value},
+    faults,
     object::{self, Object},
     verbs::{
         ATOMIC_OPS, Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq,
@@ -172,6 +173,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
+    faults::may_fail!("ibv_create_qp", pointer);
     let _uncancelled = Uncancelled::new();
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
@@ -189,6 +191,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    faults::may_fail!("ibv_create_qp", pointer);
     let _uncancelled = Uncancelled::new();
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
@@ -546,6 +549,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
+    faults::may_fail!("ibv_modify_qp", value);
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };

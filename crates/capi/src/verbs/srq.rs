@@ -10,6 +10,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, give, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Context, Cq, Pd, Xrcd, context, cq, watched::activity},
 };
@@ -30,6 +31,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
+    faults::may_fail!("ibv_create_srq", pointer);
     let _uncancelled = Uncancelled::new();
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
@@ -45,6 +47,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    faults::may_fail!("ibv_create_srq", pointer);
     let _uncancelled = Uncancelled::new();
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.

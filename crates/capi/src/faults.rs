@@ -1,0 +1,150 @@
+//! Calls that fail because a script of faults asks for it. Where none does, a call looks at one word; the posting calls, which
+//! programs make by a table, look at nothing.
+
+use std::{
+    ffi::c_int,
+    sync::OnceLock,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyverbs::config::Config;
+use anyverbs_faults::{CALLS, Dice, Fault, Script};
+
+use crate::{
+    abi::*,
+    errno::Errno,
+    verbs::{self, refuse_wr},
+};
+
+/// The script of a process that lets calls fail.
+struct Plan {
+    script: Script,
+    seed: u64,
+    /// How often each of [`CALLS`] was called.
+    calls: [AtomicU64; CALLS.len()],
+    /// The slots that the posting calls had before.
+    slots: OnceLock<ibv_context_ops>,
+}
+
+static PLAN: OnceLock<Plan> = OnceLock::new();
+
+/// Reads the script. A configuration that is wrong shows when a device is opened.
+pub(crate) fn init() {
+    let Ok(config) = Config::load() else { return };
+    let Some(script) =
+        config.faults.filter(|script| !script.rules.iter().all(|r| r.is_of_device()))
+    else {
+        return;
+    };
+    let seed = script.seed_or(Some(config.fault_seed));
+    if !script.is_of_device() {
+        tracing::warn!(
+            target: "anyverbs",
+            "faults are injected: seed {seed}, rules: {}; `anyverbs faults --explain` explains them",
+            script.rules.len()
+        );
+    }
+    let calls = [const { AtomicU64::new(0) }; CALLS.len()];
+    let _ = PLAN.set(Plan { script, seed, calls, slots: OnceLock::new() });
+}
+
+/// The call of this name is made: fails if a rule says so.
+#[inline]
+pub(crate) fn call(name: &'static str) -> Result<(), Errno> {
+    PLAN.get().map_or(Ok(()), |plan| plan.call(name))
+}
+
+impl Plan {
+    #[cold]
+    fn call(&self, name: &'static str) -> Result<(), Errno> {
+        let Some(at) = CALLS.iter().position(|call| *call == name) else { return Ok(()) };
+        let n = self.calls[at].fetch_add(1, Ordering::Relaxed) + 1;
+        for (number, rule) in self.script.rules.iter().enumerate() {
+            let Fault::Call { call, which, errno } = rule.fault else { continue };
+            if call != name || !Dice::new(self.seed, number, 0).chooses(which, n) {
+                continue;
+            }
+            anyverbs::count_injected();
+            tracing::error!(
+                target: "anyverbs",
+                "injected fault (line {} of the script): call {n} of {name} fails with {errno}",
+                rule.line
+            );
+            return Err(Errno(errno.number));
+        }
+        Ok(())
+    }
+}
+
+/// Returns from a function of C with the error that a script asks for.
+macro_rules! may_fail {
+    ($name:literal, $report:path) => {
+        if let Err(errno) = $crate::faults::call($name) {
+            return $report(Err(errno));
+        }
+    };
+}
+pub(crate) use may_fail;
+
+/// Lets a script see what is posted by this table.
+pub(crate) fn watch(ops: &mut ibv_context_ops) {
+    if let Some(plan) = PLAN.get() {
+        // All contexts have the same.
+        plan.slots.get_or_init(|| *ops);
+        ops.post_send = Some(post_send);
+        ops.post_recv = Some(post_recv);
+        ops.post_srq_recv = Some(post_srq_recv);
+    }
+}
+
+fn slots() -> Option<&'static ibv_context_ops> {
+    PLAN.get()?.slots.get()
+}
+
+/// # Safety
+/// As for [`verbs::post_send`].
+unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    if let Err(errno) = call("ibv_post_send") {
+        // SAFETY: the caller's promise.
+        return unsafe { refuse_wr(bad, wr, errno) };
+    }
+    let post = slots().and_then(|slots| slots.post_send).unwrap_or(verbs::post_send);
+    // SAFETY: as above.
+    unsafe { post(qp, wr, bad) }
+}
+
+/// # Safety
+/// As for [`verbs::post_recv`].
+unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    if let Err(errno) = call("ibv_post_recv") {
+        // SAFETY: the caller's promise.
+        return unsafe { refuse_wr(bad, wr, errno) };
+    }
+    let post = slots().and_then(|slots| slots.post_recv).unwrap_or(verbs::post_recv);
+    // SAFETY: as above.
+    unsafe { post(qp, wr, bad) }
+}
+
+/// # Safety
+/// As for [`verbs::post_srq_recv`].
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    if let Err(errno) = call("ibv_post_srq_recv") {
+        // SAFETY: the caller's promise.
+        return unsafe { refuse_wr(bad, wr, errno) };
+    }
+    let post = slots().and_then(|slots| slots.post_srq_recv).unwrap_or(verbs::post_srq_recv);
+    // SAFETY: as above.
+    unsafe { post(srq, wr, bad) }
+}
