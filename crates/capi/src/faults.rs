@@ -94,6 +94,7 @@ pub(crate) fn watch(ops: &mut ibv_context_ops) {
         ops.post_send = Some(post_send);
         ops.post_recv = Some(post_recv);
         ops.post_srq_recv = Some(post_srq_recv);
+        ops.req_notify_cq = Some(req_notify_cq);
     }
 }
 
@@ -147,4 +148,15 @@ unsafe extern "C" fn post_srq_recv(
     let post = slots().and_then(|slots| slots.post_srq_recv).unwrap_or(verbs::post_srq_recv);
     // SAFETY: as above.
     unsafe { post(srq, wr, bad) }
+}
+
+/// # Safety
+/// As for [`verbs::req_notify_cq`].
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    if let Err(errno) = call("ibv_req_notify_cq") {
+        return errno.set();
+    }
+    let notify = slots().and_then(|slots| slots.req_notify_cq).unwrap_or(verbs::req_notify_cq);
+    // SAFETY: the caller's promise.
+    unsafe { notify(cq, solicited_only) }
 }

@@ -143,6 +143,45 @@ fn said(command: &mut Command) -> (Option<i32>, Vec<String>) {
 }
 
 #[test]
+fn a_script_of_faults_is_read_before_the_program_runs() {
+    let scratch = Scratch::new("faults");
+    let run = |words: &[&str]| said(scratch.run(words).current_dir(&scratch.0));
+    let (status, lines) = run(&["--no-view", "--faults", "drop pocket 5", "--", "true"]);
+    assert_eq!(status, Some(125));
+    let wanted = "anyverbs: faults: line 1, column 6: expected \"packets\"";
+    assert!(lines[0].starts_with(wanted), "{lines:?}");
+    let (status, lines) = run(&["--no-view", "--faults", "none.fault", "--", "true"]);
+    assert_eq!(status, Some(125));
+    assert!(lines[0].contains("cannot read the script of faults \"none.fault\""), "{lines:?}");
+    let (status, lines) = run(&["--faults", "on device rail9: down", "--", "true"]);
+    assert_eq!(status, Some(125));
+    let wanted = "faults, line 1: there is no device \"rail9\", but anyverbs0";
+    assert!(lines[0].contains(wanted), "{lines:?}");
+    // The same file for a program that changes its directory.
+    let file = scratch.0.join("it.fault");
+    fs::write(&file, "# nothing\ndrop packet 5\n").unwrap();
+    for given in ["--faults=it.fault", "--no-preload"] {
+        let words = ["--no-view", given, "--", "sh", "-c", "echo $ANYVERBS_FAULTS"];
+        let mut command = scratch.run(&words);
+        command.current_dir(&scratch.0).env("ANYVERBS_FAULTS", "it.fault");
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), file.to_str().unwrap());
+    }
+    let explain = |script: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+        command.args(["faults", "--explain", script]).current_dir(&scratch.0).output().unwrap()
+    };
+    let output = explain("it.fault");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let wanted = "Line 2: packet 5 that each queue pair sends is lost.";
+    assert_eq!(text.lines().nth(1), Some(wanted));
+    let output = explain("down for");
+    assert_eq!(output.status.code(), Some(125));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.ends_with("  down for\n          ^\n"), "{text}");
+}
+
+#[test]
 fn a_capture_is_begun_by_the_launcher() {
     let scratch = Scratch::new("capture");
     let file = scratch.0.join("it.pcapng");

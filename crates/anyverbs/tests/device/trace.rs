@@ -71,6 +71,21 @@ fn a_trace_shows_retries() {
     assert!(out.values().sum::<usize>() > came.values().sum::<usize>());
 }
 
+#[test]
+fn a_trace_shows_injected_faults() {
+    let script = [("ANYVERBS_FAULTS", "on qp 1: drop packet 3")];
+    let path = recorded("injected", "reliable", "ANYVERBS_TRACE", &script);
+    let events = read(&path);
+    std::fs::remove_file(path).unwrap();
+    let faults: Vec<_> = events.iter().filter(|event| is(event, "i", "fault")).collect();
+    // One of each of two processes.
+    assert_eq!(faults.len(), 2, "{faults:?}");
+    let name = faults[0]["name"].as_str().unwrap();
+    assert!(name.starts_with("sent packet 3 is lost: RC "), "{name}");
+    let (out, came) = (packets(&events, "out"), packets(&events, "in"));
+    assert!(came.keys().all(|packet| out.contains_key(packet)), "what is lost has not left");
+}
+
 /// The part of the program that is traced for [`a_trace_shows_waits_and_failures`].
 pub(crate) fn fail() {
     let (a, b) = pair(QpType::Rc);

@@ -261,7 +261,6 @@ pub(crate) fn imm(wc: &Wc) -> u32 {
 /// # Safety
 /// `cq` is NULL or live.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    faults::may_fail!("ibv_req_notify_cq", value);
     // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
     value(

@@ -589,6 +589,7 @@ impl Qp {
     fn complete_halted<E: Env>(&mut self, env: &mut E) {
         if let Some((position, status)) = self.requester.halted
             && self.sq.done == position
+            && self.spoiled() != Some((position, true))
         {
             self.requester.halted = None;
             self.fail_oldest(status, env);

@@ -46,8 +46,8 @@ pub(super) struct Trouble {
     not_ready: Option<(Psn, Time)>,
     /// The peer's packet for which there was no receive, and when it came first.
     no_receive: Option<(Psn, Time)>,
-    /// The place of a request that a script of faults lets fail.
-    spoiled: Option<u32>,
+    /// The place of a request that a script of faults lets fail, and whether it waits for the time of that.
+    spoiled: Option<(u32, bool)>,
 }
 
 impl Qp {
@@ -67,12 +67,25 @@ impl Qp {
     }
 
     /// The send that was posted last is not sent. It fails with this status when its turn comes, since a script of faults asks
-    /// for it.
-    pub fn spoil_last_send(&mut self, status: WcStatus) {
+    /// for it; if it `waits`, not before [`fail_spoiled_send`](Self::fail_spoiled_send).
+    pub fn spoil_last_send(&mut self, status: WcStatus, waits: bool) {
         let position = self.sq.head().wrapping_sub(1);
         if self.sq.outstanding() > 0 && self.halt_at(position, status) {
-            self.trouble().spoiled = Some(position);
+            self.trouble().spoiled = Some((position, waits));
         }
+    }
+
+    /// The time has come for the send that waits to fail.
+    pub fn fail_spoiled_send<E: Env>(&mut self, env: &mut E) {
+        if let Some((position, true)) = self.spoiled() {
+            self.trouble().spoiled = Some((position, false));
+            self.after_completion(env);
+        }
+    }
+
+    /// The send that a script of faults lets fail, and whether it waits.
+    pub(super) fn spoiled(&self) -> Option<(u32, bool)> {
+        self.trouble.as_ref()?.spoiled
     }
 
     /// Everything is well again.
@@ -226,8 +239,7 @@ impl Qp {
     /// A work request of this end fails: notes why, and says it.
     pub(super) fn explain_failure<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         let position = self.sq.done;
-        let is_injected =
-            self.trouble.as_ref().is_some_and(|trouble| trouble.spoiled == Some(position));
+        let is_injected = self.spoiled().is_some_and(|(spoiled, _)| spoiled == position);
         let reason = match is_injected {
             true => Reason::new(Cause::Injected),
             false => self.reason_of(status, position, env),

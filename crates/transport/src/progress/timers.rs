@@ -45,7 +45,7 @@ impl Driver {
                     return;
                 }
                 if link.watch.is_some() {
-                    call.env(link).run_faults(now);
+                    call.env(link).run_faults(machine, now);
                 }
                 link.catch_up.look_at = None;
                 if link.peer_gone_at.take_if(|at| *at <= now).is_some() {

@@ -16,6 +16,9 @@ use anyverbs_proto::wr::AddressVector;
 /// was has an ACK timeout of 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
 const NEXT_WITHIN: Duration = Duration::from_millis(2);
 
+/// Lines of the log for one rule and one queue pair; the counter and the trace have all.
+const MOST_SAID: u32 = 10;
+
 /// The faults of a queue pair, under its lock.
 #[derive(Debug)]
 pub(super) struct QpFaults {
@@ -25,11 +28,13 @@ pub(super) struct QpFaults {
     /// Sends that were posted, and receives that completed.
     work: [u64; 2],
     /// Sends that were posted and that a rule chose: the places in the send queue.
-    chosen: VecDeque<(u32, WorkAction, u32)>,
+    chosen: VecDeque<(u32, WorkAction, &'static Rule)>,
     /// Completions that wait, of each side, the oldest first.
     held: [VecDeque<HeldWc>; 2],
     /// Packets that leave later.
     parked: Vec<Parked>,
+    /// When a send that waits for it fails.
+    spoils_at: Option<Time>,
 }
 
 /// A rule that holds for the queue pair.
@@ -39,6 +44,8 @@ struct Armed {
     dice: Dice,
     /// The packets that it has counted.
     seen: u64,
+    /// What the log has said of it.
+    said: u32,
 }
 
 /// A completion that waits.
@@ -75,7 +82,7 @@ pub(super) enum Verdict {
 /// What a rule did, for log and trace.
 #[derive(Debug)]
 pub(super) struct Injected {
-    pub(super) line: u32,
+    pub(super) rule: &'static Rule,
     pub(super) what: String,
 }
 
@@ -85,7 +92,8 @@ impl QpFaults {
         let place = plan.add_qp(device);
         let rules = plan.rules().iter().enumerate();
         let rules = rules.filter(|(_, rule)| plan.concerns(rule, place));
-        let rules = rules.map(|(n, rule)| Armed { rule, dice: plan.dice(n, place), seen: 0 });
+        let rules =
+            rules.map(|(n, rule)| Armed { rule, dice: plan.dice(n, place), seen: 0, said: 0 });
         Self {
             plan,
             place,
@@ -94,6 +102,7 @@ impl QpFaults {
             chosen: VecDeque::new(),
             held: Default::default(),
             parked: Vec::new(),
+            spoils_at: None,
         }
     }
 
@@ -118,7 +127,7 @@ impl QpFaults {
             return (Verdict::Times(0), None);
         }
         let age = Duration::from_nanos(now.as_nanos());
-        for Armed { rule, dice, seen } in &self.rules {
+        for Armed { rule, dice, seen, .. } in &self.rules {
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
             if !counts(rule, received, headers) || !span.has(age) || !dice.chooses(*which, n) {
@@ -140,7 +149,7 @@ impl QpFaults {
                 bth.opcode,
                 bth.psn.get()
             );
-            return (verdict, Some(Injected { line: rule.line, what }));
+            return (verdict, Some(Injected { rule, what }));
         }
         (Verdict::Times(1), None)
     }
@@ -182,8 +191,8 @@ impl QpFaults {
     /// A send is about to be posted at a place of the send queue.
     pub(super) fn posts_send(&mut self, position: u32) {
         self.work[0] += 1;
-        if let Some((action, line)) = self.choose_work(false, self.work[0]) {
-            self.chosen.push_back((position, action, line));
+        if let Some((action, rule)) = self.choose_work(false, self.work[0]) {
+            self.chosen.push_back((position, action, rule));
         }
     }
 
@@ -193,19 +202,40 @@ impl QpFaults {
         self.chosen.retain(|(at, ..)| *at != position);
     }
 
-    /// The status with which the send at this place fails instead of being sent.
-    pub(super) fn spoils(&self, position: u32) -> Option<(WcStatus, Injected)> {
-        let &(_, action, line) = self.chosen.back().filter(|(at, ..)| *at == position)?;
-        let WorkAction::Fails(status, _) = action else { return None };
-        let what = format!("send {} is not sent and fails with {status}", self.work[0]);
-        Some((status_of(status), Injected { line, what }))
+    /// The status with which the send at this place fails instead of being sent, and whether that waits.
+    pub(super) fn spoils(
+        &mut self,
+        position: u32,
+        now: Time,
+    ) -> Option<(WcStatus, bool, Injected)> {
+        let &(_, action, rule) = self.chosen.back().filter(|(at, ..)| *at == position)?;
+        let WorkAction::Fails(status, late) = action else { return None };
+        let waits = late > Duration::ZERO;
+        if waits {
+            self.spoils_at.get_or_insert(now + late);
+        }
+        let later = if waits { format!(" in {late:?}") } else { String::new() };
+        let what = format!("send {} is not sent and fails with {status}{later}", self.work[0]);
+        Some((status_of(status), waits, Injected { rule, what }))
     }
 
-    fn choose_work(&self, is_receive: bool, n: u64) -> Option<(WorkAction, u32)> {
+    /// Whether the send that waits for its failure fails now.
+    pub(super) fn take_spoiled(&mut self, now: Time) -> bool {
+        self.spoils_at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Whether the log says this of a rule. A rule that is about each packet would fill it.
+    pub(super) fn is_said(&mut self, rule: &Rule) -> Option<bool> {
+        let armed = self.rules.iter_mut().find(|armed| std::ptr::eq(armed.rule, rule))?;
+        armed.said = armed.said.saturating_add(1);
+        (armed.said <= MOST_SAID).then_some(armed.said == MOST_SAID)
+    }
+
+    fn choose_work(&self, is_receive: bool, n: u64) -> Option<(WorkAction, &'static Rule)> {
         self.rules.iter().find_map(|Armed { rule, dice, .. }| match &rule.fault {
             Fault::Work { action, receives, which } => {
                 let is_it = *receives == is_receive && dice.chooses(*which, n);
-                is_it.then_some((*action, rule.line))
+                is_it.then_some((*action, *rule))
             }
             _ => None,
         })
@@ -229,36 +259,36 @@ impl QpFaults {
         let action = action.filter(|_| wc.status != WcStatus::WrFlushErr);
         let due = match action {
             Some((WorkAction::Never, _)) => None,
-            Some((WorkAction::Late(late) | WorkAction::Fails(_, late), _)) => Some(now + late),
-            None => Some(now),
+            Some((WorkAction::Late(late), _)) => Some(now + late),
+            // What fails has waited for its time.
+            Some((WorkAction::Fails(..), _)) | None => Some(now),
         };
         let held = &mut self.held[index(side)];
         if held.is_empty() && due.is_some_and(|due| due <= now) {
             return (false, None);
         }
         held.push_back(HeldWc { wc: *wc, solicited, due });
-        let said = action.map(|(action, line)| {
+        let said = action.map(|(action, rule)| {
             let happens = match action {
                 WorkAction::Never => "never completes".to_owned(),
-                WorkAction::Late(late) | WorkAction::Fails(_, late) => {
-                    format!("completes {late:?} later")
-                }
+                WorkAction::Late(late) => format!("completes {late:?} later"),
+                WorkAction::Fails(..) => return None,
             };
             let kind = if side == Side::Send { "send" } else { "receive" };
-            Injected { line, what: format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id) }
+            Some(Injected { rule, what: format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id) })
         });
-        (true, said)
+        (true, said.flatten())
     }
 
     /// The action for the sends that a completion stands for.
-    fn take_chosen(&mut self, sq_count: u32) -> Option<(WorkAction, u32)> {
+    fn take_chosen(&mut self, sq_count: u32) -> Option<(WorkAction, &'static Rule)> {
         let mut found = None;
-        while let Some(&(position, action, line)) = self.chosen.front() {
+        while let Some(&(position, action, rule)) = self.chosen.front() {
             if sq_count.wrapping_sub(position).cast_signed() <= 0 {
                 break;
             }
             self.chosen.pop_front();
-            found.get_or_insert((action, line));
+            found.get_or_insert((action, rule));
         }
         found
     }
@@ -289,7 +319,8 @@ impl QpFaults {
     /// When the next of all that waits is due.
     pub(super) fn next_due(&self) -> Option<Time> {
         let completions = self.held.iter().filter_map(|held| held.front()?.due);
-        completions.chain(self.parked.iter().map(|parked| parked.due)).min()
+        let others = self.parked.iter().map(|parked| parked.due).chain(self.spoils_at);
+        completions.chain(others).min()
     }
 
     /// The queue pair is reset or destroyed.
@@ -297,6 +328,7 @@ impl QpFaults {
         self.chosen.clear();
         self.held.iter_mut().for_each(VecDeque::clear);
         self.parked.clear();
+        self.spoils_at = None;
     }
 }
 

@@ -28,9 +28,10 @@ impl DeviceEnv<'_, '_> {
         self.faults().is_some_and(|faults| faults.is_cut())
     }
 
-    fn tell(&self, injected: &Injected) {
-        if let Some(watch) = &self.link.watch {
-            watch.injected(self.transport, self.now(), injected);
+    fn tell(&mut self, injected: &Injected) {
+        let (transport, now) = (self.transport, self.now());
+        if let Some(watch) = &mut self.link.watch {
+            watch.injected(transport, now, injected);
         }
     }
 
@@ -197,17 +198,20 @@ impl DeviceEnv<'_, '_> {
     /// A send was posted: fails it instead of sending it, if a rule says so.
     #[cold]
     pub(super) fn spoil_send(&mut self, machine: &mut anyverbs_proto::qp::Qp) {
-        let position = machine.sends_posted().wrapping_sub(1);
-        let Some((status, injected)) = self.faults().and_then(|faults| faults.spoils(position))
-        else {
-            return;
-        };
-        machine.spoil_last_send(status);
-        self.tell(&injected);
+        let (now, position) = (self.now(), machine.sends_posted().wrapping_sub(1));
+        let spoiled = self.faults().and_then(|faults| faults.spoils(position, now));
+        if let Some((status, waits, injected)) = spoiled {
+            machine.spoil_last_send(status, waits);
+            self.tell(&injected);
+            self.look_again();
+        }
     }
 
     /// The time has come for something that waits.
-    pub(crate) fn run_faults(&mut self, now: Time) {
+    pub(crate) fn run_faults(&mut self, machine: &mut anyverbs_proto::qp::Qp, now: Time) {
+        if self.faults().is_some_and(|faults| faults.take_spoiled(now)) {
+            machine.fail_spoiled_send(self);
+        }
         self.release_held(now);
         self.release_parked(Some(now));
         self.look_again();

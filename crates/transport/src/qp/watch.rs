@@ -132,16 +132,22 @@ impl Watch {
     }
 
     /// Tells log, counters and trace of a fault that a script asked for.
-    pub(super) fn injected(&self, transport: &Transport, now: Time, injected: &Injected) {
-        let Injected { line, what } = injected;
-        let number = self.faults.as_ref().map_or(0, |faults| faults.place.of_process);
+    pub(super) fn injected(&mut self, transport: &Transport, now: Time, injected: &Injected) {
+        let Injected { rule, what } = injected;
+        let Some(faults) = &mut self.faults else { return };
+        let (number, said) = (faults.place.of_process, faults.is_said(rule));
         transport.core.count(Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
         let line = format!(
-            "injected fault (line {line} of the script): queue pair {number} ({qpn:#08x}): {what}"
+            "injected fault (line {} of the script): queue pair {number} ({qpn:#08x}): {what}",
+            rule.line
         );
         self.instant("fault", what, |args| args.text("rule", &line));
-        transport.overruns.log(now, line);
+        match said {
+            Some(false) => transport.overruns.log(now, line),
+            Some(true) => transport.overruns.log(now, format!("{line}; further ones are counted")),
+            None => {}
+        }
     }
 
     fn instant(&self, kind: &str, name: &str, args: impl FnOnce(Object) -> Object) {
