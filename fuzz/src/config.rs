@@ -4,7 +4,7 @@
 
 use anyverbs::config::Config;
 
-const VARIABLES: [&str; 23] = [
+const VARIABLES: [&str; 24] = [
     "DEVICE",
     "DEVICES",
     "UDP_PORT",
