@@ -1,6 +1,7 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
 mod exchange;
+mod findings;
 mod hosts;
 mod impair;
 mod process;
@@ -65,6 +66,9 @@ pub(crate) struct Selection {
     /// Cases at the same time, each on hosts of its own; more than one disturbs timing on a small machine
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) jobs: usize,
+    /// Run the tools below `anyverbs run --check`: each finding has to stand in conformance/findings.toml
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Begins the random choices of suites that make some (impair, survive)
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,

@@ -145,7 +145,8 @@ impl<'a> Shown<'a> {
     fn text(&self) -> String {
         let Finding { check, what, .. } = self.finding;
         let rule = "=".repeat(72);
-        let mut text = format!("{rule}\n=={}== anyverbs check: {check}: {what}\n", process::id());
+        // What the program has printed may lack the end of its line.
+        let mut text = format!("\n{rule}\n=={}== anyverbs check: {check}: {what}\n", process::id());
         for (title, frames) in &self.stacks {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{}{title}:", if title.is_empty() { "" } else { "  " });

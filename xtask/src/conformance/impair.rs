@@ -79,7 +79,8 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         };
         let started = Instant::now();
         let injection = network.start(fault, seed)?;
-        let runner = Runner { dist, hosts: network.hosts(), case, scratch: &scratch, label: 0 };
+        let (hosts, scratch) = (network.hosts(), &scratch);
+        let runner = Runner { dist, hosts, case, scratch, label: 0, known: None };
         let outcome = runner.run(&port)?;
         let counts = injection.finish()?;
         let row: &mut Row = rows.entry(position(&matrix, fault)).or_default();

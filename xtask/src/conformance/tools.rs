@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use super::findings::{self, Known};
 use super::hosts::{Hosts, INTERFACE, Side, Topology, sweep};
 use super::process::{Process, quiet, wait_for};
 use super::table::{self, Kind, Place, fill};
@@ -51,6 +52,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
 
+    let known = selection.check.then(Known::read).transpose()?;
     let report = Report { count: cases.len(), ..Report::default() };
     let queue = Mutex::new(VecDeque::from(cases));
     let port = AtomicU16::new(20_000);
@@ -71,7 +73,8 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
                 continue;
             };
             let started = Instant::now();
-            let runner = Runner { dist, hosts, case: &case, scratch: &scratch, label };
+            let known = known.as_ref();
+            let runner = Runner { dist, hosts, case: &case, scratch: &scratch, label, known };
             let outcome = runner.run(&port)?;
             report.add(&case, started.elapsed(), &outcome);
         }
@@ -152,6 +155,8 @@ pub(super) struct Runner<'a> {
     pub(super) case: &'a Case,
     pub(super) scratch: &'a Path,
     pub(super) label: usize,
+    /// Mistakes that the programs are known to make, if they are looked for.
+    pub(super) known: Option<&'a Known>,
 }
 
 /// Servers and clients that belong together; a case without a server has a client only.
@@ -197,6 +202,10 @@ impl Runner<'_> {
             })
             .collect();
         let verdict = self.run_pairs(&mut pairs)?;
+        let verdict = match (verdict, self.known) {
+            (Ok(figures), Some(known)) => known.judge(&self.findings())?.map(|()| figures),
+            (verdict, _) => verdict,
+        };
         Ok(match verdict {
             Ok(figures) => Outcome::Passed(figures),
             Err(reason) => {
@@ -214,8 +223,21 @@ impl Runner<'_> {
         })
     }
 
+    /// The file of what is found in the programs of this case.
+    fn findings(&self) -> PathBuf {
+        self.file("findings")
+    }
+
+    /// Whether a program has done its work. Its mistakes are judged apart.
+    fn is_good(&self, status: &ExitStatus) -> bool {
+        status.success() || self.known.is_some() && status.code() == Some(findings::STATUS)
+    }
+
     fn run_pairs(&self, pairs: &mut [Pair]) -> anyhow::Result<Verdict> {
         let deadline = Instant::now() + Duration::from_secs(self.case.timeout_s);
+        if self.known.is_some() {
+            fs::write(self.findings(), "")?;
+        }
         if self.case.kind == Kind::Pair {
             for pair in &mut *pairs {
                 self.start(pair, Role::Server, Side::Server)?;
@@ -312,7 +334,7 @@ impl Runner<'_> {
                 }
             }
         }
-        let failed = statuses.iter().find(|(_, status)| !status.success());
+        let failed = statuses.iter().find(|(_, status)| !self.is_good(status));
         let how = failed.or(statuses.first()).map(|(_, status)| *status);
         // A client that broke off may leave its server waiting for ever.
         let surprising = failed.is_some() && case.fails_with.is_none();
@@ -353,7 +375,7 @@ impl Runner<'_> {
                 None => Ok(format!("fails as it must: {want}")),
             });
         }
-        if let Some((side, status)) = statuses.iter().find(|(_, status)| !status.success()) {
+        if let Some((side, status)) = statuses.iter().find(|(_, status)| !self.is_good(status)) {
             return Ok(Err(format!("the {side} ended with {status}")));
         }
         if let Err(reason) = self.compare_files(pair.port)? {
@@ -402,6 +424,9 @@ impl Runner<'_> {
         }
         if self.case.sockets {
             command.arg("--sockets");
+        }
+        if self.known.is_some() {
+            command.arg("--check").arg("--check-report").arg(self.findings());
         }
         command.arg("--").args(words.split(' ')).current_dir(self.scratch);
         let name = format!("{}-{}-{}", role.name(), pair.port, pair.programs.len());
