@@ -22,9 +22,14 @@ struct Plan {
     seed: u64,
     /// How often each of [`CALLS`] was called.
     calls: [AtomicU64; CALLS.len()],
+    /// How often each rule has happened.
+    said: Vec<AtomicU64>,
     /// The slots that the posting calls had before.
     slots: OnceLock<ibv_context_ops>,
 }
+
+/// Most lines of the log about one rule.
+const MOST_SAID: u64 = 10;
 
 static PLAN: OnceLock<Plan> = OnceLock::new();
 
@@ -45,7 +50,8 @@ pub(crate) fn init() {
         );
     }
     let calls = [const { AtomicU64::new(0) }; CALLS.len()];
-    let _ = PLAN.set(Plan { script, seed, calls, slots: OnceLock::new() });
+    let said = script.rules.iter().map(|_| AtomicU64::new(0)).collect();
+    let _ = PLAN.set(Plan { script, seed, calls, said, slots: OnceLock::new() });
 }
 
 /// The call of this name is made: fails if a rule says so.
@@ -65,11 +71,15 @@ impl Plan {
                 continue;
             }
             anyverbs::count_injected();
-            tracing::error!(
-                target: "anyverbs",
-                "injected fault (line {} of the script): call {n} of {name} fails with {errno}",
-                rule.line
-            );
+            let said = self.said[number].fetch_add(1, Ordering::Relaxed) + 1;
+            if said <= MOST_SAID {
+                let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
+                tracing::error!(
+                    target: "anyverbs",
+                    "injected fault (line {} of the script): call {n} of {name} fails with {errno}{more}",
+                    rule.line
+                );
+            }
             return Err(Errno(errno.number));
         }
         Ok(())

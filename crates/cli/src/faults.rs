@@ -1,10 +1,11 @@
 //! `anyverbs faults`: what a script of faults does, in words.
 
 use std::fmt::Write as _;
-use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use anyverbs::config::read_script;
 use anyverbs_faults::{Script, ScriptError};
 
 use crate::write_out;
@@ -18,7 +19,7 @@ pub(crate) fn is_file(value: &str) -> bool {
 pub(crate) fn explain(value: &str) -> anyhow::Result<ExitCode> {
     let text = if is_file(value) {
         let failed = || format!("cannot read the script {value:?}; rules have more than one word");
-        fs::read_to_string(value.trim()).with_context(failed)?
+        read_script(Path::new(value.trim())).with_context(failed)?
     } else {
         value.to_owned()
     };
@@ -28,7 +29,8 @@ pub(crate) fn explain(value: &str) -> anyhow::Result<ExitCode> {
         Ok(script) => {
             let mut said = String::new();
             let seed = anyverbs_environment::text("ANYVERBS_FAULT_SEED");
-            for line in script.explain(seed.and_then(|seed| seed.parse().ok())) {
+            let seed = seed.filter(|seed| !seed.is_empty()).map(|seed| seed.parse()).transpose();
+            for line in script.explain(seed.context("ANYVERBS_FAULT_SEED is no number")?) {
                 // Writing to a String cannot fail.
                 let _ = writeln!(said, "{line}");
             }

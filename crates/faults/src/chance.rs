@@ -23,7 +23,8 @@ impl Dice {
     /// The dice of a rule, by its place in the script, at a place of the process: a queue pair by its number, or 0.
     #[must_use]
     pub fn new(seed: u64, rule: usize, place: u64) -> Self {
-        Self(mix(mix(seed).wrapping_add(rule as u64)).wrapping_add(place))
+        // Mixed once more: otherwise the choices of a place would be those of the next one, one count later.
+        Self(mix(mix(mix(seed).wrapping_add(rule as u64)).wrapping_add(place)))
     }
 
     /// Whether the `n`-th thing, from 1, is one of `which`.

@@ -138,6 +138,15 @@ fn errors_point_at_the_place() {
 }
 
 #[test]
+fn places_choose_apart() {
+    let chooses = |place: u64, n: u64| Dice::new(1, 0, place).chooses(Which::Chance(500_000), n);
+    for shift in 0..3 {
+        let alike = (10..1010).filter(|n| chooses(1, *n) == chooses(2, *n - shift)).count();
+        assert!((400..600).contains(&alike), "{shift}: {alike}");
+    }
+}
+
+#[test]
 fn a_choice_depends_on_seed_rule_place_and_number_alone() {
     let chosen = |seed, rule, place| -> Vec<u64> {
         let dice = Dice::new(seed, rule, place);

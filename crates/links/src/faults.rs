@@ -20,6 +20,8 @@ pub struct Faults {
     schedule: Vec<(u64, Happening)>,
     /// The place of the next one.
     next: AtomicUsize,
+    /// So many of them hold from the start.
+    from_start: usize,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +74,12 @@ impl Faults {
             script.rules.len()
         );
         let (made, next) = (AtomicU64::new(0), AtomicUsize::new(0));
-        Some(Self { script, seed, devices, made, schedule, next })
+        let from_start = schedule.iter().take_while(|(at, _)| *at == 0).count();
+        let faults = Self { script, seed, devices, made, schedule, next, from_start };
+        for (_, happening) in &faults.schedule[..from_start] {
+            faults.apply(*happening);
+        }
+        Some(faults)
     }
 
     /// Its rules.
@@ -124,7 +131,7 @@ impl Faults {
         let (time, happening) = *self.schedule.get(at)?;
         let is_mine = time <= now.as_nanos()
             && self.next.compare_exchange(at, at + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        is_mine.then(|| (happening, self.apply(happening)))
+        is_mine.then(|| (happening, at < self.from_start || self.apply(happening)))
     }
 
     fn apply(&self, happening: Happening) -> bool {
@@ -205,6 +212,17 @@ mod tests {
         assert_eq!(changes, wanted);
         assert_eq!(faults.next(), NEVER);
         assert!((0..4).all(|device| !faults.is_down(device)));
+    }
+
+    #[test]
+    fn a_port_may_be_down_from_the_start() {
+        let faults = faults("on device anyverbs1: down for 1s");
+        assert!(faults.is_down(1) && !faults.is_down(0));
+        let due = |second: u64| faults.take_due(Time::from_nanos(second * 1_000_000_000));
+        assert_eq!(due(0), Some((Happening::Down(1, 0), true)));
+        assert!(faults.is_down(1));
+        assert_eq!(due(1), Some((Happening::Up(1, 0), true)));
+        assert!(!faults.is_down(1));
     }
 
     #[test]

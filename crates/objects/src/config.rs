@@ -420,7 +420,14 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
         })?,
         None => text,
     };
-    let script = Script::parse(&text).map_err(|error| ConfigError::Faults { file, error })?;
+    let parsed = Script::parse(&text).and_then(|script| {
+        if script.rules.is_empty() {
+            let reason = "the script has no rules".to_owned();
+            return Err(ScriptError { line: 1, column: 1, reason });
+        }
+        Ok(script)
+    });
+    let script = parsed.map_err(|error| ConfigError::Faults { file, error })?;
     for rule in &script.rules {
         let named = rule.place.device.as_ref();
         if let Some(name) = named.filter(|name| devices.iter().all(|device| device.name != **name))
@@ -430,12 +437,24 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
             return Err(ConfigError::FaultyDevice { line, device, known });
         }
     }
-    Ok((!script.rules.is_empty()).then_some(script))
+    Ok(Some(script))
 }
 
-fn read_script(path: &Path) -> io::Result<String> {
+/// The text of a script of faults.
+///
+/// # Errors
+/// It cannot be read, or is longer than a mebibyte.
+pub fn read_script(path: &Path) -> io::Result<String> {
+    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
+    // A pipe might never end.
+    if !path.metadata()?.is_file() {
+        return Err(invalid("it is no regular file"));
+    }
     let mut text = String::new();
-    OpenFile::open(path)?.take(LONGEST_SCRIPT).read_to_string(&mut text)?;
+    OpenFile::open(path)?.take(LONGEST_SCRIPT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST_SCRIPT {
+        return Err(invalid("it is longer than 1 MiB"));
+    }
     Ok(text)
 }
 
@@ -641,6 +660,26 @@ mod tests {
         Config::from_variables(|name| {
             variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
         })
+    }
+
+    #[test]
+    fn a_script_of_faults_has_rules_and_is_read_whole() {
+        let fails = |value: &str| {
+            let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| value.to_owned());
+            Config::parse("", "", variable).map(drop).unwrap_err().to_string()
+        };
+        assert!(fails("seed 1").contains("no rules"));
+        assert!(fails("/dev/zero").contains("no regular file"));
+        let file = std::env::temp_dir().join(format!("anyverbs-script-{}", std::process::id()));
+        for (text, reason) in [
+            ("# nothing\n".to_owned(), "no rules"),
+            ("# more\n".repeat(1 << 18), "longer than 1 MiB"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let said = fails(file.to_str().unwrap());
+            assert!(said.contains(reason), "{said}");
+        }
+        std::fs::remove_file(file).unwrap();
     }
 
     #[test]

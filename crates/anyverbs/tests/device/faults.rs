@@ -96,6 +96,23 @@ fn a_connection_through_shared_memory_survives_lost_packets() {
 }
 
 #[test]
+fn packets_that_wait_leave_when_their_queue_pair_is_destroyed() {
+    let script = "delay packets by 30s";
+    let name = "packets_that_wait_leave_when_their_queue_pair_is_destroyed";
+    with(name, script, &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        b.recv(7, &[dst.sge(0, 64)]);
+        a.send_to(1, SendOp::Send, &[src.sge(0, 1)], Some(to));
+        a.poll(1);
+        assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+        drop(a);
+        assert_eq!(b.poll(1)[0].wr_id, 7);
+    });
+}
+
+#[test]
 fn a_reordered_packet_leaves_behind_the_next_or_soon() {
     let script = "reorder sent send packets 1 to 2; reorder packet 4";
     with("a_reordered_packet_leaves_behind_the_next_or_soon", script, &[], || {

@@ -5,6 +5,7 @@ use anyverbs_faults::Rule;
 use anyverbs_links::faults::{Faults, Happening};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::time::Time;
 
 use super::Driver;
@@ -50,7 +51,8 @@ impl Driver {
             let mut failed = false;
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
                 let mut env = call.env(link);
-                if env.is_faulty_by(rule) {
+                let is_at_work = !matches!(machine.attr().state, QpState::Reset | QpState::Err);
+                if is_at_work && env.is_faulty_by(rule) {
                     machine.fail(Cause::Injected, &mut env);
                     env.flush_hung(Cause::Injected.number().into());
                     failed = true;

@@ -149,6 +149,9 @@ impl<'a> Call<'a> {
     /// Sends staged packets for a queue pair that does nothing any more, and forgets its path.
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
         let transport = self.cell.transport;
+        if state.link.watch.is_some() {
+            self.env(&mut state.link).release_all();
+        }
         self.out.flush(transport.links);
         if let Some(watch) = &mut state.link.watch {
             watch.ends("destroyed");

@@ -12,6 +12,7 @@ use anyverbs_proto::wr::AddressVector;
 
 use super::env::DeviceEnv;
 use super::faults::{Injected, QpFaults, Verdict};
+use super::qp_context::QpContext;
 
 impl DeviceEnv<'_, '_> {
     pub(super) fn faults(&mut self) -> Option<&mut QpFaults> {
@@ -29,9 +30,8 @@ impl DeviceEnv<'_, '_> {
     }
 
     fn tell(&mut self, injected: &Injected) {
-        let (transport, now) = (self.transport, self.now());
         if let Some(watch) = &mut self.link.watch {
-            watch.injected(transport, now, injected);
+            watch.injected(self.transport, injected);
         }
     }
 
@@ -67,10 +67,10 @@ impl DeviceEnv<'_, '_> {
         let result = match verdict {
             Verdict::Times(0) | Verdict::Corrupt => self.lose(headers),
             Verdict::Times(times) => {
-                let first = self.hand_over(av, (headers, payload), None, note);
+                let first = self.send_seen(av, (headers, payload), note);
                 for _ in 1..times {
                     // Nobody misses a duplicate that finds no room.
-                    let _ = first.and_then(|()| self.hand_over(av, (headers, payload), None, note));
+                    let _ = first.and_then(|()| self.send_seen(av, (headers, payload), note));
                 }
                 first
             }
@@ -102,6 +102,21 @@ impl DeviceEnv<'_, '_> {
         Some(Ok(()))
     }
 
+    /// Gives a packet to its link, and tells the watch.
+    fn send_seen(
+        &mut self,
+        av: &AddressVector,
+        packet: (&Headers, &Payload<'_>),
+        note: Option<&str>,
+    ) -> Result<(), TransmitError> {
+        self.hand_over(av, packet, None, note)?;
+        let QpContext { watch, to, .. } = &mut *self.link;
+        if let (Some(watch), Some(route)) = (watch, to.route()) {
+            watch.sent(route.way(), av, packet, note.unwrap_or_default());
+        }
+        Ok(())
+    }
+
     /// A packet has left, or was lost.
     pub(super) fn count_sent(&mut self, headers: &Headers) {
         if let Some(faults) = self.faults() {
@@ -125,8 +140,16 @@ impl DeviceEnv<'_, '_> {
         for packet in parked {
             // If there is no room the network has lost it.
             let payload = Payload::bytes(&packet.payload);
-            let _ = self.hand_over(&packet.av, (&packet.headers, &payload), None, None);
+            let watch = self.link.watch.as_mut();
+            let note = watch.map(|watch| watch.describe(&packet.headers.bth));
+            let _ = self.send_seen(&packet.av, (&packet.headers, &payload), note.as_deref());
         }
+    }
+
+    /// The queue pair is destroyed: what waits leaves now. A network that is slow would bring it as well.
+    #[cold]
+    pub(super) fn release_all(&mut self) {
+        self.release_parked(Some(Time::from_nanos(u64::MAX)));
     }
 
     /// A packet has come: how often it is given to the queue pair.

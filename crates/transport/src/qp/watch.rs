@@ -15,7 +15,6 @@ use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
@@ -132,7 +131,7 @@ impl Watch {
     }
 
     /// Tells log, counters and trace of a fault that a script asked for.
-    pub(super) fn injected(&mut self, transport: &Transport, now: Time, injected: &Injected) {
+    pub(super) fn injected(&mut self, transport: &Transport, injected: &Injected) {
         let Injected { rule, what } = injected;
         let Some(faults) = &mut self.faults else { return };
         let (number, said) = (faults.place.of_process, faults.is_said(rule));
@@ -143,9 +142,10 @@ impl Watch {
             rule.line
         );
         self.instant("fault", what, |args| args.text("rule", &line));
+        // Each rule has a bound of its own.
         match said {
-            Some(false) => transport.overruns.log(now, line),
-            Some(true) => transport.overruns.log(now, format!("{line}; further ones are counted")),
+            Some(false) => tracing::error!(target: "anyverbs", "{line}"),
+            Some(true) => tracing::error!(target: "anyverbs", "{line}; further ones are counted"),
             None => {}
         }
     }
