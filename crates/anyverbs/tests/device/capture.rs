@@ -117,6 +117,7 @@ fn talk() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match &*role {
         "alone" => return beside_a_peer_without(),
+        "datagrams" => return datagrams(&[80, 81]),
         "fail" => return crate::trace::fail(),
         "kill" => return crate::trace::kill(),
         _ => {}
@@ -139,13 +140,20 @@ fn talk() {
     if role == "reliable" {
         return;
     }
+    datagrams(&[80]);
+}
+
+/// Sends a datagram for each number within the process. Some arrive, perhaps twice.
+fn datagrams(wr_ids: &[u64]) {
     let (a, b) = pair(QpType::Ud);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
-    b.recv(1, &[dst.sge(0, 200)]);
     let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
-    a.send_to(80, SendOp::Send, &[src.sge(0, 101)], Some(to));
-    a.poll(1);
-    b.poll(1);
+    for wr_id in wr_ids {
+        b.recv(1, &[dst.sge(0, 200)]);
+        a.send_to(*wr_id, SendOp::Send, &[src.sge(0, 101)], Some(to));
+        a.poll(1);
+        b.poll(1);
+    }
 }
 
 /// The peer has no capture. So it sends long packets, and ACKs with its requests, and would copy without a message.
@@ -265,4 +273,15 @@ fn a_capture_has_what_a_peer_sends_that_has_none() {
     assert!(count(Operation::WriteMiddle) >= SIZE / 4096 - 2);
     assert!(count(Operation::Ack) >= 1);
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_capture_has_what_a_script_repeats_or_delays() {
+    let script = "duplicate packet 1; delay packet 2 by 5ms";
+    for (variable, sent) in [("ANYVERBS_NOTHING", 2), ("ANYVERBS_FAULTS", 3)] {
+        let path = captured("by-script", "datagrams", &[(variable, script)]);
+        let packets = read(&path);
+        assert_eq!(packets.iter().filter(|captured| captured.sent).count(), sent, "{variable}");
+        std::fs::remove_file(path).unwrap();
+    }
 }
