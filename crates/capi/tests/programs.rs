@@ -368,14 +368,19 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
 
 #[test]
 fn the_checker_lets_destructors_of_the_program_run() {
-    let program = libraries().join(format!("at_end.{}", std::process::id()));
-    compile("at_end", &program, &[]);
+    let number = std::process::id();
+    let library = libraries().join(format!("libat_end{number}.so"));
+    compile("at_end", &library, &["-DLIBRARY", "-shared", "-fPIC"]);
+    let program = libraries().join(format!("at_end.{number}"));
+    compile("at_end", &program, &["-Wl,--no-as-needed", library.to_str().unwrap()]);
     for (word, status, found) in [("ends", 0, vec![]), ("leaves", 66, vec!["leak".to_owned()])] {
         let (ended, said, checks) = check_program(&program, &[word], "1", "");
         assert_eq!((ended, checks), (Some(status), found), "{word}: {said}");
-        assert_eq!(said.matches("the destructor has run").count(), 1, "{word}: {said}");
+        for line in ["the destructor has run", "the library's destructor has run"] {
+            assert_eq!(said.matches(line).count(), 1, "{word}: {said}");
+        }
     }
-    fs::remove_file(program).unwrap();
+    let _ = (fs::remove_file(program), fs::remove_file(library));
 }
 
 /// They make no mistakes, but use much of the library. Of the last one, deliberate mistakes are left out.

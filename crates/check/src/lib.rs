@@ -14,6 +14,8 @@ mod memory;
 mod report;
 mod stack;
 
+use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -58,6 +60,15 @@ pub fn posts(queue: usize) {
     }
 }
 
+unsafe extern "C" {
+    /// Of the C library: `f(argument)` at exit(3), or when the object of this handle is unloaded.
+    fn __cxa_atexit(
+        f: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        object: *mut c_void,
+    ) -> c_int;
+}
+
 extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
@@ -68,7 +79,8 @@ pub fn init(read: Read) {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
         unsafe {
-            libc::atexit(at_exit);
+            // Of no object: the handlers of an object run when its turn comes, before those of others. This one runs last.
+            __cxa_atexit(at_exit, ptr::null_mut(), ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }
         Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read)) })
@@ -113,7 +125,7 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// Reports what was not ended, and turns the exit status into that of a program with findings. Of several statuses the C library
 /// takes the last, and goes on with what is to be done at exit.
-extern "C" fn at_exit() {
+extern "C" fn at_exit(_: *mut c_void) {
     let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
     // A thread that is stopped in the middle of a call may hold it.
     let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use anyverbs::config::read_script;
+use anyverbs::config::read_text;
 use anyverbs_faults::{Script, ScriptError};
 
 use crate::write_out;
@@ -19,7 +19,7 @@ pub(crate) fn is_file(value: &str) -> bool {
 pub(crate) fn explain(value: &str) -> anyhow::Result<ExitCode> {
     let text = if is_file(value) {
         let failed = || format!("cannot read the script {value:?}; rules have more than one word");
-        read_script(Path::new(value.trim())).with_context(failed)?
+        read_text(Path::new(value.trim())).with_context(failed)?
     } else {
         value.to_owned()
     };

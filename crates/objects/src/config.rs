@@ -246,7 +246,7 @@ impl Config {
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| error.to_string());
+        let read = |path: &Path| read_text(path).map_err(|error| error.to_string());
         let Some(path) = path else { return Self::parse_with("".into(), "", variable, read) };
         let text = std::fs::read_to_string(&path)
             .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
@@ -405,8 +405,8 @@ pub(crate) fn is_device_name(name: &str) -> bool {
     fits && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
-/// Most bytes of a script that are read.
-const LONGEST_SCRIPT: u64 = 1 << 20;
+/// Most bytes of such a file.
+const LONGEST_TEXT: u64 = 1 << 20;
 
 /// The script of faults: `text`, or the contents of the file that it names, if it is one word.
 fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Script>, ConfigError> {
@@ -414,7 +414,7 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
     let is_text = text.trim().contains(char::is_whitespace);
     let file = (!is_text).then(|| PathBuf::from(text.trim()));
     let text = match &file {
-        Some(path) => read_script(path).map_err(|e| {
+        Some(path) => read_text(path).map_err(|e| {
             let (path, reason) = (path.clone(), e.to_string());
             ConfigError::FaultsUnreadable { path, reason }
         })?,
@@ -440,19 +440,19 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
     Ok(Some(script))
 }
 
-/// The text of a script of faults.
+/// The text of a script of faults, or of a persona.
 ///
 /// # Errors
 /// It cannot be read, or is longer than a mebibyte.
-pub fn read_script(path: &Path) -> io::Result<String> {
+pub fn read_text(path: &Path) -> io::Result<String> {
     let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
     // A pipe might never end.
     if !path.metadata()?.is_file() {
         return Err(invalid("it is no regular file"));
     }
     let mut text = String::new();
-    OpenFile::open(path)?.take(LONGEST_SCRIPT + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST_SCRIPT {
+    OpenFile::open(path)?.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST_TEXT {
         return Err(invalid("it is longer than 1 MiB"));
     }
     Ok(text)

@@ -259,7 +259,7 @@ impl Persona {
             }
         }
         if !crate::config::is_device_name(&file.device) {
-            return Err("device: expected a name of 1 to 48 bytes, without a slash".into());
+            return Err(format!("device: expected {NAME}"));
         }
         let types = &file.gids.types;
         let order = &file.gids.order;
@@ -271,7 +271,7 @@ impl Persona {
         }
         if let Some(pci) = &file.pci {
             if !crate::config::is_device_name(&pci.driver) {
-                return Err("pci.driver: expected a name of 1 to 48 bytes, without a slash".into());
+                return Err(format!("pci.driver: expected {NAME}"));
             }
             let has_link = matches!(pci.speed, 25 | 50 | 80 | 160 | 320 | 640)
                 && matches!(pci.width, 1 | 2 | 4 | 8 | 12 | 16);
@@ -369,10 +369,16 @@ fn has_twice<T: PartialEq>(list: &[T]) -> bool {
 }
 
 /// Three bytes in hexadecimal, with colons.
+/// What a name may be.
+const NAME: &str = "a name of 1 to 48 bytes, not . or .., without a slash or control characters";
+
 fn parse_oui(text: &str) -> Result<u32, String> {
     let bytes: Option<Vec<u8>> = text
         .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2))
+        .map(|byte| {
+            let is_plain = byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
+            u8::from_str_radix(byte, 16).ok().filter(|_| is_plain)
+        })
         .collect();
     match bytes.as_deref() {
         Some([a, b, c]) => Ok(u32::from_be_bytes([0, *a, *b, *c])),

@@ -2,10 +2,21 @@
  * Objects that a destructor ends, after `main`: the checker takes them for ended, and its exit status stops no destructor.
  *
  *   at_end ends|leaves
+ *
+ * With LIBRARY defined it is a library with a destructor of its own.
  */
 #include <string.h>
 
 #include "check.h"
+
+#ifdef LIBRARY
+
+__attribute__((destructor)) static void at_end(void)
+{
+	puts("the library's destructor has run");
+}
+
+#else
 
 static struct ibv_pd *pd;
 static bool ends;
@@ -25,3 +36,5 @@ int main(int argc, char **argv)
 	TRUE(pd != NULL);
 	return 0;
 }
+
+#endif

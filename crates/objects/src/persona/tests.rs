@@ -37,6 +37,7 @@ fn bad_files_are_refused_in_one_line_with_the_place() {
         ("rate = 100", "rate = \"fast\"", "line"),
         ("fw_ver = \"", "fw_ver = \"\\u0007", "fw_ver"),
         ("oui = \"", "oui = \"b8:ce:", "oui"),
+        ("oui = \"", "oui = \"+", "oui"),
         ("device = \"mlx5_0\"", "device = \"a/b\"", "device"),
         ("types = [\"RoCE v1\", \"RoCE v2\"]", "types = [\"RoCE v1\"]", "gids"),
         ("types = [\"RoCE v1\", \"RoCE v2\"]", "types = [\"RoCE v2\", \"RoCE v2\"]", "gids"),
