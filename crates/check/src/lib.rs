@@ -61,7 +61,7 @@ pub fn posts(queue: usize) {
 }
 
 unsafe extern "C" {
-    /// Of the C library: `f(argument)` at exit(3), or when the object of this handle is unloaded.
+    /// The C library calls `f(argument)` at exit(3), or when the object of this handle is unloaded.
     fn __cxa_atexit(
         f: extern "C" fn(*mut c_void),
         argument: *mut c_void,
@@ -79,7 +79,7 @@ pub fn init(read: Read) {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
         unsafe {
-            // Of no object: the handlers of an object run when its turn comes, before those of others. This one runs last.
+            // It belongs to no object. The handlers of an object run when its turn comes, before those of others; this one runs last.
             __cxa_atexit(at_exit, ptr::null_mut(), ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }

@@ -145,7 +145,7 @@ impl<'a> Shown<'a> {
     fn text(&self) -> String {
         let Finding { check, what, .. } = self.finding;
         let rule = "=".repeat(72);
-        // What the program has printed may lack the end of its line.
+        // The last line of the program may lack its end.
         let mut text = format!("\n{rule}\n=={}== anyverbs check: {check}: {what}\n", process::id());
         for (title, frames) in &self.stacks {
             // Writing to a String cannot fail.

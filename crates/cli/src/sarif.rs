@@ -177,7 +177,7 @@ fn file_uri(path: &str) -> String {
     format!("{scheme}{}", escaped(path))
 }
 
-/// What a path of a URI may not hold stands as `%XX` (RFC 3986, 2.1).
+/// A path with `%XX` for bytes that no URI may hold (RFC 3986, 2.1).
 fn escaped(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {

@@ -40,7 +40,7 @@ impl Scratch {
         command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH").output().unwrap()
     }
 
-    /// What a program prints.
+    /// The output of a program.
     fn prints(&self, options: &[&str], program: &[&str]) -> String {
         let output = self.run(options, program);
         let said = String::from_utf8_lossy(&output.stderr);

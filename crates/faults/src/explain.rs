@@ -18,7 +18,7 @@ impl Script {
 }
 
 impl Rule {
-    /// What the rule does, in one or two sentences.
+    /// The effect of the rule, in one or two sentences.
     #[must_use]
     pub fn explain(&self) -> String {
         let place = &self.place;

@@ -35,7 +35,7 @@ pub struct Rule {
     pub text: String,
     /// Where it holds.
     pub place: Place,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -48,14 +48,14 @@ pub struct Place {
     pub qp: Option<u64>,
 }
 
-/// What happens.
+/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// To packets of a queue pair.
     Packets {
-        /// What happens to them.
+        /// Their fate.
         action: PacketAction,
-        /// Those that the queue pair receives, and not those that it sends.
+        /// The rule is about packets that the queue pair receives, and not about those that it sends.
         received: bool,
         /// Those of one kind.
         kind: Option<PacketKind>,
@@ -66,7 +66,7 @@ pub enum Fault {
     },
     /// To work requests of a queue pair.
     Work {
-        /// What happens to them.
+        /// Their fate.
         action: WorkAction,
         /// Receives, and not sends.
         receives: bool,
@@ -90,7 +90,7 @@ pub enum Fault {
     Fails(Duration),
 }
 
-/// What happens to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketAction {
     /// It is lost.
@@ -124,7 +124,7 @@ pub enum PacketKind {
     Ack,
 }
 
-/// What happens to a work request.
+/// The fate of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkAction {
     /// It never completes.

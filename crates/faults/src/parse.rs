@@ -16,7 +16,7 @@ pub struct ScriptError {
     pub line: u32,
     /// The character in it, from 1.
     pub column: u32,
-    /// What is wrong.
+    /// The mistake.
     pub reason: String,
 }
 

@@ -16,7 +16,7 @@ pub struct Faults {
     devices: Vec<FaultyDevice>,
     /// Queue pairs made so far.
     made: AtomicU64,
-    /// What happens at a time, the earliest first.
+    /// Things that happen at a time, the earliest first.
     schedule: Vec<(u64, Happening)>,
     /// The place of the next one.
     next: AtomicUsize,
@@ -146,7 +146,7 @@ impl Faults {
     }
 }
 
-/// What happens when, the earliest first.
+/// The schedule of a script, the earliest first.
 fn schedule(script: &Script, devices: &[FaultyDevice]) -> Vec<(u64, Happening)> {
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(NEVER - 1);
     let mut schedule = Vec::new();

@@ -25,11 +25,11 @@ use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
 use crate::error::CreateError;
+use crate::features::Feature;
 use crate::fork;
 use crate::gid::GidTables;
 use crate::limits::DeviceAttr;
 use crate::memory::ProcessMemory;
-use crate::persona::Feature;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
 use directory::Directory;

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::persona::Persona;
+use crate::text::{NAME, is_name, one_line};
 
 /// Why the configuration is not usable: one clear line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -22,7 +23,7 @@ pub enum ConfigError {
     Faults {
         /// The file that has it, if it is in one.
         file: Option<PathBuf>,
-        /// What is wrong with it.
+        /// Its mistake.
         error: ScriptError,
     },
     /// A file of faults cannot be read.
@@ -289,16 +290,11 @@ impl Config {
             || policy.duplication > 0.0
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
-        let name = |s: &String| is_device_name(s);
+        let name = |s: &String| is_name(s);
         let persona = env.value("PERSONA").or(file.persona).map(|name| persona(&name, read));
         let persona = persona.transpose()?.map(Arc::new);
         let device = env
-            .parse(
-                "DEVICE",
-                file.device,
-                "a name of 1 to 48 bytes, not . or .., without a slash or control characters",
-                name,
-            )?
+            .parse("DEVICE", file.device, NAME, name)?
             .or_else(|| Some(persona.as_ref()?.device.clone()))
             .unwrap_or_else(|| FIRST.to_owned());
         let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
@@ -397,12 +393,6 @@ fn persona(
         }
         Err(reason) => Err(ConfigError::Persona { path, reason }),
     }
-}
-
-/// Whether a name can be that of a device. It becomes the name of a directory, and a part of a line.
-pub(crate) fn is_device_name(name: &str) -> bool {
-    let fits = (1..=48).contains(&name.len()) && name != "." && name != "..";
-    fits && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
 /// Most bytes of such a file.
@@ -532,13 +522,6 @@ fn devices(
         && found.iter().all(|device| is_name(&device.name) && is_place(device))
         && (0..found.len()).all(is_once);
     if is_valid { Ok(found) } else { Err(invalid()) }
-}
-
-/// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a
-/// terminal.
-pub(crate) fn one_line(message: &str) -> String {
-    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace(char::is_control, "\u{fffd}")
 }
 
 struct Environment<F>(F);

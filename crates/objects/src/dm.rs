@@ -9,10 +9,10 @@ use crate::base::Core;
 use crate::command::{CommandFile, Piece};
 use crate::context_cell::ContextCell;
 use crate::error::{CreateError, DestroyError, DmError};
+use crate::features::Feature;
 use crate::holders::{Holdable, Holders};
 use crate::limits::MAX_DM_SIZE;
 use crate::memory::mapping::Mapping;
-use crate::persona::Feature;
 
 /// Offsets and lengths of copies are multiples of this, as on devices that have such memory.
 const UNIT: u64 = 4;

@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigError;
-    use crate::persona::Feature;
+    use crate::features::Feature;
 
     #[test]
     fn every_error_has_the_errno_of_its_manual_page() {

@@ -12,7 +12,7 @@ use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
 use crate::config::ConfigError;
-use crate::persona::Feature;
+use crate::features::Feature;
 
 /// Why an object does nothing any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,6 +25,7 @@ pub mod dmah;
 pub mod errno;
 pub mod error;
 pub mod event_queue;
+pub mod features;
 pub mod fork;
 pub mod gid;
 pub mod holders;
@@ -39,5 +40,6 @@ pub mod privilege;
 pub mod repeats;
 pub mod srq;
 pub mod td;
+mod text;
 
 pub use repeats::Repeats;

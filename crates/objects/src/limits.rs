@@ -3,7 +3,7 @@
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
-use crate::persona::Features;
+use crate::features::Features;
 
 /// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use crate::buf::Buf;
 use crate::dm::{Dm, DmCell};
 use crate::dmah::{Dmah, DmahCell};
 use crate::error::{DestroyError, RegisterError};
+use crate::features::Feature;
 use crate::holders::{Held, Holder};
 use crate::limits;
 use crate::memory::mapping::{Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
-use crate::persona::Feature;
 
 /// Memory region (`ibv_reg_mr`). Its pages are not pinned.
 #[derive(Debug)]

@@ -8,10 +8,10 @@ use anyverbs_proto::wr::SendOp;
 
 use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError, PostError};
+use crate::features::Feature;
 use crate::holders::{Held, Holder};
 use crate::mr::Mr;
 use crate::pd::{Pd, PdCell};
-use crate::persona::Feature;
 
 /// Memory window (`ibv_alloc_mw`): opens a part of a region to peers, under a key of its own, for as long as it is bound.
 #[derive(Debug)]

@@ -4,17 +4,16 @@
 //! shape of the GID table, and the place on the PCI bus. The engine stays the same. So a persona may promise less than the
 //! engine holds, and never more: such a file is refused.
 
-mod features;
-
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use anyverbs_proto::types::Gid;
 use serde::Deserialize;
 
-pub use features::{Feature, Features};
+pub use crate::features::{Feature, Features};
 
 use crate::limits::{self, DeviceAttr};
+use crate::text::{NAME, is_name, one_line};
 
 /// A persona, read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,8 +241,7 @@ impl Persona {
     /// # Errors
     /// The reason, in one line, with the place.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let file: File =
-            toml::from_str(text).map_err(|error| crate::config::one_line(&error.to_string()))?;
+        let file: File = toml::from_str(text).map_err(|error| one_line(&error.to_string()))?;
         file.limits.check()?;
         let rate = Rate::ALL.into_iter().find(|rate| rate.gbps == file.rate).ok_or_else(|| {
             let known = Rate::ALL.map(|rate| rate.gbps.to_string()).join(", ");
@@ -258,7 +256,7 @@ impl Persona {
                 return Err(format!("{key}: expected 1 to 63 letters, digits and signs"));
             }
         }
-        if !crate::config::is_device_name(&file.device) {
+        if !is_name(&file.device) {
             return Err(format!("device: expected {NAME}"));
         }
         let types = &file.gids.types;
@@ -270,7 +268,7 @@ impl Persona {
             return Err("gids.order: expected \"ipv4\" and \"ipv6\", each once".into());
         }
         if let Some(pci) = &file.pci {
-            if !crate::config::is_device_name(&pci.driver) {
+            if !is_name(&pci.driver) {
                 return Err(format!("pci.driver: expected {NAME}"));
             }
             let has_link = matches!(pci.speed, 25 | 50 | 80 | 160 | 320 | 640)
@@ -369,9 +367,6 @@ fn has_twice<T: PartialEq>(list: &[T]) -> bool {
 }
 
 /// Three bytes in hexadecimal, with colons.
-/// What a name may be.
-const NAME: &str = "a name of 1 to 48 bytes, not . or .., without a slash or control characters";
-
 fn parse_oui(text: &str) -> Result<u32, String> {
     let bytes: Option<Vec<u8>> = text
         .split(':')

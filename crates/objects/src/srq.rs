@@ -21,9 +21,9 @@ use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError, Useless};
 use crate::event_queue::Acks;
+use crate::features::Feature;
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
-use crate::persona::Feature;
 use table::SrqTable;
 
 /// Parameters of an SRQ (`struct ibv_srq_init_attr`).

@@ -111,7 +111,7 @@ pub(crate) fn wait(
     if CANCELLABLE.try_with(Cell::get).unwrap_or(false) {
         let undo = || {
             undo();
-            // What `poll` has begun.
+            // `poll` has begun this.
             anyverbs_sanitizers::cancelled();
         };
         cancellable(undo, || poll(fds, timeout))

@@ -128,7 +128,7 @@ pub fn initialised_bytes(start: *const c_void, len: usize) {
 /// The address that stands for the device. The order of all calls goes by it: nobody knows whose completion tells of whose work.
 static DEVICE: u8 = 0;
 
-/// What the program did before is seen by whoever [acquires](acquire) later: it gives work to the device.
+/// The program gives work to the device. Whoever [acquires](acquire) later sees all that it did before.
 #[inline]
 pub fn release() {
     if let Some(Hooks { thread: Some(thread), .. }) = hooks() {

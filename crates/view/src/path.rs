@@ -12,7 +12,7 @@ pub(crate) const ROOTS: &[Root] = &[
     &[b"dev", b"infiniband"],
 ];
 
-/// What it answers for as well where a device has a place on the PCI bus. The first two hold links to the host's devices, too.
+/// Directories for which it answers as well where a device has a place on the PCI bus. The first two hold links to the host's devices, too.
 pub(crate) const PCI_ROOTS: &[Root] = &[
     &[b"sys", b"bus", b"pci", b"devices"],
     &[b"sys", b"class", b"pci_bus"],

@@ -116,7 +116,7 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_RAW_IP_CSUM
     | IBV_DEVICE_MANAGED_FLOW_STEERING;
 
-/// Those that are left where a persona lacks features.
+/// The bits that are left where a persona lacks features.
 fn cap_flags(lacks: Features) -> u32 {
     let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     let raw = IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;

@@ -10,9 +10,9 @@ use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use super::{Hold, Srq, SrqCell, SrqInitAttr};
 use crate::cq::Cq;
 use crate::error::{CreateError, PostError};
+use crate::features::Feature;
 use crate::holders::{Held, Holder};
 use crate::pd::Pd;
-use crate::persona::Feature;
 
 /// Parameters of an SRQ that matches tags (`struct ibv_srq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! What a script of faults does to ports, devices and queue pairs at a time.
+//! A script of faults at work: ports, devices and queue pairs that fail at a time.
 
 use anyverbs_causes::Cause;
 use anyverbs_faults::Rule;

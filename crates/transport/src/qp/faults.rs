@@ -44,7 +44,7 @@ struct Armed {
     dice: Dice,
     /// The packets that it has counted.
     seen: u64,
-    /// What the log has said of it.
+    /// Lines of the log about it.
     said: u32,
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Verdict {
     Later(Time, bool),
 }
 
-/// What a rule did, for log and trace.
+/// The effect of a rule, for log and trace.
 #[derive(Debug)]
 pub(super) struct Injected {
     pub(super) rule: &'static Rule,
@@ -255,12 +255,12 @@ impl QpFaults {
                 self.choose_work(true, self.work[1])
             }
         };
-        // What is flushed did not hang.
+        // A completion that is flushed did not hang.
         let action = action.filter(|_| wc.status != WcStatus::WrFlushErr);
         let due = match action {
             Some((WorkAction::Never, _)) => None,
             Some((WorkAction::Late(late), _)) => Some(now + late),
-            // What fails has waited for its time.
+            // A request that fails has waited for its time.
             Some((WorkAction::Fails(..), _)) | None => Some(now),
         };
         let held = &mut self.held[index(side)];

@@ -1,4 +1,4 @@
-//! What a queue pair's environment does where a script of faults asks for it. Nobody else comes here.
+//! The part of a queue pair's environment that a script of faults asks for. Nobody else comes here.
 
 use anyverbs_faults::Rule;
 use anyverbs_proto::counters::Counter;

@@ -317,7 +317,7 @@ fn a_stopped_process_restarts_the_ack_timer_once() {
     assert!(r.timers.is_due(Timer::Ack, at(140)));
 }
 
-/// What the peer has answered meanwhile waits to be read.
+/// Answers of the peer wait to be read.
 #[test]
 fn a_stopped_process_restarts_the_probe_timeout_once() {
     let mut r = Requester::new();
