@@ -5,7 +5,7 @@ use std::fmt;
 macro_rules! checks {
     ($($name:ident $id:literal;)+) => {
         /// A mistake that is looked for.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Check {
             $(
                 #[doc = concat!("See `docs/checks/", $id, ".md`.")]

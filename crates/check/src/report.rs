@@ -1,5 +1,6 @@
 //! Reports: their words, where they go, and which are wanted.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -38,8 +39,13 @@ pub(crate) struct Reporter {
     file: Option<PathBuf>,
     /// The id of a check (empty for any), and a part of a function's name or of a path.
     suppressions: Vec<(String, String)>,
+    /// How often each mistake was found: a check, and its stacks.
+    seen: HashMap<(Check, Vec<Stack>), u32>,
     pub(crate) findings: u32,
 }
+
+/// Most reports of one check with the same stacks. A program may make a mistake for each message.
+const MOST_ALIKE: u32 = 3;
 
 impl Reporter {
     /// As the variables say; `None` if they do not ask for checks.
@@ -63,18 +69,32 @@ impl Reporter {
             is_fatal: mode == OsStr::new("fatal"),
             file,
             suppressions: parse(&suppressions.unwrap_or_default()),
+            seen: HashMap::new(),
             findings: 0,
         })
     }
 
     /// Reports it, unless it is suppressed.
     pub(crate) fn report(&mut self, finding: &Finding) {
+        let stacks = finding.stacks.iter().map(|(_, stack)| stack.clone()).collect();
+        let alike = self.seen.entry((finding.check, stacks)).or_default();
+        *alike += 1;
+        let alike = *alike;
+        if alike > MOST_ALIKE {
+            return;
+        }
         let shown = Shown::new(finding);
         if shown.is_suppressed(&self.suppressions) {
             return;
         }
         self.findings += 1;
         say(&shown.text());
+        if alike == MOST_ALIKE {
+            say(&format!(
+                "anyverbs check: further reports of {} here are left out\n",
+                finding.check
+            ));
+        }
         let line = format!("{}\n", shown.json());
         let written = self.file.as_ref().map(|path| open(path)?.write_all(line.as_bytes()));
         if let Some(Err(error)) = written {
@@ -206,9 +226,24 @@ mod tests {
     #[test]
     fn a_report_that_cannot_be_written_ends() {
         let file = Some(PathBuf::from("/dev/full"));
-        let mut reporter = Reporter { is_fatal: false, file, suppressions: vec![], findings: 0 };
+        let mut reporter = reporter(file);
         reporter.report(&finding());
         assert!(reporter.file.is_none() && reporter.findings == 1);
+    }
+
+    fn reporter(file: Option<PathBuf>) -> Reporter {
+        let seen = HashMap::new();
+        Reporter { is_fatal: false, file, suppressions: vec![], seen, findings: 0 }
+    }
+
+    #[test]
+    fn a_mistake_of_one_place_is_reported_a_few_times() {
+        let mut reporter = reporter(None);
+        let alike = finding();
+        (0..100).for_each(|_| reporter.report(&alike));
+        assert_eq!(reporter.findings, MOST_ALIKE);
+        reporter.report(&Finding { check: Check::CqOverrun, ..finding() });
+        assert_eq!(reporter.findings, MOST_ALIKE + 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use backtrace::BytesOrWideString;
 const MOST: usize = 48;
 
 /// The return addresses of a call, the innermost first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stack(Arc<[usize]>);
 
 /// A stack that was taken, and where its return addresses stood in memory.
