@@ -39,13 +39,18 @@ pub(crate) struct Reporter {
     file: Option<PathBuf>,
     /// The id of a check (empty for any), and a part of a function's name or of a path.
     suppressions: Vec<(String, String)>,
-    /// How often each mistake was found: a check, and its stacks.
-    seen: HashMap<(Check, Vec<Stack>), u32>,
+    /// How often each mistake was found: a check, and the innermost frames of its stacks.
+    seen: HashMap<(Check, Places), u32>,
     pub(crate) findings: u32,
 }
 
-/// Most reports of one check with the same stacks. A program may make a mistake for each message.
+/// The innermost frames of some stacks.
+type Places = Vec<Box<[usize]>>;
+
+/// Most reports of one check with the same innermost frames. A program may make a mistake for each message.
 const MOST_ALIKE: u32 = 3;
+/// Frames of a stack that are looked at for that. Above them a library's callers differ.
+const INNERMOST: usize = 3;
 
 impl Reporter {
     /// As the variables say; `None` if they do not ask for checks.
@@ -76,7 +81,8 @@ impl Reporter {
 
     /// Reports it, unless it is suppressed.
     pub(crate) fn report(&mut self, finding: &Finding) {
-        let stacks = finding.stacks.iter().map(|(_, stack)| stack.clone()).collect();
+        let stacks =
+            finding.stacks.iter().map(|(_, stack)| stack.innermost(INNERMOST).into()).collect();
         let alike = self.seen.entry((finding.check, stacks)).or_default();
         *alike += 1;
         let alike = *alike;

@@ -12,7 +12,7 @@ use backtrace::BytesOrWideString;
 const MOST: usize = 48;
 
 /// The return addresses of a call, the innermost first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(crate) struct Stack(Arc<[usize]>);
 
 /// A stack that was taken, and where its return addresses stood in memory.
@@ -97,6 +97,11 @@ fn own_stack() -> Range<usize> {
 }
 
 impl Stack {
+    /// The first return addresses, at most so many.
+    pub(crate) fn innermost(&self, most: usize) -> &[usize] {
+        &self.0[..most.min(self.0.len())]
+    }
+
     /// That of the caller. Unwinding takes microseconds, so a stack that was taken before is found again.
     #[inline(never)]
     pub(crate) fn here() -> Self {
