@@ -12,8 +12,8 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
-/// A packet that changes places with the next one waits for that no longer, in milliseconds: a queue pair whose last packet it
-/// was has an ACK timeout of 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
+/// The longest wait, in milliseconds, of a packet that changes places with the next one. If it was the last, the peer's answer still
+/// comes within the ACK timeout, which is 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
 const NEXT_WITHIN: Duration = Duration::from_millis(2);
 
 /// Lines of the log for one rule and one queue pair; the counter and the trace have all.
@@ -344,34 +344,15 @@ fn counts(rule: &Rule, is_received: bool, headers: &Headers) -> bool {
 
 fn is_of(kind: PacketKind, headers: &Headers) -> bool {
     use Operation as O;
-    let operation = headers.bth.opcode.operation;
+    let opcode = headers.bth.opcode;
     match kind {
-        PacketKind::Request => headers.bth.opcode.is_request(),
-        PacketKind::Ack => operation == O::Ack,
-        PacketKind::Read => operation == O::ReadRequest,
-        PacketKind::Atomic => matches!(operation, O::CompareSwap | O::FetchAdd),
-        PacketKind::Response => headers.bth.opcode.is_response() && operation != O::Ack,
-        PacketKind::Send => matches!(
-            operation,
-            O::SendFirst
-                | O::SendMiddle
-                | O::SendLast
-                | O::SendLastImm
-                | O::SendLastInv
-                | O::SendOnly
-                | O::SendOnlyImm
-                | O::SendOnlyInv
-        ),
-        PacketKind::Write => matches!(
-            operation,
-            O::WriteFirst
-                | O::WriteMiddle
-                | O::WriteLast
-                | O::WriteLastImm
-                | O::WriteOnly
-                | O::WriteOnlyImm
-                | O::AtomicWrite
-        ),
+        PacketKind::Request => opcode.is_request(),
+        PacketKind::Ack => opcode.operation == O::Ack,
+        PacketKind::Read => opcode.operation == O::ReadRequest,
+        PacketKind::Atomic => matches!(opcode.operation, O::CompareSwap | O::FetchAdd),
+        PacketKind::Response => opcode.is_response() && opcode.operation != O::Ack,
+        PacketKind::Send => opcode.is_send(),
+        PacketKind::Write => opcode.is_write() || opcode.operation == O::AtomicWrite,
     }
 }
 
