@@ -108,6 +108,7 @@ causes! {
     8009 InUse "the object is in use",
     8010 Unacknowledged "a destroy waits for an event that was not acknowledged",
     8011 Persona "the device's persona does not have it",
+    8012 GidWithoutTraffic "the GID index carries no traffic here",
     9901 Injected "a script of faults asked for it",
 }
 

@@ -166,7 +166,7 @@ fn no_traffic(core: &Core, entry: &GidEntry) -> CreateError {
         (None, None) => String::new(),
     };
     let what = format!("GID index {} {reason}{other}", entry.index);
-    CreateError::Persona { persona: core.persona_name().to_owned(), what }
+    CreateError::NoTraffic { persona: core.persona_name().to_owned(), what }
 }
 
 /// The global form of an address that names a LID. The RoCE hardware of a persona has none.

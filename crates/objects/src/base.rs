@@ -169,8 +169,7 @@ impl Core {
         if !self.attr.lacks.has(feature) {
             return Ok(());
         }
-        let what = format!("it lacks {}", feature.text());
-        Err(CreateError::Persona { persona: self.persona_name().to_owned(), what })
+        Err(CreateError::Persona { persona: self.persona_name().to_owned(), lacks: feature })
     }
 
     /// The name of the persona; empty without one.

@@ -50,7 +50,9 @@ impl CreateError {
             Self::NotPermitted => libc::EPERM,
             Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
-            Self::Unsupported(_) | Self::Persona { .. } => libc::EOPNOTSUPP,
+            Self::Unsupported(_) | Self::Persona { .. } | Self::NoTraffic { .. } => {
+                libc::EOPNOTSUPP
+            }
             Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Device(_) => libc::EIO,
             Self::System(errno) => *errno,
@@ -232,7 +234,8 @@ mod tests {
             (CreateError::Limit { what: "", value: 2, limit: 1 }, EINVAL),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
-            (CreateError::Persona { persona: String::new(), what: String::new() }, EOPNOTSUPP),
+            (CreateError::Persona { persona: String::new(), lacks: Feature::Srq }, EOPNOTSUPP),
+            (CreateError::NoTraffic { persona: String::new(), what: String::new() }, EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),
             (CreateError::NoXrcDomain, EAGAIN),
             (CreateError::XrcDomainExists, EINVAL),

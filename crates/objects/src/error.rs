@@ -87,9 +87,17 @@ pub enum CreateError {
     /// `EOPNOTSUPP`.
     #[error("this device does not support {0}")]
     Unsupported(&'static str),
-    /// `EOPNOTSUPP`: the engine has it, but the device's persona does not; or the persona shows what no device here does.
-    #[error("persona {persona}: {what}")]
+    /// `EOPNOTSUPP`: the engine has it, but the device's persona does not.
+    #[error("persona {persona}: it lacks {}", lacks.text())]
     Persona {
+        /// Its name.
+        persona: String,
+        /// The feature.
+        lacks: Feature,
+    },
+    /// `EOPNOTSUPP`: a GID that the persona lists, and that carries no traffic.
+    #[error("persona {persona}: {what}")]
+    NoTraffic {
         /// Its name.
         persona: String,
         /// The reason.
@@ -393,6 +401,7 @@ impl CreateError {
             Self::Limit { what: "max_inline_data", .. } => None,
             Self::Limit { .. } => Some(Cause::Limit),
             Self::Persona { .. } => Some(Cause::Persona),
+            Self::NoTraffic { .. } => Some(Cause::GidWithoutTraffic),
             Self::Invalid(_) => Some(Cause::AttributeValue),
             _ => None,
         }
