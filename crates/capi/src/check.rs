@@ -90,6 +90,13 @@ pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
     }
 }
 
+/// The device refuses a call for what its persona lacks.
+pub(crate) fn refused_by_persona(why: &str) {
+    if let Some(checker) = checker() {
+        checker.ledger().refused_by_persona(why);
+    }
+}
+
 /// The queue pair is connected to another one.
 pub(crate) fn connected(pointer: *const ibv_qp, to: u32) {
     if let Some(checker) = checker() {

@@ -7,6 +7,8 @@ use std::{fmt, ptr};
 
 use anyverbs_causes::Cause;
 
+use crate::check;
+
 /// Lines about refused calls, each said once.
 const MOST: usize = 1000;
 
@@ -62,6 +64,9 @@ impl Said {
 /// out on purpose.
 pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
     let Some(cause) = cause else { return tracing::debug!("refused: {what}{error}") };
+    if cause == Cause::Persona {
+        check::refused_by_persona(&format!("{what}{error}"));
+    }
     static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
     let line = format!("refused: {what}{error}; see `anyverbs explain {cause}`");
     if SAID.is_new(&line) {

@@ -324,7 +324,12 @@ fn check_program(
     let file = |kind: &str| env::temp_dir().join(format!("anyverbs-check-{number}.{kind}"));
     let (report, rules) = (file("json"), file("rules"));
     fs::write(&rules, suppressions).unwrap();
-    let output = Command::new("timeout")
+    let persona = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/without_srq.toml");
+    let mut command = Command::new("timeout");
+    if words[0] == "refused-by-persona" {
+        command.env("ANYVERBS_PERSONA", persona);
+    }
+    let output = command
         .arg("60")
         .arg(program)
         .args(words)

@@ -48,6 +48,7 @@ checks! {
     Unacknowledged "unacknowledged-event";
     CqTooSmall "cq-too-small";
     CqOverrun "cq-overrun";
+    CqThreads "cq-polled-by-two-threads";
     WrongKey "lkey-used-as-rkey";
     Rights "rights-too-weak";
     PdMismatch "pd-mismatch";
@@ -60,6 +61,7 @@ checks! {
     ForkedChild "posted-from-forked-child";
     FailedWcOpcode "failed-wc-opcode";
     QkeyMismatch "qkey-mismatch";
+    Persona "refused-by-persona";
     Leak "leak";
 }
 

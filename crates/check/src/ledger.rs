@@ -55,6 +55,10 @@ struct CompletionQueue {
     expected: usize,
     /// It was reported that it is too small.
     is_reported: bool,
+    /// The thread that polls, and where, if the queue was made for one thread.
+    poller: Option<(libc::pthread_t, Stack)>,
+    /// It was reported that a second thread polls.
+    is_shared: bool,
 }
 
 /// The queues of a queue pair, or of an SRQ.
@@ -187,6 +191,44 @@ impl Ledger {
     /// A completion queue holds this many completions from now on; `None` if it may lose the oldest.
     pub fn sized_cq(&mut self, address: usize, capacity: Option<u32>) {
         self.cqs.entry(address).or_default().capacity = capacity;
+    }
+
+    /// A thread begins to poll a completion queue that was made for one thread.
+    pub fn begins_poll(&mut self, address: usize) {
+        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_shared) else { return };
+        // SAFETY: it has no preconditions.
+        let thread = unsafe { libc::pthread_self() };
+        let stack = Stack::here();
+        match &cq.poller {
+            Some((other, _)) if *other == thread => {}
+            None => cq.poller = Some((thread, stack)),
+            Some((_, other)) => {
+                let other = ("The other thread polls here".to_owned(), other.clone());
+                cq.is_shared = true;
+                let what = format!(
+                    "two threads poll the completion queue at {address:#x} at once, and it was made with IBV_CREATE_CQ_ATTR_SINGLE_THREADED"
+                );
+                let made = self.origin(address, "The completion queue was made here");
+                self.report(Check::CqThreads, what, vec![here(&stack), other, made]);
+            }
+        }
+    }
+
+    /// The thread has polled it.
+    pub fn ends_poll(&mut self, address: usize) {
+        // SAFETY: it has no preconditions.
+        let thread = unsafe { libc::pthread_self() };
+        if let Some(cq) = self.cqs.get_mut(&address)
+            && cq.poller.as_ref().is_some_and(|(poller, _)| *poller == thread)
+        {
+            cq.poller = None;
+        }
+    }
+
+    /// The device refuses a call for what its persona lacks.
+    pub fn refused_by_persona(&mut self, why: &str) {
+        let what = format!("the call is refused: {why}");
+        self.report(Check::Persona, what, vec![here(&Stack::here())]);
     }
 
     /// Nothing is known of what is outstanding in a queue: an SRQ of XRC or one that matches tags, whose completions do not say that

@@ -28,6 +28,8 @@ pub(crate) struct CqInner {
     pub(crate) context: Arc<Context>,
     pub(crate) iterator: PollSession,
     ignores_overrun: bool,
+    /// The program promised that one thread at a time uses it.
+    pub(crate) is_single_threaded: bool,
 }
 
 /// The CQ behind a program's pointer.
@@ -60,7 +62,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 }
 
 /// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields that are not known.
-/// `SINGLE_THREADED` is a hint, and is not needed.
+/// `SINGLE_THREADED` is a hint that the device does not need. The checker holds the program to it.
 ///
 /// # Safety
 /// `attr` is NULL or readable.
@@ -143,7 +145,9 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     set_iterator(&mut public);
     watch_iterator(&mut public);
     sanitize_iterator(&mut public);
-    let inner = CqInner { device, context, iterator: PollSession::default(), ignores_overrun };
+    let iterator = PollSession::default();
+    let is_single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+    let inner = CqInner { device, context, iterator, ignores_overrun, is_single_threaded };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.
     object::lookup(published)?.inner.device.set_cookie(published as u64);

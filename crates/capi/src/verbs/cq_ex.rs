@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 /// `ibv_end_poll`.
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+pub(super) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: NULL or live, by the caller's promise.
     if let Some(cq) = unsafe { deref(cq) } {
         cq.inner.iterator.end();

@@ -38,6 +38,7 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
     if checker().is_some() {
         cq.start_poll = Some(start_poll);
         cq.next_poll = Some(next_poll);
+        cq.end_poll = Some(end_poll);
         cq.read_opcode = Some(read_opcode);
         cq.read_byte_len = Some(read_byte_len);
         cq.read_imm_data = Some(read_imm_data);
@@ -259,7 +260,15 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 /// As there.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
+    let is_single = unsafe { is_single_threaded(cq.cast()) };
+    if let Some(checker) = checker().filter(|_| is_single) {
+        checker.ledger().begins_poll(cq as usize);
+    }
+    // SAFETY: as above.
     let polled = unsafe { verbs::poll_cq(cq, entries, wc) };
+    if let Some(checker) = checker().filter(|_| is_single) {
+        checker.ledger().ends_poll(cq as usize);
+    }
     if polled == 0 {
         // SAFETY: as above.
         unsafe { tell_overrun(cq.cast()) };
@@ -351,10 +360,40 @@ pub(super) unsafe extern "C" fn start_poll(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
+        let single = checker().filter(|_| is_single_threaded(cq));
+        if let Some(checker) = single {
+            checker.ledger().begins_poll(cq as usize);
+        }
         let errno = cq_ex::start_poll(cq, attr);
+        if let Some(checker) = single.filter(|_| errno != 0) {
+            checker.ledger().ends_poll(cq as usize);
+        }
         tell_present(cq, errno);
         errno
     }
+}
+
+/// As [`cq_ex::end_poll`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        cq_ex::end_poll(cq);
+        if let Some(checker) = checker().filter(|_| is_single_threaded(cq)) {
+            checker.ledger().ends_poll(cq as usize);
+        }
+    }
+}
+
+/// Whether the program promised that one thread at a time uses this queue.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn is_single_threaded(cq: *mut ibv_cq_ex) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { object::deref(cq) }.is_some_and(|cq| cq.inner.is_single_threaded)
 }
 
 /// As [`cq_ex::next_poll`].

@@ -278,6 +278,48 @@ static void cq_overrun(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(small.cq));
 }
 
+static struct ibv_cq_ex *of_one_thread;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static pthread_barrier_t both;
+
+/* Polls an empty queue for a while. */
+static void *polled_by_two_threads(void *unused)
+{
+	pthread_barrier_wait(&both);
+	struct timespec now, end;
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec++;
+	do {
+		struct ibv_poll_cq_attr attr = { 0 };
+		struct ibv_wc wc;
+		if (!wrong)
+			pthread_mutex_lock(&turn);
+		if (extended)
+			EQ(ibv_start_poll(of_one_thread, &attr), ENOENT);
+		else
+			OK(ibv_poll_cq(ibv_cq_ex_to_cq(of_one_thread), 1, &wc));
+		if (!wrong)
+			pthread_mutex_unlock(&turn);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
+	return unused;
+}
+
+static void cq_polled_by_two_threads(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
+	of_one_thread = ibv_create_cq_ex(a->cq->context, &attr);
+	TRUE(of_one_thread != NULL);
+	OK(pthread_barrier_init(&both, NULL, 2));
+	pthread_t other;
+	OK(pthread_create(&other, NULL, polled_by_two_threads, NULL));
+	polled_by_two_threads(NULL);
+	OK(pthread_join(other, NULL));
+	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(of_one_thread)));
+}
+
 static void lkey_used_as_rkey(struct end *a, struct end *b)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
@@ -503,6 +545,18 @@ static void qkey_mismatch(struct end *a, struct end *b)
 	b->qp = make_qp(a->mr->pd, b->cq, IBV_QPT_UD, NULL, 0);
 }
 
+/* The device plays one without SRQs. */
+static void refused_by_persona(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_device_attr has;
+	OK(ibv_query_device(a->cq->context, &has));
+	EQ(has.max_srq, 0);
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	if (wrong)
+		IS_NULL(ibv_create_srq(a->mr->pd, &init), EOPNOTSUPP);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -533,6 +587,7 @@ int main(int argc, char **argv)
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },
+		{ "cq-polled-by-two-threads", IBV_QPT_RC, cq_polled_by_two_threads },
 		{ "lkey-used-as-rkey", IBV_QPT_RC, lkey_used_as_rkey },
 		{ "rights-too-weak", IBV_QPT_RC, rights_too_weak },
 		{ "pd-mismatch", IBV_QPT_RC, pd_mismatch },
@@ -545,6 +600,7 @@ int main(int argc, char **argv)
 		{ "posted-from-forked-child", IBV_QPT_RC, posted_from_forked_child },
 		{ "failed-wc-opcode", IBV_QPT_RC, failed_wc_opcode },
 		{ "qkey-mismatch", IBV_QPT_UD, qkey_mismatch },
+		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();
