@@ -292,7 +292,23 @@ impl CqCell {
     #[inline]
     #[must_use]
     pub fn push_all(self: &Arc<Self>, completions: &[(Wc, bool)]) -> bool {
+        self.push_locked(&mut self.state.lock(), completions)
+    }
+
+    /// As [`push`](Self::push), if there is room; `None` if there is none. A queue that has overrun takes it, and it is lost.
+    pub fn push_into_room(self: &Arc<Self>, wc: Wc, solicited: bool) -> Option<bool> {
         let mut state = self.state.lock();
+        let queue = &state.queue;
+        let takes = queue.is_overrun() || queue.len() < queue.capacity();
+        takes.then(|| self.push_locked(&mut state, &[(wc, solicited)]))
+    }
+
+    #[inline]
+    fn push_locked(
+        self: &Arc<Self>,
+        state: &mut State,
+        completions: &[(Wc, bool)],
+    ) -> bool {
         if state.queue.push_plain(completions) {
             // The likely case.
             self.any.store(true, Ordering::Release);
@@ -302,9 +318,9 @@ impl CqCell {
         for (wc, solicited) in completions {
             lost |= if self.fields.is_empty() {
                 let pushed = state.queue.push(*wc, *solicited);
-                pushed != Pushed::default() && self.pushed(&mut state, pushed)
+                pushed != Pushed::default() && self.pushed(state, pushed)
             } else {
-                self.push_detailed(&mut state, *wc, TmInfo::default(), *solicited)
+                self.push_detailed(state, *wc, TmInfo::default(), *solicited)
             };
         }
         self.any.store(true, Ordering::Release);

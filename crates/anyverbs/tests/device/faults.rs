@@ -142,6 +142,28 @@ fn a_reordered_packet_leaves_behind_the_next_or_soon() {
     });
 }
 
+#[test]
+fn packets_that_wait_are_bounded_and_the_last_ones_are_lost() {
+    let name = "packets_that_wait_are_bounded_and_the_last_ones_are_lost";
+    with(name, "delay packets by 30s", &[], || {
+        let cap = QpCap { max_recv_wr: 1100, ..CAP };
+        let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Ud, cap, 2048));
+        (a.connect(b.address()), b.connect(a.address()));
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        for n in 0..1100 {
+            b.recv(0, &[dst.sge(0, 64)]);
+            a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
+            a.poll(1);
+        }
+        assert_eq!(injected(&a.context), 1100);
+        drop(a);
+        let found: Vec<_> = b.poll(1000).iter().map(|wc| wc.imm).collect();
+        assert_eq!(found, (0..1000).collect::<Vec<_>>());
+        assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+    });
+}
+
 /// The datagrams of 200 that arrive.
 fn arrived() -> Vec<u32> {
     let (a, b) = pair(QpType::Ud);
@@ -283,6 +305,61 @@ fn completions_come_late() {
         a.send(3, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
         assert_eq!(a.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
         assert!(begin.elapsed() >= Duration::from_millis(100));
+    });
+}
+
+#[test]
+fn completions_that_wait_do_not_overrun_their_queue_together() {
+    let script = "on qp 1: send 1 completes after 200ms";
+    with("completions_that_wait_do_not_overrun_their_queue_together", script, &[], || {
+        let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, 8));
+        let [more, peer] = [&a, &b].map(Endpoint::another);
+        let address = |qp: &Qp, e: &Endpoint| Address { qpn: qp.qpn(), ..e.address() };
+        (a.connect(b.address()), b.connect(a.address()));
+        a.connect_qp(&more, address(&peer, &b), 14, 7);
+        b.connect_qp(&peer, address(&more, &a), 14, 7);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        let write = |qp: &Qp, wr_id| {
+            let (op, flags) = (SendOp::Write(dst.remote(0)), SendFlags::SIGNALED);
+            let sges = &[src.sge(0, 8)];
+            qp.post_send(&SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 }).unwrap();
+        };
+        // A program that polls has room for them all: eight at most are not complete at a time.
+        (0..8).for_each(|wr_id| write(&a.qp, wr_id));
+        (8..12).for_each(|wr_id| write(&more, wr_id));
+        let until = Instant::now() + Duration::from_millis(400);
+        while Instant::now() < until {
+            // It drives the device, but takes no completion of the other queue.
+            assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+        }
+        let mut found: Vec<_> = a.poll(12).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        found.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(found, (0..12).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn no_more_completions_are_held_back_than_fit_into_their_queue() {
+    let script = "on qp 1: send 1 never completes; on qp 2: receive 1 never completes";
+    with("no_more_completions_are_held_back_than_fit_into_their_queue", script, &[], || {
+        let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, 8));
+        (a.connect(b.address()), b.connect(a.address()));
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        let send = |n: u64| {
+            b.recv(n, &[dst.sge(0, 8)]);
+            a.send(n, SendOp::Send, &[src.sge(0, 8)]);
+        };
+        (0..8).for_each(send);
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            let waiting = [&a, &b].map(|e| e.cq.poll(&mut [Wc::default()]).unwrap());
+            assert_eq!(waiting, [0, 0], "they hang");
+        }
+        send(8);
+        for e in [&a, &b] {
+            let found: Vec<_> = e.poll(9).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+            assert_eq!(found, (0..9).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+        }
     });
 }
 

@@ -1,5 +1,7 @@
 //! A queue pair's share of a script of faults: which of its packets and requests the rules choose, and what waits meanwhile.
 
+mod waiting;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -10,7 +12,8 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::Headers;
-use anyverbs_proto::wr::AddressVector;
+use waiting::{HeldCompletions, ParkedPackets, index};
+pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
 
 /// The longest wait, in milliseconds, of a packet that changes places with the next one. If it was the last, the peer's answer still
 /// comes within the ACK timeout, which is 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
@@ -29,10 +32,10 @@ pub(super) struct QpFaults {
     work: [u64; 2],
     /// Sends that were posted and that a rule chose: the places in the send queue.
     chosen: VecDeque<(u32, WorkAction, &'static Rule)>,
-    /// Completions that wait, of each side, the oldest first.
-    held: [VecDeque<HeldWc>; 2],
+    /// Completions that wait, of each side.
+    held: [HeldCompletions; 2],
     /// Packets that leave later.
-    parked: Vec<Parked>,
+    pub(super) parked: ParkedPackets,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
 }
@@ -46,26 +49,6 @@ struct Armed {
     seen: u64,
     /// Lines of the log about it.
     said: u32,
-}
-
-/// A completion that waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeldWc {
-    pub(super) wc: Wc,
-    pub(super) solicited: bool,
-    /// When it is given to the program; `None`: never.
-    due: Option<Time>,
-}
-
-/// A packet that leaves later.
-#[derive(Debug)]
-pub(super) struct Parked {
-    due: Time,
-    /// It leaves earlier if another one does.
-    is_overtaken: bool,
-    pub(super) av: AddressVector,
-    pub(super) headers: Headers,
-    pub(super) payload: Vec<u8>,
 }
 
 /// The fate of a packet.
@@ -101,7 +84,7 @@ impl QpFaults {
             work: [0; 2],
             chosen: VecDeque::new(),
             held: Default::default(),
-            parked: Vec::new(),
+            parked: ParkedPackets::default(),
             spoils_at: None,
         }
     }
@@ -161,33 +144,6 @@ impl QpFaults {
         }
     }
 
-    /// A packet leaves later.
-    pub(super) fn park(
-        &mut self,
-        (due, is_overtaken): (Time, bool),
-        av: &AddressVector,
-        headers: &Headers,
-        payload: Vec<u8>,
-    ) {
-        self.parked.push(Parked { due, is_overtaken, av: *av, headers: *headers, payload });
-    }
-
-    /// Takes the packets that are due, or that the next one has overtaken.
-    pub(super) fn take_parked(&mut self, now: Option<Time>) -> Vec<Parked> {
-        let is_due = |parked: &mut Parked| match now {
-            Some(now) => parked.due <= now,
-            None => parked.is_overtaken,
-        };
-        let mut due: Vec<_> = self.parked.extract_if(.., is_due).collect();
-        due.sort_by_key(|parked| parked.due);
-        due
-    }
-
-    /// Whether a packet waits to be overtaken.
-    pub(super) fn keeps_overtaken(&self) -> bool {
-        self.parked.iter().any(|parked| parked.is_overtaken)
-    }
-
     /// A send is about to be posted at a place of the send queue.
     pub(super) fn posts_send(&mut self, position: u32) {
         self.work[0] += 1;
@@ -199,7 +155,7 @@ impl QpFaults {
     /// It was not posted after all.
     pub(super) fn takes_back(&mut self, position: u32) {
         self.work[0] -= 1;
-        self.chosen.retain(|(at, ..)| *at != position);
+        self.chosen.pop_back_if(|(at, ..)| *at == position);
     }
 
     /// The status with which the send at this place fails instead of being sent, and whether that waits.
@@ -264,10 +220,10 @@ impl QpFaults {
             Some((WorkAction::Fails(..), _)) | None => Some(now),
         };
         let held = &mut self.held[index(side)];
-        if held.is_empty() && due.is_some_and(|due| due <= now) {
+        if held.len() == 0 && due.is_some_and(|due| due <= now) {
             return (false, None);
         }
-        held.push_back(HeldWc { wc: *wc, solicited, due });
+        held.add(HeldWc { wc: *wc, solicited, due });
         let said = action.map(|(action, rule)| {
             let happens = match action {
                 WorkAction::Never => "never completes".to_owned(),
@@ -295,45 +251,32 @@ impl QpFaults {
 
     /// Whether a completion waits that will not come.
     pub(super) fn is_hung(&self) -> bool {
-        self.held.iter().flatten().any(|held| held.due.is_none())
+        self.held.iter().any(HeldCompletions::is_hung)
     }
 
     /// The queue pair is in an error state: what hangs, and what is behind it, is flushed.
     pub(super) fn flush_hung(&mut self, now: Time, vendor_err: u32) {
-        for held in &mut self.held {
-            let hung = held.iter().position(|held| held.due.is_none());
-            for held in held.iter_mut().skip(hung.unwrap_or(usize::MAX)) {
-                (held.wc.status, held.wc.vendor_err) = (WcStatus::WrFlushErr, vendor_err);
-                held.due = Some(now);
-            }
-        }
+        self.held.iter_mut().for_each(|held| held.flush_hung(now, vendor_err));
     }
 
-    /// Takes the oldest completion of a side if it is due.
-    pub(super) fn take_held(&mut self, side: Side, now: Time) -> Option<HeldWc> {
-        let held = &mut self.held[index(side)];
-        let is_due = held.front()?.due.is_some_and(|due| due <= now);
-        if is_due { held.pop_front() } else { None }
+    /// The completions of a side that wait.
+    pub(super) fn held(&mut self, side: Side) -> &mut HeldCompletions {
+        &mut self.held[index(side)]
     }
 
     /// When the next of all that waits is due.
     pub(super) fn next_due(&self) -> Option<Time> {
-        let completions = self.held.iter().filter_map(|held| held.front()?.due);
-        let others = self.parked.iter().map(|parked| parked.due).chain(self.spoils_at);
-        completions.chain(others).min()
+        let completions = self.held.iter().filter_map(HeldCompletions::next_due);
+        completions.chain(self.parked.next_due()).chain(self.spoils_at).min()
     }
 
     /// The queue pair is reset or destroyed.
     pub(super) fn forget(&mut self) {
         self.chosen.clear();
-        self.held.iter_mut().for_each(VecDeque::clear);
+        self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
         self.spoils_at = None;
     }
-}
-
-fn index(side: Side) -> usize {
-    usize::from(side == Side::Recv)
 }
 
 /// Whether a rule counts this packet.

@@ -1,5 +1,8 @@
 //! The part of a queue pair's environment that a script of faults asks for. Nobody else comes here.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyverbs_faults::Rule;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
@@ -11,8 +14,11 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
 use super::env::DeviceEnv;
-use super::faults::{Injected, QpFaults, Verdict};
+use super::faults::{HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Verdict};
 use super::qp_context::QpContext;
+
+/// How often a completion that waits for room in its CQ looks for it.
+const ROOM_AGAIN: Duration = Duration::from_millis(1);
 
 impl DeviceEnv<'_, '_> {
     pub(super) fn faults(&mut self) -> Option<&mut QpFaults> {
@@ -55,8 +61,14 @@ impl DeviceEnv<'_, '_> {
     ) -> Option<Result<(), TransmitError>> {
         let (now, blocked) = (self.now(), self.link.blocked);
         let faults = self.faults()?;
-        let (verdict, injected) = faults.judge(now, false, headers);
-        let overtakes = faults.keeps_overtaken();
+        let (mut verdict, mut injected) = faults.judge(now, false, headers);
+        let overtakes = faults.parked.keeps_overtaken();
+        if matches!(verdict, Verdict::Later(..)) && faults.parked.is_full() {
+            verdict = Verdict::Times(0);
+            if let Some(injected) = &mut injected {
+                injected.what += &format!("; it is lost, for {MOST_PARKED} packets wait already");
+            }
+        }
         if verdict == Verdict::Times(1) && !overtakes {
             return None;
         }
@@ -80,7 +92,8 @@ impl DeviceEnv<'_, '_> {
                 let copied = payload.copy_to(&core.mrs, &core.memory, &mut bytes);
                 let lost = copied.map_err(Into::into).and_then(|()| self.lose(headers));
                 if let (Ok(()), Some(faults)) = (lost, self.faults()) {
-                    faults.park((due, is_overtaken), av, headers, bytes);
+                    let packet = Parked { av: *av, headers: *headers, payload: bytes };
+                    faults.parked.add((due, is_overtaken), packet);
                 }
                 lost
             }
@@ -136,8 +149,11 @@ impl DeviceEnv<'_, '_> {
 
     /// Sends packets that waited: those that are due, or those that a packet has overtaken.
     fn release_parked(&mut self, now: Option<Time>) {
-        let parked = self.faults().map(|faults| faults.take_parked(now)).unwrap_or_default();
-        for packet in parked {
+        let next = |faults: &mut QpFaults| match now {
+            Some(now) => faults.parked.take_due(now),
+            None => faults.parked.take_overtaken(),
+        };
+        while let Some(packet) = self.faults().and_then(next) {
             // If there is no room the network has lost it.
             let payload = Payload::bytes(&packet.payload);
             let watch = self.link.watch.as_mut();
@@ -191,6 +207,7 @@ impl DeviceEnv<'_, '_> {
             self.tell(injected);
         }
         if kept {
+            self.keep_few(side, now);
             self.look_again();
         } else if let Some(watch) = &mut self.link.watch {
             watch.completed(side, wc);
@@ -207,15 +224,62 @@ impl DeviceEnv<'_, '_> {
         }
     }
 
+    /// No more completions wait than the CQ can hold. Above that the oldest comes after all.
+    fn keep_few(&mut self, side: Side, now: Time) {
+        // The receives of a target complete in the CQ of each one's SRQ.
+        let most = self.cell.cq(side).map_or(MOST_PARKED, |cq| cq.capacity());
+        while let Some(faults) = self.faults().filter(|faults| faults.held(side).len() > most) {
+            let Some(HeldWc { wc, solicited, due }) = faults.held(side).pop() else { return };
+            if due.is_none_or(|due| due > now) {
+                tracing::warn!(
+                    target: "anyverbs",
+                    "faults: queue pair {:#08x} holds {most} completions back and no more: wr_id {:#x} completes after all",
+                    self.cell.qpn.get(),
+                    wc.wr_id
+                );
+            }
+            self.tell_completed(side, &wc);
+            self.hand_completion(side, wc, solicited);
+        }
+        self.release_held(now);
+    }
+
+    /// Gives completions that are due to the program. They wait while their CQ has no room: all at once they would overrun it where the
+    /// program would have polled them one by one.
     fn release_held(&mut self, now: Time) {
         for side in [Side::Send, Side::Recv] {
-            while let Some(held) = self.faults().and_then(|faults| faults.take_held(side, now)) {
-                if let Some(watch) = &mut self.link.watch {
-                    watch.completed(side, &held.wc);
+            while let Some(held) = self.faults().and_then(|faults| faults.held(side).due(now)) {
+                let has_room = self.push_held(side, &held);
+                let Some(faults) = self.faults() else { return };
+                if !has_room {
+                    faults.held(side).put_off(now + ROOM_AGAIN);
+                    break;
                 }
-                self.hand_completion(side, held.wc, held.solicited);
+                faults.held(side).pop();
+                self.tell_completed(side, &held.wc);
             }
         }
+    }
+
+    fn tell_completed(&mut self, side: Side, wc: &Wc) {
+        if let Some(watch) = &mut self.link.watch {
+            watch.completed(side, wc);
+        }
+    }
+
+    /// Gives a completion to the program. False if its CQ has no room.
+    fn push_held(&mut self, side: Side, held: &HeldWc) -> bool {
+        // Those that were gathered before it come first.
+        self.flush_completions();
+        let Some(cq) = self.cell.cq(side) else {
+            self.hand_completion(side, held.wc, held.solicited);
+            return true;
+        };
+        let lost = cq.push_into_room(held.wc, held.solicited);
+        if lost == Some(true) {
+            self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+        }
+        lost.is_some()
     }
 
     /// A send was posted: fails it instead of sending it, if a rule says so.
