@@ -1,17 +1,18 @@
 //! A queue pair's share of a script of faults: which of its packets and requests the rules choose, and what waits meanwhile.
 
+mod rules;
 mod waiting;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use anyverbs_faults::{Dice, Fault, PacketAction, PacketKind, Rule, Status, WorkAction};
+use anyverbs_faults::{Fault, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Faults, QpPlace};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
-use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::Headers;
+use rules::{Armed, Rules};
 use waiting::{HeldCompletions, ParkedPackets, index};
 pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
 
@@ -27,11 +28,11 @@ const MOST_SAID: u32 = 10;
 pub(super) struct QpFaults {
     plan: &'static Faults,
     pub(super) place: QpPlace,
-    rules: Vec<Armed>,
+    rules: Rules,
     /// Sends that were posted, and receives that completed.
     work: [u64; 2],
     /// Sends that were posted and that a rule chose: the places in the send queue.
-    chosen: VecDeque<(u32, WorkAction, &'static Rule)>,
+    chosen: VecDeque<(u32, Chosen)>,
     /// Completions that wait, of each side.
     held: [HeldCompletions; 2],
     /// Packets that leave later.
@@ -40,15 +41,13 @@ pub(super) struct QpFaults {
     spoils_at: Option<Time>,
 }
 
-/// A rule that holds for the queue pair.
-#[derive(Debug)]
-struct Armed {
+/// The choice of a rule about a work request.
+#[derive(Clone, Copy, Debug)]
+struct Chosen {
+    action: WorkAction,
     rule: &'static Rule,
-    dice: Dice,
-    /// The packets that it has counted.
-    seen: u64,
-    /// Lines of the log about it.
-    said: u32,
+    /// The place of the rule among those of the queue pair.
+    at: usize,
 }
 
 /// The fate of a packet.
@@ -66,6 +65,8 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct Injected {
     pub(super) rule: &'static Rule,
+    /// The place of the rule among those of the queue pair.
+    at: usize,
     pub(super) what: String,
 }
 
@@ -73,14 +74,16 @@ impl QpFaults {
     /// The faults of a new queue pair of a device.
     pub(super) fn new(plan: &'static Faults, device: usize) -> Self {
         let place = plan.add_qp(device);
-        let rules = plan.rules().iter().enumerate();
-        let rules = rules.filter(|(_, rule)| plan.concerns(rule, place));
-        let rules =
-            rules.map(|(n, rule)| Armed { rule, dice: plan.dice(n, place), seen: 0, said: 0 });
+        let mut rules = Rules::default();
+        for (n, rule) in plan.rules().iter().enumerate() {
+            if plan.concerns(rule, place) {
+                rules.add(rule, plan.dice(n, place));
+            }
+        }
         Self {
             plan,
             place,
-            rules: rules.collect(),
+            rules,
             work: [0; 2],
             chosen: VecDeque::new(),
             held: Default::default(),
@@ -110,10 +113,12 @@ impl QpFaults {
             return (Verdict::Times(0), None);
         }
         let age = Duration::from_nanos(now.as_nanos());
-        for Armed { rule, dice, seen, .. } in &self.rules {
+        for (at, Armed { rule, dice, seen, .. }) in
+            self.rules.of_packet(received, headers.bth.opcode)
+        {
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
-            if !counts(rule, received, headers) || !span.has(age) || !dice.chooses(*which, n) {
+            if !span.has(age) || !dice.chooses(*which, n) {
                 continue;
             }
             let (verdict, happens) = match *action {
@@ -132,30 +137,28 @@ impl QpFaults {
                 bth.opcode,
                 bth.psn.get()
             );
-            return (verdict, Some(Injected { rule, what }));
+            return (verdict, Some(Injected { rule, at, what }));
         }
         (Verdict::Times(1), None)
     }
 
     /// Counts a packet that was judged.
     pub(super) fn count(&mut self, received: bool, headers: &Headers) {
-        for Armed { rule, seen, .. } in &mut self.rules {
-            *seen += u64::from(counts(rule, received, headers));
-        }
+        self.rules.count(received, headers.bth.opcode);
     }
 
     /// A send is about to be posted at a place of the send queue.
     pub(super) fn posts_send(&mut self, position: u32) {
         self.work[0] += 1;
-        if let Some((action, rule)) = self.choose_work(false, self.work[0]) {
-            self.chosen.push_back((position, action, rule));
+        if let Some(chosen) = self.choose_work(false, self.work[0]) {
+            self.chosen.push_back((position, chosen));
         }
     }
 
     /// It was not posted after all.
     pub(super) fn takes_back(&mut self, position: u32) {
         self.work[0] -= 1;
-        self.chosen.pop_back_if(|(at, ..)| *at == position);
+        self.chosen.pop_back_if(|(at, _)| *at == position);
     }
 
     /// The status with which the send at this place fails instead of being sent, and whether that waits.
@@ -164,7 +167,8 @@ impl QpFaults {
         position: u32,
         now: Time,
     ) -> Option<(WcStatus, bool, Injected)> {
-        let &(_, action, rule) = self.chosen.back().filter(|(at, ..)| *at == position)?;
+        let &(_, Chosen { action, rule, at }) =
+            self.chosen.back().filter(|(at, _)| *at == position)?;
         let WorkAction::Fails(status, late) = action else { return None };
         let waits = late > Duration::ZERO;
         if waits {
@@ -172,7 +176,7 @@ impl QpFaults {
         }
         let later = if waits { format!(" in {late:?}") } else { String::new() };
         let what = format!("send {} is not sent and fails with {status}{later}", self.work[0]);
-        Some((status_of(status), waits, Injected { rule, what }))
+        Some((status_of(status), waits, Injected { rule, at, what }))
     }
 
     /// Whether the send that waits for its failure fails now.
@@ -181,17 +185,16 @@ impl QpFaults {
     }
 
     /// Whether the log says this of a rule. A rule that is about each packet would fill it.
-    pub(super) fn is_said(&mut self, rule: &Rule) -> Option<bool> {
-        let armed = self.rules.iter_mut().find(|armed| std::ptr::eq(armed.rule, rule))?;
+    pub(super) fn is_said(&mut self, injected: &Injected) -> Option<bool> {
+        let armed = self.rules.at(injected.at)?;
         armed.said = armed.said.saturating_add(1);
         (armed.said <= MOST_SAID).then_some(armed.said == MOST_SAID)
     }
 
-    fn choose_work(&self, is_receive: bool, n: u64) -> Option<(WorkAction, &'static Rule)> {
-        self.rules.iter().find_map(|Armed { rule, dice, .. }| match &rule.fault {
-            Fault::Work { action, receives, which } => {
-                let is_it = *receives == is_receive && dice.chooses(*which, n);
-                is_it.then_some((*action, *rule))
+    fn choose_work(&self, receives: bool, n: u64) -> Option<Chosen> {
+        self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, .. })| match rule.fault {
+            Fault::Work { action, which, .. } if dice.chooses(which, n) => {
+                Some(Chosen { action, rule, at })
             }
             _ => None,
         })
@@ -214,37 +217,38 @@ impl QpFaults {
         // A completion that is flushed did not hang.
         let action = action.filter(|_| wc.status != WcStatus::WrFlushErr);
         let due = match action {
-            Some((WorkAction::Never, _)) => None,
-            Some((WorkAction::Late(late), _)) => Some(now + late),
+            Some(Chosen { action: WorkAction::Never, .. }) => None,
+            Some(Chosen { action: WorkAction::Late(late), .. }) => Some(now + late),
             // A request that fails has waited for its time.
-            Some((WorkAction::Fails(..), _)) | None => Some(now),
+            Some(Chosen { action: WorkAction::Fails(..), .. }) | None => Some(now),
         };
         let held = &mut self.held[index(side)];
         if held.len() == 0 && due.is_some_and(|due| due <= now) {
             return (false, None);
         }
         held.add(HeldWc { wc: *wc, solicited, due });
-        let said = action.map(|(action, rule)| {
+        let said = action.map(|Chosen { action, rule, at }| {
             let happens = match action {
                 WorkAction::Never => "never completes".to_owned(),
                 WorkAction::Late(late) => format!("completes {late:?} later"),
                 WorkAction::Fails(..) => return None,
             };
             let kind = if side == Side::Send { "send" } else { "receive" };
-            Some(Injected { rule, what: format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id) })
+            let what = format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id);
+            Some(Injected { rule, at, what })
         });
         (true, said.flatten())
     }
 
     /// The action for the sends that a completion stands for.
-    fn take_chosen(&mut self, sq_count: u32) -> Option<(WorkAction, &'static Rule)> {
+    fn take_chosen(&mut self, sq_count: u32) -> Option<Chosen> {
         let mut found = None;
-        while let Some(&(position, action, rule)) = self.chosen.front() {
+        while let Some(&(position, chosen)) = self.chosen.front() {
             if sq_count.wrapping_sub(position).cast_signed() <= 0 {
                 break;
             }
             self.chosen.pop_front();
-            found.get_or_insert((action, rule));
+            found.get_or_insert(chosen);
         }
         found
     }
@@ -276,26 +280,6 @@ impl QpFaults {
         self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
         self.spoils_at = None;
-    }
-}
-
-/// Whether a rule counts this packet.
-fn counts(rule: &Rule, is_received: bool, headers: &Headers) -> bool {
-    let Fault::Packets { received, kind, .. } = &rule.fault else { return false };
-    *received == is_received && kind.is_none_or(|kind| is_of(kind, headers))
-}
-
-fn is_of(kind: PacketKind, headers: &Headers) -> bool {
-    use Operation as O;
-    let opcode = headers.bth.opcode;
-    match kind {
-        PacketKind::Request => opcode.is_request(),
-        PacketKind::Ack => opcode.operation == O::Ack,
-        PacketKind::Read => opcode.operation == O::ReadRequest,
-        PacketKind::Atomic => matches!(opcode.operation, O::CompareSwap | O::FetchAdd),
-        PacketKind::Response => opcode.is_response() && opcode.operation != O::Ack,
-        PacketKind::Send => opcode.is_send(),
-        PacketKind::Write => opcode.is_write() || opcode.operation == O::AtomicWrite,
     }
 }
 

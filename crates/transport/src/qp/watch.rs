@@ -132,9 +132,9 @@ impl Watch {
 
     /// Tells log, counters and trace of a fault that a script asked for.
     pub(super) fn injected(&mut self, transport: &Transport, injected: &Injected) {
-        let Injected { rule, what } = injected;
+        let Injected { rule, what, .. } = injected;
         let Some(faults) = &mut self.faults else { return };
-        let (number, said) = (faults.place.of_process, faults.is_said(rule));
+        let (number, said) = (faults.place.of_process, faults.is_said(injected));
         transport.core.count(Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
         let line = format!(

@@ -230,7 +230,9 @@ mod tests {
             parked.add((at(n.into()), n % 2 == 0), packet(n));
         }
         assert!(parked.is_full());
-        let rest: Vec<_> = std::iter::from_fn(|| parked.take_due(Time::from_nanos(u64::MAX)).map(number)).collect();
+        let rest: Vec<_> =
+            std::iter::from_fn(|| parked.take_due(Time::from_nanos(u64::MAX)).map(number))
+                .collect();
         assert_eq!(rest, (0..MOST_PARKED as u32).collect::<Vec<_>>());
         assert!(!parked.is_full());
     }

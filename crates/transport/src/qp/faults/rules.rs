@@ -1,0 +1,197 @@
+//! The rules that hold for a queue pair, so ordered that a packet meets only those that count it, and a request only those for its side.
+
+use anyverbs_faults::{Dice, Fault, PacketKind, Rule, Which};
+use anyverbs_proto::wire::opcode::{Opcode, Operation};
+
+/// A rule that holds for the queue pair.
+#[derive(Debug)]
+pub(super) struct Armed {
+    pub(super) rule: &'static Rule,
+    pub(super) dice: Dice,
+    /// The packets that it has counted.
+    pub(super) seen: u64,
+    /// Lines of the log about it.
+    pub(super) said: u32,
+}
+
+/// The kinds of packets that rules tell apart, and two more: other requests, and what is neither a request nor a response.
+const CLASSES: usize = 8;
+
+/// The rules that hold for a queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    /// All, in the order of the script.
+    armed: Vec<Armed>,
+    /// For packets that are sent, and those that are received, of each class: the places of the rules that count them.
+    packets: [[Vec<usize>; CLASSES]; 2],
+    /// The places of the rules for sends, and for receives.
+    work: [Vec<usize>; 2],
+}
+
+impl Rules {
+    pub(super) fn add(&mut self, rule: &'static Rule, dice: Dice) {
+        let at = self.armed.len();
+        match &rule.fault {
+            Fault::Packets { received, kind, .. } => {
+                let classes = self.packets[usize::from(*received)].iter_mut().enumerate();
+                for (_, rules) in classes.filter(|(class, _)| counts(*kind, *class)) {
+                    rules.push(at);
+                }
+            }
+            Fault::Work { receives, .. } => self.work[usize::from(*receives)].push(at),
+            // Others than the queue pair do these.
+            Fault::Call { .. } | Fault::Down(_) | Fault::Fatal(_) | Fault::Fails(_) => return,
+        }
+        self.armed.push(Armed { rule, dice, seen: 0, said: 0 });
+    }
+
+    /// The rules that count a packet, in the order of the script, each with its place.
+    pub(super) fn of_packet(
+        &self,
+        received: bool,
+        opcode: Opcode,
+    ) -> impl Iterator<Item = (usize, &Armed)> {
+        let places = &self.packets[usize::from(received)][class(opcode)];
+        places.iter().map(|at| (*at, &self.armed[*at]))
+    }
+
+    /// Counts a packet. A rule whose last number has passed meets no further one.
+    pub(super) fn count(&mut self, received: bool, opcode: Opcode) {
+        let Self { armed, packets, .. } = self;
+        packets[usize::from(received)][class(opcode)].retain(|at| {
+            let Armed { rule, seen, .. } = &mut armed[*at];
+            *seen += 1;
+            let Fault::Packets { which: Which::Numbers(_, last), .. } = rule.fault else {
+                return true;
+            };
+            *seen < last
+        });
+    }
+
+    /// The rules for sends, or for receives, in the order of the script, each with its place.
+    pub(super) fn of_work(&self, receives: bool) -> impl Iterator<Item = (usize, &Armed)> {
+        self.work[usize::from(receives)].iter().map(|at| (*at, &self.armed[*at]))
+    }
+
+    /// The rule at a place.
+    pub(super) fn at(&mut self, place: usize) -> Option<&mut Armed> {
+        self.armed.get_mut(place)
+    }
+}
+
+/// The class of a packet.
+fn class(opcode: Opcode) -> usize {
+    use Operation as O;
+    match opcode.operation {
+        O::Ack => 0,
+        O::ReadRequest => 1,
+        O::CompareSwap | O::FetchAdd => 2,
+        O::AtomicWrite => 3,
+        _ if opcode.is_write() => 3,
+        _ if opcode.is_send() => 4,
+        _ if opcode.is_response() => 5,
+        _ if opcode.is_request() => 6,
+        _ => 7,
+    }
+}
+
+/// Whether a rule for packets of a kind counts those of a class.
+fn counts(kind: Option<PacketKind>, class: usize) -> bool {
+    use PacketKind as K;
+    match kind {
+        None => true,
+        Some(K::Ack) => class == 0,
+        Some(K::Read) => class == 1,
+        Some(K::Atomic) => class == 2,
+        Some(K::Write) => class == 3,
+        Some(K::Send) => class == 4,
+        Some(K::Response) => class == 5,
+        Some(K::Request) => matches!(class, 1..=4 | 6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs_faults::Script;
+
+    use super::*;
+
+    fn rules(text: &str) -> Rules {
+        let script: &'static Script = Box::leak(Box::new(Script::parse(text).unwrap()));
+        let mut rules = Rules::default();
+        for (n, rule) in script.rules.iter().enumerate() {
+            rules.add(rule, Dice::new(1, n, 1));
+        }
+        rules
+    }
+
+    fn texts(rules: &Rules, received: bool, opcode: Opcode) -> Vec<&str> {
+        rules.of_packet(received, opcode).map(|(_, armed)| armed.rule.text.as_str()).collect()
+    }
+
+    fn all_opcodes() -> impl Iterator<Item = Opcode> {
+        (0..=u8::MAX).filter_map(Opcode::parse)
+    }
+
+    #[test]
+    fn a_packet_meets_the_rules_of_its_kind_and_direction_alone() {
+        let kinds = ["request ", "send ", "write ", "read ", "atomic ", "response ", "ack ", ""];
+        let all: Vec<_> = ["received ", ""]
+            .iter()
+            .flat_map(|way| kinds.map(|kind| format!("drop {way}{kind}packets")))
+            .collect();
+        let rules = rules(&(all.join("\n") + "\nsend 1 never completes\ndown after 1s"));
+        for opcode in all_opcodes() {
+            use Operation as O;
+            let op = opcode.operation;
+            let is = |kind: &str| match kind {
+                "request " => opcode.is_request(),
+                "send " => opcode.is_send(),
+                "write " => opcode.is_write() || op == O::AtomicWrite,
+                "read " => op == O::ReadRequest,
+                "atomic " => matches!(op, O::CompareSwap | O::FetchAdd),
+                "response " => opcode.is_response() && op != O::Ack,
+                "ack " => op == O::Ack,
+                _ => true,
+            };
+            for (received, way) in [(true, "received "), (false, "")] {
+                let wanted = kinds.into_iter().filter(|kind| is(kind));
+                let wanted: Vec<_> =
+                    wanted.map(|kind| format!("drop {way}{kind}packets")).collect();
+                assert_eq!(texts(&rules, received, opcode), wanted, "{opcode}");
+            }
+        }
+        assert_eq!(rules.of_work(false).count(), 1);
+        assert_eq!(rules.of_work(true).count(), 0);
+    }
+
+    #[test]
+    fn a_rule_whose_numbers_have_passed_meets_no_packet() {
+        let text: String = (1..=1000).map(|n| format!("drop send packet {n}\n")).collect();
+        let mut rules = rules(&(text + "drop packet 3\ndrop request packets 2 to 1001"));
+        let mut all = all_opcodes();
+        let send = all.find(|opcode| opcode.is_send()).unwrap();
+        let write = all.find(|opcode| opcode.is_write()).unwrap();
+        let ack = all.find(|opcode| opcode.operation == Operation::Ack).unwrap();
+        for n in 1..=1000 {
+            let met = rules.of_packet(false, send).map(|(_, armed)| armed);
+            let met: Vec<_> = met.map(|armed| armed.dice.chooses(which(armed), n)).collect();
+            assert_eq!(met.len() as u64, 1000 - n + 1 + u64::from(n <= 3) + 1);
+            assert!(met[0], "the rule of packet {n} comes first");
+            rules.count(false, send);
+        }
+        assert_eq!(
+            texts(&rules, false, write),
+            ["drop packet 3", "drop request packets 2 to 1001"]
+        );
+        // It has counted the others, and meets one packet more at most.
+        rules.count(false, write);
+        assert!(texts(&rules, false, write).is_empty());
+        assert_eq!(texts(&rules, false, ack), ["drop packet 3"]);
+    }
+
+    fn which(armed: &Armed) -> Which {
+        let Fault::Packets { which, .. } = armed.rule.fault else { unreachable!() };
+        which
+    }
+}
