@@ -287,6 +287,67 @@ fn a_request_that_hangs_is_flushed_in_the_error_state() {
 }
 
 #[test]
+fn one_completion_obeys_all_rules_for_the_sends_that_it_stands_for() {
+    let script = "send 2 completes after 10ms; send 3 completes after 100ms; send 5 completes after 10ms; send 6 never completes";
+    with(
+        "one_completion_obeys_all_rules_for_the_sends_that_it_stands_for",
+        script,
+        &[],
+        || {
+            let [mut a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
+            let init = QpInitAttr {
+                send_cq: &a.cq,
+                recv_cq: &a.cq,
+                srq: None,
+                cap: CAP,
+                qp_type: QpType::Rc,
+                sq_sig_all: false,
+                cookie: 0,
+            };
+            a.qp = a.context.create_qp(&a.pd, &init).unwrap();
+            (a.connect(b.address()), b.connect(a.address()));
+            let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+            let write = |wr_id, flags| {
+                let (op, sges) = (SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+                let wr = SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 };
+                a.qp.post_send(&[wr]).unwrap();
+            };
+            let none = SendFlags::empty();
+            let begin = Instant::now();
+            [1, 2, 3].into_iter().for_each(|wr_id| write(wr_id, none));
+            write(4, SendFlags::SIGNALED);
+            assert_eq!(a.poll(1)[0].wr_id, 4);
+            assert!(begin.elapsed() >= Duration::from_millis(100));
+            assert_eq!(injected(&a.context), 2, "both rules are told");
+            [5, 6].into_iter().for_each(|wr_id| write(wr_id, none));
+            write(7, SendFlags::SIGNALED);
+            let until = Instant::now() + Duration::from_millis(100);
+            while Instant::now() < until {
+                assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0, "it hangs");
+            }
+            assert_eq!(injected(&a.context), 4);
+        },
+    );
+}
+
+#[test]
+fn a_fault_that_a_flush_overtakes_is_not_told() {
+    let script = "on qp 1: send 1 completes with RETRY_EXC_ERR after 30s; on qp 1: send 2 completes after 1s";
+    with("a_fault_that_a_flush_overtakes_is_not_told", script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        for i in 1..=2 {
+            a.send(i, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        }
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        a.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+        let flushed: Vec<_> = a.poll(2).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(flushed, [1, 2].map(|id| (id, WcStatus::WrFlushErr)));
+        assert_eq!(injected(&a.context), 0);
+    });
+}
+
+#[test]
 fn completions_come_late() {
     let script = "on qp 1: send 2 completes after 100ms; on qp 2: receive 1 completes after 50ms";
     with("completions_come_late", script, &[], || {
@@ -322,7 +383,7 @@ fn completions_that_wait_do_not_overrun_their_queue_together() {
         let write = |qp: &Qp, wr_id| {
             let (op, flags) = (SendOp::Write(dst.remote(0)), SendFlags::SIGNALED);
             let sges = &[src.sge(0, 8)];
-            qp.post_send(&SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 }).unwrap();
+            qp.post_send(&[SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 }]).unwrap();
         };
         // A program that polls has room for them all: eight at most are not complete at a time.
         (0..8).for_each(|wr_id| write(&a.qp, wr_id));

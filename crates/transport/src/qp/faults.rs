@@ -45,9 +45,30 @@ pub(super) struct QpFaults {
 #[derive(Clone, Copy, Debug)]
 struct Chosen {
     action: WorkAction,
+    /// The number of the request, from 1.
+    n: u64,
     rule: &'static Rule,
     /// The place of the rule among those of the queue pair.
     at: usize,
+}
+
+impl Chosen {
+    /// What it did to a completion.
+    fn did(&self, side: Side, wc: &Wc) -> Injected {
+        let &Self { action, n, rule, at } = self;
+        let happens = match action {
+            WorkAction::Never => "never completes".to_owned(),
+            WorkAction::Late(late) => format!("completes {late:?} later"),
+            WorkAction::Fails(status, Duration::ZERO) => {
+                format!("is not sent and fails with {status}")
+            }
+            WorkAction::Fails(status, late) => {
+                format!("is not sent and fails with {status} after {late:?}")
+            }
+        };
+        let kind = if side == Side::Send { "send" } else { "receive" };
+        Injected { rule, at, what: format!("{kind} {n} {happens}: wr_id {:#x}", wc.wr_id) }
+    }
 }
 
 /// The fate of a packet.
@@ -162,21 +183,14 @@ impl QpFaults {
     }
 
     /// The status with which the send at this place fails instead of being sent, and whether that waits.
-    pub(super) fn spoils(
-        &mut self,
-        position: u32,
-        now: Time,
-    ) -> Option<(WcStatus, bool, Injected)> {
-        let &(_, Chosen { action, rule, at }) =
-            self.chosen.back().filter(|(at, _)| *at == position)?;
-        let WorkAction::Fails(status, late) = action else { return None };
+    pub(super) fn spoils(&mut self, position: u32, now: Time) -> Option<(WcStatus, bool)> {
+        let (_, chosen) = self.chosen.back().filter(|(at, _)| *at == position)?;
+        let WorkAction::Fails(status, late) = chosen.action else { return None };
         let waits = late > Duration::ZERO;
         if waits {
             self.spoils_at.get_or_insert(now + late);
         }
-        let later = if waits { format!(" in {late:?}") } else { String::new() };
-        let what = format!("send {} is not sent and fails with {status}{later}", self.work[0]);
-        Some((status_of(status), waits, Injected { rule, at, what }))
+        Some((status_of(status), waits))
     }
 
     /// Whether the send that waits for its failure fails now.
@@ -194,63 +208,53 @@ impl QpFaults {
     fn choose_work(&self, receives: bool, n: u64) -> Option<Chosen> {
         self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, .. })| match rule.fault {
             Fault::Work { action, which, .. } if dice.chooses(which, n) => {
-                Some(Chosen { action, rule, at })
+                Some(Chosen { action, n, rule, at })
             }
             _ => None,
         })
     }
 
-    /// A completion was made. True: it waits, and what the rule did stands beside.
+    /// A completion was made. True: it waits. What rules did to it, and to the sends without completions that it stands for, stands
+    /// beside: what comes last decides.
     pub(super) fn keeps(
         &mut self,
         (side, now): (Side, Time),
         wc: &Wc,
         solicited: bool,
-    ) -> (bool, Option<Injected>) {
-        let action = match side {
+    ) -> (bool, Vec<Injected>) {
+        let mut chosen = match side {
             Side::Send => self.take_chosen(wc.sq_count),
             Side::Recv => {
                 self.work[1] += 1;
-                self.choose_work(true, self.work[1])
+                self.choose_work(true, self.work[1]).into_iter().collect()
             }
         };
-        // A completion that is flushed did not hang.
-        let action = action.filter(|_| wc.status != WcStatus::WrFlushErr);
-        let due = match action {
-            Some(Chosen { action: WorkAction::Never, .. }) => None,
-            Some(Chosen { action: WorkAction::Late(late), .. }) => Some(now + late),
+        if wc.status == WcStatus::WrFlushErr {
+            // A flush has overtaken what the rules wanted.
+            chosen.clear();
+        }
+        let due = |chosen: &Chosen| match chosen.action {
+            WorkAction::Never => None,
+            WorkAction::Late(late) => Some(now + late),
             // A request that fails has waited for its time.
-            Some(Chosen { action: WorkAction::Fails(..), .. }) | None => Some(now),
+            WorkAction::Fails(..) => Some(now),
         };
+        let due = chosen.iter().map(due).fold(Some(now), |a, b| Some(a?.max(b?)));
+        let injected = chosen.iter().map(|chosen| chosen.did(side, wc)).collect();
         let held = &mut self.held[index(side)];
         if held.len() == 0 && due.is_some_and(|due| due <= now) {
-            return (false, None);
+            return (false, injected);
         }
         held.add(HeldWc { wc: *wc, solicited, due });
-        let said = action.map(|Chosen { action, rule, at }| {
-            let happens = match action {
-                WorkAction::Never => "never completes".to_owned(),
-                WorkAction::Late(late) => format!("completes {late:?} later"),
-                WorkAction::Fails(..) => return None,
-            };
-            let kind = if side == Side::Send { "send" } else { "receive" };
-            let what = format!("a {kind} {happens}: wr_id {:#x}", wc.wr_id);
-            Some(Injected { rule, at, what })
-        });
-        (true, said.flatten())
+        (true, injected)
     }
 
-    /// The action for the sends that a completion stands for.
-    fn take_chosen(&mut self, sq_count: u32) -> Option<Chosen> {
-        let mut found = None;
-        while let Some(&(position, chosen)) = self.chosen.front() {
-            if sq_count.wrapping_sub(position).cast_signed() <= 0 {
-                break;
-            }
-            self.chosen.pop_front();
-            found.get_or_insert(chosen);
-        }
-        found
+    /// The choices about the sends that a completion stands for.
+    fn take_chosen(&mut self, sq_count: u32) -> Vec<Chosen> {
+        let is_before = |(position, _): &mut (u32, Chosen)| {
+            sq_count.wrapping_sub(*position).cast_signed() > 0
+        };
+        std::iter::from_fn(|| self.chosen.pop_front_if(is_before)).map(|(_, found)| found).collect()
     }
 
     /// Whether a completion waits that will not come.

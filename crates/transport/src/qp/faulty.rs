@@ -203,9 +203,7 @@ impl DeviceEnv<'_, '_> {
         }
         let kept = self.faults().map(|faults| faults.keeps((side, now), wc, solicited));
         let (kept, injected) = kept.unwrap_or_default();
-        if let Some(injected) = &injected {
-            self.tell(injected);
-        }
+        injected.iter().for_each(|injected| self.tell(injected));
         if kept {
             self.keep_few(side, now);
             self.look_again();
@@ -287,9 +285,8 @@ impl DeviceEnv<'_, '_> {
     pub(super) fn spoil_send(&mut self, machine: &mut anyverbs_proto::qp::Qp) {
         let (now, position) = (self.now(), machine.sends_posted().wrapping_sub(1));
         let spoiled = self.faults().and_then(|faults| faults.spoils(position, now));
-        if let Some((status, waits, injected)) = spoiled {
+        if let Some((status, waits)) = spoiled {
             machine.spoil_last_send(status, waits);
-            self.tell(&injected);
             self.look_again();
         }
     }
