@@ -5,7 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::names::{self, Errno, Status};
-use crate::words::{Words, chance, number, time};
+use crate::words::{Words, chance, number, seed, time};
 use crate::{Fault, PacketAction, PacketKind, Place, Rule, Script, Span, Which, WorkAction};
 
 /// A place in a script that cannot be understood.
@@ -66,7 +66,7 @@ impl Script {
             if self.seed.is_some() {
                 return Err(words.refuse_last("the script has a seed already"));
             }
-            self.seed = Some(words.read("a number", |word| word.parse().ok())?);
+            self.seed = Some(words.value("a number", seed)?);
             return words.end("the end of the rule");
         }
         let place = place(&mut words)?;
@@ -91,7 +91,7 @@ fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
     }
     if words.take(&["qp"]) {
         let expected = "the number of a queue pair in the order in which they are made, from 1";
-        place.qp = Some(words.read(expected, number)?);
+        place.qp = Some(words.value(expected, number)?);
     }
     if place == Place::default() {
         return Err(words.error("\"device\" or \"qp\""));
@@ -133,7 +133,7 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
             words.refuse(format!("{what} are not built; docs/recipes/faults.md lists what is"))
         );
     }
-    let chance = match words.read_if(chance) {
+    let chance = match words.value_if(chance)? {
         Some(parts) => {
             words.expect(&["of"])?;
             Some(parts)
@@ -170,7 +170,7 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
 
 /// `packet 5`, `packets 5 to 9`, `1% of received ack packets`, and what follows them.
 fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, ScriptError> {
-    let chance = words.read_if(chance);
+    let chance = words.value_if(chance)?;
     if chance.is_some() {
         words.expect(&["of"])?;
     }
@@ -209,10 +209,10 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
     let which = numbers(words, chance)?;
     if let PacketAction::Delay(least, most) = &mut action {
         words.expect(&["by"])?;
-        *least = words.read(A_TIME, time)?;
+        *least = words.value(A_TIME, time)?;
         *most = *least;
         if words.take(&["to"]) {
-            *most = words.read(A_TIME, time)?;
+            *most = words.value(A_TIME, time)?;
             if most < least {
                 return Err(words.refuse_last("the longest delay is shorter than the shortest"));
             }
@@ -227,11 +227,11 @@ fn numbers(words: &mut Words<'_>, chance: Option<u32>) -> Result<Which, ScriptEr
     if let Some(parts) = chance {
         return Ok(Which::Chance(parts));
     }
-    let Some(first) = words.read_if(number) else { return Ok(Which::All) };
+    let Some(first) = words.value_if(number)? else { return Ok(Which::All) };
     if !words.take(&["to"]) {
         return Ok(Which::Numbers(first, first));
     }
-    let last = words.read(A_NUMBER, number)?;
+    let last = words.value(A_NUMBER, number)?;
     if last < first {
         return Err(
             words.refuse_last(format!("the last number is smaller than the first, {first}"))
@@ -261,7 +261,7 @@ fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fa
         status = Some(words.read(&expected, Status::find)?);
     }
     let late = match words.take(&["after"]) {
-        true => Some(words.read(A_TIME, time)?),
+        true => Some(words.value(A_TIME, time)?),
         false => None,
     };
     words.end("\"after\", or the end of the rule")?;
@@ -279,9 +279,9 @@ fn span(words: &mut Words<'_>) -> Result<Span, ScriptError> {
     let (mut after, mut lasts) = (None, None);
     loop {
         if after.is_none() && words.take(&["after"]) {
-            after = Some(words.read(A_TIME, time)?);
+            after = Some(words.value(A_TIME, time)?);
         } else if lasts.is_none() && words.take(&["for"]) {
-            lasts = Some(words.read(A_TIME, time)?);
+            lasts = Some(words.value(A_TIME, time)?);
         } else {
             words.end("\"after\", \"for\", or the end of the rule")?;
             return Ok(Span { after: after.unwrap_or_default(), lasts });
@@ -292,7 +292,7 @@ fn span(words: &mut Words<'_>) -> Result<Span, ScriptError> {
 /// `after 5s`, and nothing behind it.
 fn moment(words: &mut Words<'_>) -> Result<Duration, ScriptError> {
     words.expect(&["after"])?;
-    let after = words.read(A_TIME, time)?;
+    let after = words.value(A_TIME, time)?;
     words.end("the end of the rule")?;
     Ok(after)
 }

@@ -49,15 +49,33 @@ fn errors_point_at_the_place() {
             "\n\n  drop packt 5",
             "line 3, column 8: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found \"packt\"",
         ),
-        (
-            "drop packet 0",
-            "line 1, column 13: expected \"after\", \"for\", or the end of the rule, found \"0\"",
-        ),
+        ("drop packet 0", "line 1, column 13: a number is from 1 to 18446744073709551615, not 0"),
         ("drop packets 5 to 4", "line 1, column 19: the last number is smaller than the first, 5"),
         (
             "drop packet 5; drop 101% of packets",
-            "line 1, column 21: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found \"101%\"",
+            "line 1, column 21: a chance is from 0.0001% to 100%, not 101%",
         ),
+        (
+            "0.00001% of sends complete after 1s",
+            "line 1, column 1: a chance is from 0.0001% to 100%, not 0.00001%",
+        ),
+        (
+            "drop packets 1 to 18446744073709551616",
+            "line 1, column 19: a number is from 1 to 18446744073709551615, not 18446744073709551616",
+        ),
+        (
+            "on qp 0: drop packets",
+            "line 1, column 7: a number is from 1 to 18446744073709551615, not 0",
+        ),
+        (
+            "down after 1s for 9000000s",
+            "line 1, column 19: a time is from 0s to 8640000s, 100 days, not 9000000s",
+        ),
+        (
+            "seed 18446744073709551616",
+            "line 1, column 6: a seed is a number from 0 to 18446744073709551615, not 18446744073709551616",
+        ),
+        ("seed x", "line 1, column 6: expected a number, found \"x\""),
         ("on port 1: down", "line 1, column 4: expected \"device\" or \"qp\", found \"port\""),
         (
             "on device x port 2: down",

@@ -101,6 +101,27 @@ impl<'a> Words<'a> {
         Some(found)
     }
 
+    /// Reads a value, which has a range.
+    pub(crate) fn value<T>(
+        &mut self,
+        expected: &str,
+        read: impl FnOnce(&'a str) -> Option<Result<T, String>>,
+    ) -> Result<T, ScriptError> {
+        self.value_if(read)?.ok_or_else(|| self.error(expected))
+    }
+
+    /// Reads a value, which has a range, if it is there.
+    pub(crate) fn value_if<T>(
+        &mut self,
+        read: impl FnOnce(&'a str) -> Option<Result<T, String>>,
+    ) -> Result<Option<T>, ScriptError> {
+        let Some(word) = self.peek() else { return Ok(None) };
+        let found = read(word).transpose();
+        let found = found.map_err(|range| self.refuse(format!("{range}, not {word}")))?;
+        self.at += usize::from(found.is_some());
+        Ok(found)
+    }
+
     /// Nothing else may follow.
     pub(crate) fn end(&self, expected: &str) -> Result<(), ScriptError> {
         if self.at < self.words.len() { Err(self.error(expected)) } else { Ok(()) }
@@ -128,20 +149,28 @@ impl<'a> Words<'a> {
     }
 }
 
-/// A count, from 1.
-pub(crate) fn number(word: &str) -> Option<u64> {
-    word.parse().ok().filter(|n| *n > 0)
+/// A count, from 1. An inner error says what its range is.
+pub(crate) fn number(word: &str) -> Option<Result<u64, String>> {
+    let refused = || format!("a number is from 1 to {}", u64::MAX);
+    is_whole(word).then(|| word.parse().ok().filter(|n| *n > 0).ok_or_else(refused))
+}
+
+/// The number with which random choices begin.
+pub(crate) fn seed(word: &str) -> Option<Result<u64, String>> {
+    let refused = |_| format!("a seed is a number from 0 to {}", u64::MAX);
+    is_whole(word).then(|| word.parse().map_err(refused))
 }
 
 /// A chance such as `0.1%`, in parts of a million.
-pub(crate) fn chance(word: &str) -> Option<u32> {
+pub(crate) fn chance(word: &str) -> Option<Result<u32, String>> {
     let percent: f64 = decimal(word.strip_suffix('%')?)?;
     let parts = (percent * 10_000.0).round();
-    (1.0..=1e6).contains(&parts).then_some(parts as u32)
+    let is_one = (1.0..=1e6).contains(&parts);
+    Some(if is_one { Ok(parts as u32) } else { Err("a chance is from 0.0001% to 100%".into()) })
 }
 
 /// A time such as `10ms`.
-pub(crate) fn time(word: &str) -> Option<Duration> {
+pub(crate) fn time(word: &str) -> Option<Result<Duration, String>> {
     let unit = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
     let value = decimal(&word[..word.len() - unit.len()])?;
     let seconds = match unit {
@@ -150,7 +179,12 @@ pub(crate) fn time(word: &str) -> Option<Duration> {
         "us" => value / 1e6,
         _ => return None,
     };
-    Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST)
+    let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST);
+    Some(time.ok_or_else(|| format!("a time is from 0s to {}s, 100 days", LONGEST.as_secs())))
+}
+
+fn is_whole(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// A number without sign or exponent.

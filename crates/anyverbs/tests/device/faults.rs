@@ -289,45 +289,40 @@ fn a_request_that_hangs_is_flushed_in_the_error_state() {
 #[test]
 fn one_completion_obeys_all_rules_for_the_sends_that_it_stands_for() {
     let script = "send 2 completes after 10ms; send 3 completes after 100ms; send 5 completes after 10ms; send 6 never completes";
-    with(
-        "one_completion_obeys_all_rules_for_the_sends_that_it_stands_for",
-        script,
-        &[],
-        || {
-            let [mut a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
-            let init = QpInitAttr {
-                send_cq: &a.cq,
-                recv_cq: &a.cq,
-                srq: None,
-                cap: CAP,
-                qp_type: QpType::Rc,
-                sq_sig_all: false,
-                cookie: 0,
-            };
-            a.qp = a.context.create_qp(&a.pd, &init).unwrap();
-            (a.connect(b.address()), b.connect(a.address()));
-            let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
-            let write = |wr_id, flags| {
-                let (op, sges) = (SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
-                let wr = SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 };
-                a.qp.post_send(&[wr]).unwrap();
-            };
-            let none = SendFlags::empty();
-            let begin = Instant::now();
-            [1, 2, 3].into_iter().for_each(|wr_id| write(wr_id, none));
-            write(4, SendFlags::SIGNALED);
-            assert_eq!(a.poll(1)[0].wr_id, 4);
-            assert!(begin.elapsed() >= Duration::from_millis(100));
-            assert_eq!(injected(&a.context), 2, "both rules are told");
-            [5, 6].into_iter().for_each(|wr_id| write(wr_id, none));
-            write(7, SendFlags::SIGNALED);
-            let until = Instant::now() + Duration::from_millis(100);
-            while Instant::now() < until {
-                assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0, "it hangs");
-            }
-            assert_eq!(injected(&a.context), 4);
-        },
-    );
+    with("one_completion_obeys_all_rules_for_the_sends_that_it_stands_for", script, &[], || {
+        let [mut a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
+        let init = QpInitAttr {
+            send_cq: &a.cq,
+            recv_cq: &a.cq,
+            srq: None,
+            cap: CAP,
+            qp_type: QpType::Rc,
+            sq_sig_all: false,
+            cookie: 0,
+        };
+        a.qp = a.context.create_qp(&a.pd, &init).unwrap();
+        (a.connect(b.address()), b.connect(a.address()));
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        let write = |wr_id, flags| {
+            let (op, sges) = (SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+            let wr = SendWr { wr_id, op, flags, sges, ud: None, xrc_srqn: 0 };
+            a.qp.post_send(&[wr]).unwrap();
+        };
+        let none = SendFlags::empty();
+        let begin = Instant::now();
+        [1, 2, 3].into_iter().for_each(|wr_id| write(wr_id, none));
+        write(4, SendFlags::SIGNALED);
+        assert_eq!(a.poll(1)[0].wr_id, 4);
+        assert!(begin.elapsed() >= Duration::from_millis(100));
+        assert_eq!(injected(&a.context), 2, "both rules are told");
+        [5, 6].into_iter().for_each(|wr_id| write(wr_id, none));
+        write(7, SendFlags::SIGNALED);
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0, "it hangs");
+        }
+        assert_eq!(injected(&a.context), 4);
+    });
 }
 
 #[test]

@@ -251,9 +251,8 @@ impl QpFaults {
 
     /// The choices about the sends that a completion stands for.
     fn take_chosen(&mut self, sq_count: u32) -> Vec<Chosen> {
-        let is_before = |(position, _): &mut (u32, Chosen)| {
-            sq_count.wrapping_sub(*position).cast_signed() > 0
-        };
+        let is_before =
+            |(position, _): &mut (u32, Chosen)| sq_count.wrapping_sub(*position).cast_signed() > 0;
         std::iter::from_fn(|| self.chosen.pop_front_if(is_before)).map(|(_, found)| found).collect()
     }
 

@@ -226,7 +226,9 @@ impl DeviceEnv<'_, '_> {
     fn keep_few(&mut self, side: Side, now: Time) {
         // The receives of a target complete in the CQ of each one's SRQ.
         let most = self.cell.cq(side).map_or(MOST_PARKED, |cq| cq.capacity());
-        while let Some(faults) = self.faults().filter(|faults| faults.held(side).len() > most) {
+        while let Some(faults) = self.faults()
+            && faults.held(side).len() > most
+        {
             let Some(HeldWc { wc, solicited, due }) = faults.held(side).pop() else { return };
             if due.is_none_or(|due| due > now) {
                 tracing::warn!(
