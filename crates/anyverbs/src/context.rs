@@ -99,6 +99,13 @@ impl Context {
         }
     }
 
+    /// The device for a new object on it.
+    fn maker(&self) -> Result<&'static Device, CreateError> {
+        let device = self.device()?;
+        device.core.may_make(self.0.device)?;
+        Ok(device)
+    }
+
     /// The device's limits and capabilities (`ibv_query_device`).
     ///
     /// # Errors
@@ -202,7 +209,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        Pd::new(self.core()?, &self.0)
+        Pd::new(self.maker()?.core, &self.0)
     }
 
     /// Makes a thread domain (`ibv_alloc_td`).
@@ -210,7 +217,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn alloc_td(&self) -> Result<Td, CreateError> {
-        Ok(Td::alloc(self.core()?, &self.0))
+        Ok(Td::alloc(self.maker()?.core, &self.0))
     }
 
     /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
@@ -218,7 +225,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn create_comp_cntr(&self, kind: CompCntrKind) -> Result<CompCntr, CreateError> {
-        CompCntr::create(self.core()?, &self.0, kind)
+        CompCntr::create(self.maker()?.core, &self.0, kind)
     }
 
     /// The clock of [`WcDetail::timestamp`](crate::WcDetail) now (`ibv_query_rt_values_ex`).
@@ -238,7 +245,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn alloc_dm(&self, len: u64, log_align: u32) -> Result<Dm, CreateError> {
-        Dm::alloc(self.core()?, &self.0, len, log_align)
+        Dm::alloc(self.maker()?.core, &self.0, len, log_align)
     }
 
     /// The device memory with this handle, of any context that shares this one's descriptor, in this process or another
@@ -247,7 +254,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Foreign`].
     pub fn import_dm(&self, handle: u32) -> Result<Dm, CreateError> {
-        Dm::import(self.core()?, &self.0, handle)
+        Dm::import(self.maker()?.core, &self.0, handle)
     }
 
     /// Makes a DMA handle (`ibv_alloc_dmah`).
@@ -255,7 +262,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`].
     pub fn alloc_dmah(&self, attr: &DmahAttr) -> Result<Dmah, CreateError> {
-        self.device()?;
+        self.maker()?;
         Dmah::alloc(attr)
     }
 
@@ -283,7 +290,7 @@ impl Context {
     /// [`CreateError::NoXrcDomain`], [`CreateError::XrcDomainExists`], [`CreateError::Exhausted`],
     /// [`CreateError::System`] for a file that has no identity.
     pub fn open_xrcd(&self, init: XrcdInitAttr) -> Result<Xrcd, CreateError> {
-        Xrcd::open(self.device()?.xrc, &self.0, init)
+        Xrcd::open(self.maker()?.xrc, &self.0, init)
     }
 
     /// Makes a queue pair (`ibv_create_qp`).
@@ -291,7 +298,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create(self.device()?.transport, pd, init)
+        Qp::create(self.maker()?.transport, pd, init)
     }
 
     /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
@@ -303,7 +310,7 @@ impl Context {
         pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Qp, CreateError> {
-        Qp::create_xrc_send(self.device()?.transport, pd, init)
+        Qp::create_xrc_send(self.maker()?.transport, pd, init)
     }
 
     /// Makes a queue pair for raw packets (`IBV_QPT_RAW_PACKET`).
@@ -311,7 +318,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
     pub fn create_raw_qp(&self, pd: &Pd, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create(self.device()?.switch, pd, init)
+        RawQp::create(self.maker()?.switch, pd, init)
     }
 
     /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
@@ -319,7 +326,7 @@ impl Context {
     /// # Errors
     /// As [`create_raw_qp`](Self::create_raw_qp).
     pub fn create_hash_qp(&self, pd: &Pd, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create_hash(self.device()?.switch, pd, init)
+        RawQp::create_hash(self.maker()?.switch, pd, init)
     }
 
     /// Makes a work queue, in RESET (`ibv_create_wq`).
@@ -327,7 +334,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_wq(&self, pd: &Pd, init: &WqInit<'_>) -> Result<Wq, CreateError> {
-        Wq::create(self.device()?.switch, pd, init)
+        Wq::create(self.maker()?.switch, pd, init)
     }
 
     /// Makes an indirection table of work queues, a power of two; one may stand in it several times.
@@ -335,7 +342,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_rwq_ind_table(&self, wqs: &[&Wq]) -> Result<RwqIndTable, CreateError> {
-        RwqIndTable::create(self.core()?, self.number(), wqs)
+        RwqIndTable::create(self.maker()?.core, self.number(), wqs)
     }
 
     /// Makes counters for flow rules (`ibv_create_counters`).
@@ -343,7 +350,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn create_counters(&self) -> Result<FlowCounters, CreateError> {
-        Ok(FlowCounters::create(self.core()?))
+        Ok(FlowCounters::create(self.maker()?.core))
     }
 
     /// Makes a flow action that encrypts or decrypts (`ibv_create_flow_action_esp`).
@@ -352,7 +359,7 @@ impl Context {
     /// [`CreateError::Esp`], [`CreateError::Device`].
     pub fn create_flow_action_esp(&self, attr: EspAttr) -> Result<FlowActionEsp, CreateError> {
         self.offers(Feature::RawPackets)?;
-        FlowActionEsp::create(self.core()?, attr)
+        FlowActionEsp::create(self.maker()?.core, attr)
     }
 
     /// Makes a completion channel.
@@ -383,7 +390,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, CreateError> {
-        Cq::create(self.core()?, &self.0, init)
+        Cq::create(self.maker()?.core, &self.0, init)
     }
 
     /// Reads the oldest asynchronous event (`ibv_get_async_event`). Waits for one unless the program set `O_NONBLOCK`

@@ -59,7 +59,7 @@ pub struct QpPlace {
 
 impl Faults {
     /// The faults of a configuration, if it has any for devices.
-    pub(crate) fn new(config: &Config) -> Option<Self> {
+    pub fn new(config: &Config) -> Option<Self> {
         let script = config.faults.clone().filter(Script::is_of_device)?;
         let device = |device: &anyverbs_objects::config::DeviceConfig| FaultyDevice {
             name: device.name.clone(),
@@ -80,6 +80,15 @@ impl Faults {
             faults.apply(*happening);
         }
         Some(faults)
+    }
+
+    /// The devices that have failed from the start.
+    pub(crate) fn failed(&self) -> impl Iterator<Item = usize> {
+        let schedule = self.schedule[..self.from_start].iter();
+        schedule.filter_map(|(_, happening)| match happening {
+            Happening::Fatal(device, _) => Some(*device),
+            _ => None,
+        })
     }
 
     /// Its rules.

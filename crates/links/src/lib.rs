@@ -155,6 +155,8 @@ impl Links {
 
     /// The links of a device.
     pub fn new(core: &'static Core, Opened { port, shm, capture, trace, waker }: Opened) -> Self {
+        let faults = Faults::new(&core.config);
+        faults.iter().flat_map(Faults::failed).for_each(|device| core.fail(device));
         Self {
             core,
             port,
@@ -162,7 +164,7 @@ impl Links {
             inproc: Inproc::default(),
             capture,
             trace,
-            faults: Faults::new(&core.config),
+            faults,
             batches: BatchPool::default(),
             paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),

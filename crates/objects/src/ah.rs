@@ -54,9 +54,7 @@ pub struct Ah {
 impl Ah {
     fn create(pd: &Arc<PdCell>, device: usize, attr: &AhAttr) -> Result<Self, CreateError> {
         let core = pd.core;
-        if !core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        core.may_make(device)?;
         let av = resolve(core, device, attr)?;
         let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;

@@ -14,6 +14,7 @@ mod waker;
 use std::any::Any;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ pub struct Core {
     pub pd_numbers: PdNumbers,
     /// The directory of what other processes of this host may reach without a message; `None` where all goes by messages.
     pub directory: Option<Directory>,
+    /// For each device of the process whether it has failed for good ([`Core::fail`]).
+    pub failed: Box<[AtomicBool]>,
     /// Set before the first object is made.
     pub progress: OnceLock<&'static dyn Progress>,
 }
@@ -153,6 +156,29 @@ impl Core {
     #[inline]
     pub fn is_current(&'static self) -> bool {
         fork::is_current(self)
+    }
+
+    /// A device of the process fails for good: it takes no new objects.
+    pub fn fail(&self, device: usize) {
+        if let Some(failed) = self.failed.get(device) {
+            failed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a device has failed for good.
+    pub fn has_failed(&self, device: usize) -> bool {
+        self.failed.get(device).is_some_and(|failed| failed.load(Ordering::Acquire))
+    }
+
+    /// Refuses a new object on a device that has failed, or is the parent process's.
+    ///
+    /// # Errors
+    /// [`CreateError::Forked`], [`CreateError::Failed`].
+    pub fn may_make(&'static self, device: usize) -> Result<(), CreateError> {
+        if !self.is_current() {
+            return Err(CreateError::Forked);
+        }
+        if self.has_failed(device) { Err(CreateError::Failed) } else { Ok(()) }
     }
 
     /// The clock of the machines.

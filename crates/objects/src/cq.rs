@@ -304,11 +304,7 @@ impl CqCell {
     }
 
     #[inline]
-    fn push_locked(
-        self: &Arc<Self>,
-        state: &mut State,
-        completions: &[(Wc, bool)],
-    ) -> bool {
+    fn push_locked(self: &Arc<Self>, state: &mut State, completions: &[(Wc, bool)]) -> bool {
         if state.queue.push_plain(completions) {
             // The likely case.
             self.any.store(true, Ordering::Release);

@@ -54,7 +54,7 @@ impl CreateError {
                 libc::EOPNOTSUPP
             }
             Self::Esp(error) => esp_errno(*error),
-            Self::Forked | Self::Device(_) => libc::EIO,
+            Self::Forked | Self::Failed | Self::Device(_) => libc::EIO,
             Self::System(errno) => *errno,
         }
     }
@@ -71,7 +71,7 @@ impl RegisterError {
             Self::Bound => libc::EBUSY,
             Self::System(errno) => *errno,
             Self::Exhausted => libc::ENOMEM,
-            Self::Forked => libc::EIO,
+            Self::Forked | Self::Failed => libc::EIO,
         }
     }
 }
@@ -119,7 +119,7 @@ impl ModifyObjectError {
             Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
             Self::Esp(error) => esp_errno(*error),
-            Self::Forked => libc::EIO,
+            Self::Forked | Self::Failed => libc::EIO,
             Self::Elsewhere(errno) => *errno,
         }
     }
@@ -240,6 +240,7 @@ mod tests {
             (CreateError::NoXrcDomain, EAGAIN),
             (CreateError::XrcDomainExists, EINVAL),
             (CreateError::Forked, EIO),
+            (CreateError::Failed, EIO),
             (CreateError::Device(String::new()), EIO),
             (CreateError::System(EMFILE), EMFILE),
             (CreateError::NotPermitted, libc::EPERM),
@@ -262,6 +263,7 @@ mod tests {
             (RegisterError::Exhausted, ENOMEM),
             (RegisterError::Foreign(""), EINVAL),
             (RegisterError::Forked, EIO),
+            (RegisterError::Failed, EIO),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
@@ -287,6 +289,7 @@ mod tests {
             (ModifyObjectError::Esp(EspError::TfcPad), EOPNOTSUPP),
             (ModifyObjectError::Gone, EINVAL),
             (ModifyObjectError::Forked, EIO),
+            (ModifyObjectError::Failed, EIO),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }

@@ -115,6 +115,9 @@ pub enum CreateError {
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
+    /// `EIO`: the device has failed for good (`IBV_EVENT_DEVICE_FATAL`).
+    #[error("the device has failed")]
+    Failed,
     /// `EIO`: the device could not be started again in a forked child.
     #[error("the device could not be opened: {0}")]
     Device(String),
@@ -177,6 +180,9 @@ pub enum RegisterError {
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
+    /// `EIO`: the device has failed for good (`IBV_EVENT_DEVICE_FATAL`).
+    #[error("the device has failed")]
+    Failed,
 }
 
 /// Why device memory was not copied or exported.
@@ -243,6 +249,9 @@ pub enum ModifyObjectError {
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
+    /// `EIO`: the device has failed for good (`IBV_EVENT_DEVICE_FATAL`).
+    #[error("the device has failed")]
+    Failed,
     /// `EINVAL`, `EOPNOTSUPP`: the flow action's parameters.
     #[error(transparent)]
     Esp(#[from] EspError),

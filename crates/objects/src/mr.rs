@@ -255,6 +255,9 @@ impl Mr {
         if !core.is_current() {
             return Err(RegisterError::Forked);
         }
+        if core.has_failed(pd.device) {
+            return Err(RegisterError::Failed);
+        }
         let ticket = core.quotas.mr.take().ok_or(RegisterError::Exhausted)?;
         let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
         let hold = |dmah: &Dmah| {

@@ -39,9 +39,7 @@ pub struct BindInfo<'a> {
 impl Mw {
     pub(crate) fn alloc(pd: &Arc<PdCell>, kind: WindowType) -> Result<Self, CreateError> {
         let core = pd.core;
-        if !core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        core.may_make(pd.device)?;
         core.offers(Feature::MemoryWindows)?;
         let ticket = core.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;

@@ -125,9 +125,7 @@ impl Pd {
     /// [`CreateError::Forked`].
     pub fn parent_domain(&self, td: Option<&Td>, memory: QueueMemory) -> Result<Self, CreateError> {
         let pd = &self.cell;
-        if !pd.core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        pd.core.may_make(pd.device)?;
         if pd.parent_of.is_some() {
             return Err(CreateError::Invalid("protection domain: it is a parent domain"));
         }

@@ -285,9 +285,7 @@ impl Srq {
     /// Checks the sizes, and takes the holds of every SRQ.
     fn hold(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<(Held<PdCell>, Ticket), CreateError> {
         let core = pd.core;
-        if !core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        core.may_make(pd.device)?;
         core.offers(Feature::Srq)?;
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));

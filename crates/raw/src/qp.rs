@@ -111,6 +111,7 @@ fn open_switch(switch: &'static Switch, pd: &Pd) -> Result<(), CreateError> {
     if !std::ptr::eq(pd.cell.core, switch.core()) {
         return Err(CreateError::Forked);
     }
+    switch.core().may_make(pd.cell.device)?;
     switch.core().offers(Feature::RawPackets)?;
     switch.open()
 }

@@ -136,6 +136,7 @@ impl Wq {
         if !std::ptr::eq(pd.core, switch.core()) {
             return Err(CreateError::Forked);
         }
+        switch.core().may_make(pd.device)?;
         switch.core().offers(Feature::RawPackets)?;
         if !init.cq.0.is_of(switch.core(), context) {
             return Err(CreateError::Foreign("completion queue"));

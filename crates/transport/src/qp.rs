@@ -218,9 +218,7 @@ impl Qp {
         parts: &QpParts<'_>,
         xrcd: Option<HeldDomain>,
     ) -> Result<Self, CreateError> {
-        if !transport.core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        transport.core.may_make(context.device)?;
         if let Some(feature) = feature_of(parts.qp_type) {
             transport.core.offers(feature)?;
         }
@@ -423,6 +421,11 @@ impl Qp {
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         self.check_open()?;
+        let ends =
+            mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
+        if !ends && self.0.transport.core.has_failed(self.1.context.device) {
+            return Err(ModifyObjectError::Failed);
+        }
         if mask.contains(QpAttrMask::AV) {
             let (gids, device) = (&self.0.transport.core.gids, self.1.context.device);
             if !gids.has(device, attr.av.sgid) {

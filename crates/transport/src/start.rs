@@ -1,5 +1,6 @@
 //! The data path of this process, put together: port, links, queue pairs and progress.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use anyverbs_links::shm::Shm;
@@ -88,6 +89,7 @@ impl DataPath {
         let directory = opened.shm.as_ref().and_then(Shm::directory);
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {
+            failed: config.devices.iter().map(|_| AtomicBool::new(false)).collect(),
             attr,
             slot: number,
             gids,

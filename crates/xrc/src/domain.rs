@@ -204,9 +204,7 @@ impl Xrcd {
     /// does not answer.
     pub fn open_qp(&self, qpn: Qpn, cookie: Option<u64>) -> Result<Qp, CreateError> {
         let cell = &self.0;
-        if !cell.shared.transport.core.is_current() {
-            return Err(CreateError::Forked);
-        }
+        cell.shared.transport.core.may_make(cell.context.device)?;
         let held = Held::new(cell, Holder::Qp).ok_or(CreateError::Foreign("XRC domain"))?;
         let known = cell.shared.transport.qps.find(qpn).filter(|qp| qp.home().is_none());
         if known.is_none()

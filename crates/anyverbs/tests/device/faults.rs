@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyverbs::error::{CreateError, ModifyObjectError, RegisterError};
 use anyverbs::*;
 use anyverbs_proto::counters::Counter;
 use anyverbs_testing::in_own_process;
@@ -427,6 +428,19 @@ fn event(context: &Context) -> AsyncEventKind {
     kind
 }
 
+/// A queue pair whose sends complete if they ask for it.
+fn init(e: &Endpoint) -> QpInitAttr<'_> {
+    QpInitAttr {
+        send_cq: &e.cq,
+        recv_cq: &e.cq,
+        srq: None,
+        cap: CAP,
+        qp_type: QpType::Rc,
+        sq_sig_all: false,
+        cookie: 0,
+    }
+}
+
 /// Two endpoints on one device of several.
 fn pair_on(number: usize) -> (Endpoint, Endpoint) {
     let open = || Context::open(&devices().unwrap()[number].name).unwrap();
@@ -480,6 +494,69 @@ fn a_device_fails_for_good() {
         assert_eq!((wc.status, wc.vendor_err), (WcStatus::WrFlushErr, 9901));
         assert_eq!(a.context.port_attr(1).unwrap().state, PortState::Down);
         assert_eq!(whole.qp.state().unwrap(), QpState::Rts);
+        // It takes no new objects, and its queue pairs do not work again.
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        a.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+        let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+        use QpAttrMask as M;
+        let mask = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+        assert_eq!(a.qp.modify(&attr, mask).unwrap_err(), ModifyObjectError::Failed);
+        let refused = [
+            a.context.alloc_pd().unwrap_err(),
+            a.context.create_cq(16, None, 0, 0).unwrap_err(),
+            a.context.create_qp(&a.pd, &init(&a)).unwrap_err(),
+            a.pd.create_srq(&SrqInitAttr { max_wr: 1, max_sge: 1, cookie: 0 }).unwrap_err(),
+            a.pd.create_ah(&AhAttr::default()).unwrap_err(),
+            a.pd.alloc_mw(WindowType::Type1).unwrap_err(),
+        ];
+        assert!(refused.iter().all(|error| *error == CreateError::Failed), "{refused:?}");
+        assert_eq!(refused[0].errno(), libc::EIO);
+        // SAFETY: registering changes nothing.
+        let error = unsafe { a.pd.reg_mr(dst.addr(), 64, 0, Access::LOCAL_WRITE) }.unwrap_err();
+        assert_eq!(error, RegisterError::Failed);
+        drop(whole.another());
+        // What there is can be destroyed.
+        a.qp.destroy().unwrap();
+        a.cq.destroy().unwrap();
+        a.pd.destroy().unwrap();
+    });
+}
+
+#[test]
+fn a_device_may_have_failed_from_the_start() {
+    with("a_device_may_have_failed_from_the_start", "fatal after 0s", &[], || {
+        assert_eq!(context().alloc_pd().unwrap_err(), CreateError::Failed);
+    });
+}
+
+#[test]
+fn a_connection_manager_waits_for_a_port_that_is_down() {
+    use crate::cm::{Node, PARAM, at, expect, stays_quiet};
+    use anyverbs::cm::EventKind;
+    let name = "a_connection_manager_waits_for_a_port_that_is_down";
+    with(name, "down for 600ms after 0s; down for 600ms after 5s", &[], || {
+        let begin = Instant::now();
+        let listener = Node::listener(&at("127.0.0.1", 0));
+        let mut active = Node::towards(&listener.on("127.0.0.1"));
+        active.id.connect(&PARAM).unwrap();
+        stays_quiet(&listener.channel);
+        stays_quiet(&active.channel);
+        let (mut passive, _) = listener.request();
+        assert!(begin.elapsed() >= Duration::from_millis(600));
+        passive.attach(QpType::Rc);
+        passive.id.accept(Some(&PARAM)).unwrap();
+        expect(&active.channel, EventKind::Established);
+        passive.expect(EventKind::Established);
+        // A request to disconnect waits as well.
+        let context = &active.endpoint.as_mut().unwrap().context;
+        while context.port_attr(1).unwrap().state != PortState::Down {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        active.id.disconnect().unwrap();
+        stays_quiet(&passive.channel);
+        passive.expect(EventKind::Disconnected);
+        assert!(begin.elapsed() >= Duration::from_millis(5_600));
     });
 }
 

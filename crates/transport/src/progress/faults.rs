@@ -36,6 +36,7 @@ impl Driver {
                     }
                 }
                 Happening::Fatal(device, _) => {
+                    self.core.fail(device);
                     self.tell_of(rule, &format!("{} fails for good", faults.name(device)));
                     self.listeners.raise(device, AsyncEventKind::DeviceFatal);
                     self.fail_of(rule);
