@@ -190,10 +190,27 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
     }
 }
 
+/// `IBV_PORT_DOWN`.
+pub(crate) const DOWN: u8 = 1;
+/// `IBV_PORT_ACTIVE`.
+pub(crate) const ACTIVE: u8 = 4;
+
 /// The physical state that goes with a logical one (`IBV_PORT_PHYS_STATE_*`).
 pub(crate) fn phys_state(state: u8) -> u8 {
-    const ACTIVE: u8 = 4;
     if state == ACTIVE { 5 } else { 3 }
+}
+
+/// A port's logical state, as sysfs writes it.
+pub(crate) fn state(state: u8) -> String {
+    let name = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(usize::from(state));
+    format!("{state}: {}", name.unwrap_or(&"<unknown>"))
+}
+
+/// The files that tell the state of a port.
+pub(crate) fn state_files(port: u8) -> [(&'static str, String); 2] {
+    let physical = phys_state(port);
+    let name = if physical == 5 { "LinkUp" } else { "Disabled" };
+    [("state", state(port)), ("phys_state", format!("{physical}: {name}"))]
 }
 
 /// A one-line attribute of an interface.

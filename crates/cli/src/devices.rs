@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use crate::args::Devices;
-use crate::device::{self, Device};
-use crate::view_tree::{groups, state};
+use crate::device::{self, Device, state};
+use crate::view_tree::groups;
 
 /// Prints the devices that a program would find.
 pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! The part of a tree that changes: counters, and what `rdma` asks for. The files are made when somebody wants them.
+//! The part of a tree that changes: counters, states of ports, and what `rdma` asks for. The files are made when somebody wants them.
 //!
 //! The preload object asks for fresh files by a connection to a socket in the tree, before it opens one, and waits for a byte. So a launcher
 //! does not look at processes that nobody asks about.
@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use anyverbs::abandoned::Membership;
 use anyverbs::watch::{Seen, Totals, Watcher};
 use anyverbs_page::INTERVAL;
 
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::{counters, view_netlink};
 use view_netlink::replace;
 
@@ -75,12 +76,31 @@ impl Files {
         self.last = None;
     }
 
+    /// Whether a process has this view.
+    fn has(&self, pid: u32) -> bool {
+        let wanted =
+            [b"ANYVERBS_VIEW=", self.sys.parent().unwrap_or(&self.sys).as_os_str().as_bytes()];
+        let wanted = wanted.concat();
+        fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|all| all.split(|byte| *byte == 0).any(|variable| variable == wanted))
+    }
+
     /// Writes all files, with what these processes have.
     fn write(&mut self, seen: &[Seen]) -> io::Result<()> {
         let all: counters::Counters = self.totals.update(seen).collect();
+        // A script of faults is one of a process. Programs of one launcher have the same, and its view shows their ports.
+        let own = seen.iter().filter(|seen| self.has(seen.pid));
+        let pages = own.filter_map(|seen| seen.page.as_ref()?.as_ref().ok());
+        let down: Vec<&str> = pages.flat_map(|page| &page.down).map(String::as_str).collect();
         let files = [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))];
         for (device, index) in self.devices.iter().zip(0..) {
             let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
+            let is_down = down.contains(&device.name.as_str());
+            let state = if is_down { device::DOWN } else { device.port.state };
+            fs::create_dir_all(&port)?;
+            for (name, value) in device::state_files(state) {
+                replace(&port.join(name), format!("{value}\n").as_bytes())?;
+            }
             for (dir, files) in &files {
                 let dir = port.join(dir);
                 fs::create_dir_all(&dir)?;
@@ -89,6 +109,7 @@ impl Files {
                 }
             }
             if let Some(dir) = &self.netlink {
+                view_netlink::write_port(dir, (device, index), state)?;
                 view_netlink::write_live(dir, (device, index), &all, seen)?;
             }
         }
@@ -181,6 +202,55 @@ mod tests {
             }
             let port = tree.join("sys/class/infiniband").join(name).join("ports/1");
             assert!(port.join("hw_counters/sent_pkts").exists());
+        }
+        fs::remove_dir_all(tree).unwrap();
+    }
+
+    #[test]
+    fn a_port_that_is_down_in_a_process_of_the_view_is_down_in_the_view() {
+        use anyverbs::watch::{Condition, Snapshot};
+        let tree = std::env::temp_dir().join(format!("anyverbs-down-{}", std::process::id()));
+        let registry = format!("anyverbs-down-{}", std::process::id());
+        let devices = ["rail0", "rail1"].map(|name| Device {
+            name: name.into(),
+            registry: registry.clone(),
+            ..crate::device::example()
+        });
+        let netlink = tree.join("netlink");
+        let host = Membership::join(&registry, devices[0].udp_port).unwrap();
+        let mut files =
+            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into(), host).unwrap();
+        let process = |view: &Path| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").env("ANYVERBS_VIEW", view).spawn().unwrap()
+        };
+        let [mut own, mut other] = [&tree, &tree.join("other")].map(|view| process(view));
+        let seen = |pid: u32, down: &str| Seen {
+            pid,
+            slot: 1,
+            page: Some(Ok(Snapshot { down: vec![down.into()], ..Snapshot::default() })),
+            age: std::time::Duration::ZERO,
+            condition: Condition::Fresh,
+        };
+        let read = |name: &str| {
+            let port = tree.join("sys/class/infiniband").join(name).join("ports/1");
+            ["state", "phys_state"].map(|file| fs::read_to_string(port.join(file)).unwrap())
+        };
+        let state_of = |index: u8| {
+            let answer = fs::read(netlink.join(format!("{index}/1"))).unwrap();
+            let attribute = [&5_u16.to_ne_bytes()[..], &12_u16.to_ne_bytes()].concat();
+            let at = answer.windows(4).position(|bytes| bytes == attribute).unwrap();
+            answer[at + 4]
+        };
+        files.write(&[seen(own.id(), "rail1"), seen(other.id(), "rail0")]).unwrap();
+        assert_eq!(read("rail0"), ["4: ACTIVE\n", "5: LinkUp\n"]);
+        assert_eq!(read("rail1"), ["1: DOWN\n", "3: Disabled\n"]);
+        assert_eq!([state_of(0), state_of(1)], [4, 1]);
+        files.write(&[]).unwrap();
+        assert_eq!(read("rail1"), ["4: ACTIVE\n", "5: LinkUp\n"]);
+        for child in [&mut own, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
         }
         fs::remove_dir_all(tree).unwrap();
     }

@@ -26,7 +26,7 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 let names = devices.iter().map(|device| {
                     let address =
                         device.port.address().map_or(String::new(), |gid| gid.address.to_string());
-                    let state = crate::view_tree::state(device.port.state);
+                    let state = device::state(device.port.state);
                     format!(
                         "{}  port 1 {state}  {address}  UDP port {}\n",
                         device.name, device.udp_port
@@ -87,6 +87,9 @@ fn describe(process: &Process, processes: &[Process]) -> String {
     let Some(page) = process.page() else { return text };
     let objects = &page.process.objects;
     line(&mut text, "device", look::cut(&look::printable(&page.devices.join(", ")), 60));
+    if !page.down.is_empty() {
+        line(&mut text, "port down", look::cut(&look::printable(&page.down.join(", ")), 60));
+    }
     line(
         &mut text,
         "slot",

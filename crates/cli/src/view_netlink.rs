@@ -108,19 +108,24 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
         .put(DEV_NODE_TYPE, &[NODE_TYPE_CA])
         .text(DEV_PROTOCOL, "roce");
     fs::write(dir.join("device"), &attributes.0)?;
+    write_port(&tree.join("netlink"), (device, index), device.port.state)
+}
 
-    let port = &device.port;
+/// Writes the answer about the port of a device in this state.
+pub(crate) fn write_port(dir: &Path, (device, index): Numbered<'_>, state: u8) -> io::Result<()> {
     let mut attributes = Attributes::default();
     attributes
         .put(DEV_INDEX, &index.to_ne_bytes())
         .text(DEV_NAME, &device.name)
         .put(PORT_INDEX, &1u32.to_ne_bytes())
-        .put(PORT_STATE, &[port.state])
-        .put(PORT_PHYS_STATE, &[crate::device::phys_state(port.state)]);
-    if let Some(gid) = port.address() {
+        .put(PORT_STATE, &[state])
+        .put(PORT_PHYS_STATE, &[crate::device::phys_state(state)]);
+    if let Some(gid) = device.port.address() {
         attributes.put(NDEV_INDEX, &gid.ifindex.to_ne_bytes()).text(NDEV_NAME, &gid.ndev);
     }
-    fs::write(dir.join("1"), &attributes.0)
+    let dir = dir.join(index.to_string());
+    fs::create_dir_all(&dir)?;
+    replace(&dir.join("1"), &attributes.0)
 }
 
 /// A device and its number.

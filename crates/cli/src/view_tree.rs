@@ -228,9 +228,10 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
     link_class(tree, "infiniband", name, &format!("../../{}/infiniband/{name}", place.display()))?;
 
     let port_dir = ib.join("ports/1");
+    for (file, text) in device::state_files(port.state) {
+        write(&port_dir.join(file), &text)?;
+    }
     for (file, text) in [
-        ("state", state(port.state)),
-        ("phys_state", phys_state_text(port.state)),
         ("lid", format!("{:#x}", port.lid)),
         ("lid_mask_count", "0".into()),
         ("sm_lid", "0x0".into()),
@@ -321,17 +322,6 @@ pub(crate) fn groups(guid: u64) -> String {
     let groups: Vec<String> =
         (0..4).rev().map(|group| format!("{:04x}", guid >> (group * 16) & 0xffff)).collect();
     groups.join(":")
-}
-
-/// A port's logical state, as sysfs writes it.
-pub(crate) fn state(state: u8) -> String {
-    let name = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(usize::from(state));
-    format!("{state}: {}", name.unwrap_or(&"<unknown>"))
-}
-
-fn phys_state_text(state: u8) -> String {
-    let physical = device::phys_state(state);
-    format!("{physical}: {}", if physical == 5 { "LinkUp" } else { "Disabled" })
 }
 
 /// A list such as `0-3,8` as sysfs writes a mask: 32-bit groups in hexadecimal, highest first.

@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub command: String,
     /// The names of its devices.
     pub devices: Vec<String>,
+    /// The names of those whose port is down in this process, because a script of faults says so.
+    pub down: Vec<String>,
     /// Its counters.
     pub counters: Vec<Counter>,
     /// Its queue pairs.
@@ -81,7 +83,8 @@ impl Snapshot {
         to.word(VERSION);
         to.rows(std::slice::from_ref(&self.process));
         to.text(&self.command);
-        to.texts(self.devices.iter().map(|name| (name.as_str(), 0)));
+        let is_down = |name: &String| u64::from(self.down.contains(name));
+        to.texts(self.devices.iter().map(|name| (name.as_str(), is_down(name))));
         to.texts(self.counters.iter().map(|counter| (counter.name.as_str(), counter.value)));
         to.rows(&self.queue_pairs);
         to.rows(&self.groups);
@@ -101,10 +104,14 @@ impl Snapshot {
             return Err(Unreadable::OtherVersion);
         }
         let mut read = || {
+            let (process, command) = (from.rows::<Process>()?.pop()?, from.text()?);
+            let devices: Vec<(String, u64)> = from.texts()?.collect();
+            let down = devices.iter().filter(|(_, down)| *down != 0);
             Some(Self {
-                process: from.rows::<Process>()?.pop()?,
-                command: from.text()?,
-                devices: from.texts()?.map(|(name, _)| name).collect(),
+                process,
+                command,
+                down: down.map(|(name, _)| name.clone()).collect(),
+                devices: devices.into_iter().map(|(name, _)| name).collect(),
                 counters: from.texts()?.map(|(name, value)| Counter { name, value }).collect(),
                 queue_pairs: from.rows()?,
                 groups: from.rows()?,
@@ -161,6 +168,7 @@ mod tests {
             process: Process { pid: 4711, slot: 255, ..Process::default() },
             command: "ib_send_bw".into(),
             devices: vec!["rail0".into(), "rail1".into()],
+            down: vec!["rail1".into()],
             counters: vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }],
             queue_pairs: vec![queue_pair.clone(), QueuePair { number: 1, ..queue_pair }],
             groups: vec![Group { queue_pair: 1, gid: 5 << 100 }],

@@ -64,7 +64,7 @@ pub(crate) fn in_tree<R>(
     fails: R,
     f: impl FnOnce(*const c_char) -> R,
 ) -> R {
-    if inside.is_counter() {
+    if inside.changes() {
         tree::refresh();
     }
     let mut buffer = [0u8; PATH_MAX];

@@ -373,6 +373,7 @@ fn answer(fd: c_int, mut datagram: &[u8]) {
             },
             Some(CMD_PORT_GET) if is_dump => match request.attribute(ATTR_DEV_INDEX) {
                 Some(index) => {
+                    tree::refresh();
                     let mut port = 1;
                     while send_attributes(fd, &request, index, Some(port)) {
                         port += 1;
@@ -382,6 +383,7 @@ fn answer(fd: c_int, mut datagram: &[u8]) {
                 None => -libc::EINVAL,
             },
             Some(CMD_PORT_GET) => {
+                tree::refresh();
                 match (request.attribute(ATTR_DEV_INDEX), request.attribute(ATTR_PORT_INDEX)) {
                     (Some(index), Some(port))
                         if send_attributes(fd, &request, index, Some(port)) =>

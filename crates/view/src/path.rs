@@ -34,10 +34,12 @@ impl Inside<'_> {
         self.root[0] == b"dev" && self.rest.iter().any(|&byte| byte != b'/')
     }
 
-    /// Whether this names a file of `counters` or `hw_counters`, which changes.
-    pub(crate) fn is_counter(&self) -> bool {
+    /// Whether this names a file that changes: one of `counters` or `hw_counters`, or the state of a port.
+    pub(crate) fn changes(&self) -> bool {
         const COUNTERS: &[u8] = b"counters/";
-        self.rest.windows(COUNTERS.len()).any(|part| part == COUNTERS)
+        self.rest.ends_with(b"/state")
+            || self.rest.ends_with(b"/phys_state")
+            || self.rest.windows(COUNTERS.len()).any(|part| part == COUNTERS)
     }
 
     /// Writes `<dir>/<root><rest>` and a NUL; `None` if that does not fit.

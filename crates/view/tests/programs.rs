@@ -289,9 +289,9 @@ assert len(os.listdir('/proc/self/fd')) <= files + 16
     assert_eq!(text(&tree.run("python3", &["-c", script])), "");
 }
 
-/// A launcher writes counters when somebody wants them: before the program opens the file.
+/// A launcher writes counters and states of ports when somebody wants them: before the program opens the file.
 #[test]
-fn counters_are_fresh_when_they_are_opened() {
+fn counters_and_states_are_fresh_when_they_are_opened() {
     use std::io::Write as _;
     use std::os::fd::AsRawFd as _;
     let tree = Tree::new("counters");
@@ -314,9 +314,12 @@ fn counters_are_fresh_when_they_are_opened() {
     takes(16);
     drop(listener.accept().unwrap());
     let launcher = std::thread::spawn(move || {
-        for n in 1..=3 {
+        for n in 1..=5 {
             let (mut socket, _) = listener.accept().unwrap();
             fs::write(counters.join("sent_pkts"), format!("{n}\n")).unwrap();
+            for file in ["state", "phys_state"] {
+                fs::write(ib.join("ports/1").join(file), format!("{n}\n")).unwrap();
+            }
             socket.write_all(b"1").unwrap();
         }
     });
@@ -324,5 +327,8 @@ fn counters_are_fresh_when_they_are_opened() {
     assert_eq!(text(&tree.run("cat", &[node_type, path])), "1: CA\n1\n");
     let python = format!("for _ in range(2): print(open('{path}').read(), end='')");
     assert_eq!(text(&tree.run("python3", &["-c", &python])), "2\n3\n");
+    let port = "/sys/class/infiniband/anyverbs0/ports/1";
+    let states = ["state", "phys_state"].map(|file| format!("{port}/{file}"));
+    assert_eq!(text(&tree.run("cat", &states.each_ref().map(String::as_str))), "4\n5\n");
     launcher.join().unwrap();
 }

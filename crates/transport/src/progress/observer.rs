@@ -141,6 +141,8 @@ impl Observer {
             name: counter.name().into(),
             value: all.read(*counter),
         };
+        let devices = core.config.devices.iter().enumerate();
+        let is_down = |(number, _): &(usize, _)| self.driver.links.is_down(*number);
         Snapshot {
             process: Process {
                 pid: std::process::id(),
@@ -150,7 +152,8 @@ impl Observer {
                 left_out: left_out as u32,
             },
             command: self.command.clone(),
-            devices: core.config.devices.iter().map(|device| device.name.clone()).collect(),
+            devices: devices.clone().map(|(_, device)| device.name.clone()).collect(),
+            down: devices.filter(is_down).map(|(_, device)| device.name.clone()).collect(),
             counters: counters::Counter::ALL.iter().map(counter).collect(),
             queue_pairs,
             groups,
