@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyverbs_net::Registry;
 use anyverbs_net::host;
+pub use anyverbs_net::host::MAX_ORDER;
 pub use anyverbs_page::{INTERVAL, Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
 
@@ -17,6 +18,28 @@ use crate::abandoned::Membership;
 /// Looks at the processes of this user that share a UDP port.
 #[derive(Debug)]
 pub struct Watcher(host::Watcher);
+
+/// Tells a process of this user that shares a UDP port to change its faults: a script to add, `clear` or `list`. Returns its answer, or the
+/// reason why it does not do that.
+///
+/// # Errors
+/// `TimedOut` if it does not answer within `patience`; `NotFound` if it has ended.
+pub fn change_faults(
+    (registry, port): (&str, u16),
+    process: &Seen,
+    order: &str,
+    patience: Duration,
+) -> io::Result<Result<String, String>> {
+    let pid = i32::try_from(process.pid).map_err(|_| io::ErrorKind::NotFound)?;
+    let registry = Registry::of_port(registry, port)?;
+    let answer = host::tell(&registry, (process.slot, pid), order.as_bytes(), patience)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match answer.split_first() {
+        Some((b'+', done)) => Ok(Ok(text(done))),
+        Some((b'-', why)) => Ok(Err(text(why))),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
 
 /// A process, as it was seen last.
 #[derive(Clone, Debug)]

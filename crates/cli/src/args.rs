@@ -85,6 +85,8 @@ pub(crate) enum Command {
         #[arg(long, required = true, value_name = "FILE|RULES")]
         explain: String,
     },
+    /// Change the faults of a process that runs
+    Fault(Fault),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -123,6 +125,7 @@ impl Command {
             Self::Top(top) => Some(&top.settings),
             Self::Show(show) => Some(&show.settings),
             Self::Sysfs(sysfs) => Some(&sysfs.settings),
+            Self::Fault(fault) => Some(&fault.settings),
             Self::Explain { .. }
             | Self::Faults { .. }
             | Self::Report(_)
@@ -352,6 +355,26 @@ pub(crate) struct Sysfs {
     /// The directory, which is made or empty
     #[arg(value_name = "DIR", value_parser = path())]
     pub(crate) directory: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The process runs with a script of faults, which may have no rules yet. It is one of your own user.
+
+Examples:
+  anyverbs run --faults 'seed 1' -- ./my_program &
+  anyverbs fault my_program 'on device mlx5_3: down for 2s after 0s'
+  anyverbs fault my_program list
+  anyverbs fault my_program clear")]
+pub(crate) struct Fault {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// The number of the process, or the name of its program
+    #[arg(value_name = "PROCESS")]
+    pub(crate) process: String,
+    /// Rules to add, with semicolons between them, or the name of a file with such; `clear`: no rule holds any more; `list`: show them
+    #[arg(value_name = "RULES|FILE|clear|list")]
+    pub(crate) order: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -62,7 +62,7 @@ impl Process {
     }
 
     /// The name of its program, without directory and arguments.
-    fn program(&self) -> &str {
+    pub(crate) fn program(&self) -> &str {
         let path = self.command.split(' ').next().unwrap_or_default();
         path.rsplit('/').next().unwrap_or_default()
     }

@@ -68,6 +68,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain { words } => explain::print(&words),
         Command::Report(report) => report::print(&report),
         Command::Faults { explain } => faults::explain(&explain),
+        Command::Fault(fault) => faults::change(&fault),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),

@@ -10,6 +10,11 @@ impl Script {
     pub fn explain(&self, seed: Option<u64>) -> Vec<String> {
         let seed = self.seed_or(seed);
         let mut lines = vec![format!("Random choices begin with the seed {seed}.")];
+        if self.rules.is_empty() {
+            lines.push(
+                "There are no rules yet: `anyverbs fault` adds some while the program runs.".into(),
+            );
+        }
         lines.extend(
             self.rules.iter().map(|rule| format!("Line {}: {}", rule.line, rule.explain())),
         );

@@ -33,6 +33,8 @@ pub struct Rule {
     pub line: u32,
     /// Its words, as they stand there.
     pub text: String,
+    /// It was added while the process ran.
+    pub added: bool,
     /// Where it holds.
     pub place: Place,
     /// The fault.
@@ -164,6 +166,15 @@ impl Span {
 }
 
 impl Rule {
+    /// Its place, for the log.
+    #[must_use]
+    pub fn named(&self) -> String {
+        match self.added {
+            true => format!("added rule: {}", self.text),
+            false => format!("line {} of the script", self.line),
+        }
+    }
+
     /// Whether the rule is about what queue pairs, ports and devices do, and not about calls alone.
     #[must_use]
     pub fn is_of_device(&self) -> bool {
@@ -172,9 +183,9 @@ impl Rule {
 }
 
 impl Script {
-    /// Whether any rule is [of a device](Rule::is_of_device).
+    /// Whether any rule is [of a device](Rule::is_of_device). A script of a seed alone waits for some that are.
     #[must_use]
     pub fn is_of_device(&self) -> bool {
-        self.rules.iter().any(Rule::is_of_device)
+        self.rules.is_empty() || self.rules.iter().any(Rule::is_of_device)
     }
 }

@@ -71,7 +71,7 @@ impl Script {
         }
         let place = place(&mut words)?;
         let fault = fault(&mut words, &place)?;
-        self.rules.push(Rule { line, text: text.to_owned(), place, fault });
+        self.rules.push(Rule { line, text: text.to_owned(), added: false, place, fault });
         Ok(())
     }
 }

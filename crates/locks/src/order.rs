@@ -123,6 +123,8 @@ ranks! {
     QueuePairs,
     /// A queue pair: requester, responder and link. No two are locked at once.
     QueuePair,
+    /// The rules of a script of faults.
+    Faults,
     /// The queue pairs of each group, for a look-up.
     GroupMembers,
     /// The table of SRQs, for a look-up.

@@ -34,6 +34,9 @@
 //! A process says nothing of itself before another one of its user asks, by a message over the same connections. Then it keeps a file
 //! fresh for some seconds, and gives the other a descriptor of it ([`Page`], [`Watcher`]).
 //!
+//! # Orders
+//! By the same connections a process of the user may tell another one what to do, and gets an answer ([`tell`], [`Order`]).
+//!
 //! # Use
 //! [`Slot`] is a place on the host, [`Services`] tells which process listens where, and [`Journal`] outlives its
 //! processes.
@@ -41,6 +44,7 @@
 mod journal;
 mod lock;
 mod name;
+mod orders;
 mod page;
 mod pass;
 mod services;
@@ -52,6 +56,7 @@ mod watch;
 pub use journal::{Abandoned, Journal, PAYLOAD_LEN, Payload, Section};
 pub(crate) use name::Name;
 pub use name::Registry;
+pub use orders::{MAX_ORDER, Order, tell};
 pub use page::{MAX_PAGE, Page};
 pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_ports};
 pub use slot::Slot;

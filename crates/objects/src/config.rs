@@ -411,8 +411,9 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
         None => text,
     };
     let parsed = Script::parse(&text).and_then(|script| {
-        if script.rules.is_empty() {
-            let reason = "the script has no rules".to_owned();
+        // With a seed alone it waits for rules.
+        if script.rules.is_empty() && script.seed.is_none() {
+            let reason = "the script has neither rules nor a seed".to_owned();
             return Err(ScriptError { line: 1, column: 1, reason });
         }
         Ok(script)
@@ -651,11 +652,10 @@ mod tests {
             let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| value.to_owned());
             Config::parse("", "", variable).map(drop).unwrap_err().to_string()
         };
-        assert!(fails("seed 1").contains("no rules"));
         assert!(fails("/dev/zero").contains("no regular file"));
         let file = std::env::temp_dir().join(format!("anyverbs-script-{}", std::process::id()));
         for (text, reason) in [
-            ("# nothing\n".to_owned(), "no rules"),
+            ("# nothing\n".to_owned(), "neither rules nor a seed"),
             ("# more\n".repeat(1 << 18), "longer than 1 MiB"),
         ] {
             std::fs::write(&file, text).unwrap();
@@ -663,6 +663,8 @@ mod tests {
             assert!(said.contains(reason), "{said}");
         }
         std::fs::remove_file(file).unwrap();
+        let config = config(&[("ANYVERBS_FAULTS", "seed 1")]).unwrap();
+        assert!(!config.direct && config.faults.unwrap().is_of_device(), "rules may come later");
     }
 
     #[test]

@@ -76,6 +76,11 @@ impl Page {
 
     pub(super) fn note_look(&self) {
         self.looks.fetch_add(1, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Wakes the thread that serves the process.
+    pub(super) fn wake(&self) {
         if let Some(wake) = self.wake.get() {
             wake();
         }

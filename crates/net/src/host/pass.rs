@@ -17,6 +17,9 @@ pub(super) const ASK: u8 = 0xf3;
 /// The first byte of a message that asks for the page of the process ([`super::page`]), and that it be kept fresh.
 pub(super) const LOOK: u8 = 0xf4;
 
+/// The first byte of a message that tells the process something ([`super::orders`]).
+pub(super) const TELL: u8 = 0xf5;
+
 /// The owner of a descriptor's open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
@@ -34,6 +37,28 @@ pub(super) fn ask(socket: &Socket) -> io::Result<()> {
 
 pub(super) fn look(socket: &Socket) -> io::Result<()> {
     socket.send_with_flags(&[LOOK], FLAGS).map(drop)
+}
+
+pub(super) fn tell(socket: &Socket, message: &[u8]) -> io::Result<()> {
+    let whole = [&[TELL], message].concat();
+    socket.send_with_flags(&whole, FLAGS).map(drop)
+}
+
+/// Answers what a process was told. One that does not wait for it loses it.
+pub(super) fn answer(socket: &Socket, message: &[u8]) {
+    let _ = socket.send_with_flags(message, FLAGS);
+}
+
+/// The answer that has come. The end of the connection is an error.
+pub(super) fn answer_of(socket: &Socket, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(most);
+    let n = socket.recv_with_flags(bytes.spare_capacity_mut(), libc::MSG_DONTWAIT)?;
+    if n == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    // SAFETY: so many bytes were written.
+    unsafe { bytes.set_len(n) };
+    Ok(bytes)
 }
 
 /// Gives the store, or says that there is none to give.

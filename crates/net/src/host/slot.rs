@@ -5,6 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::name::{Name, Registry};
+use super::orders::{MAX_ORDER, Order, Orders};
 use super::page::Page;
 use super::pass;
 use super::store::{Start, Store};
@@ -20,6 +22,8 @@ use crate::sys::{self, AT_ONCE, Uncancelled, is_scarcity};
 
 /// Connections of other processes; one has one, and one more while it asks for the store.
 const MAX_CONNECTIONS: usize = 1024;
+/// A message with an order.
+const MAX_ORDER_AND_KIND: usize = MAX_ORDER + 1;
 /// Questions of other processes that are answered in one call of [`Slot::receive`]. The others wait for the next one, so that a
 /// process which asks all the time does not keep the caller.
 const MAX_ANSWERS: usize = 64;
@@ -39,6 +43,8 @@ pub struct Slot {
     connections: Mutex<rank::HostConnections, Connections>,
     /// The page that others read of it.
     page: Page,
+    /// So many orders have come.
+    told: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +53,7 @@ struct Connections {
     /// The connections that were given the page.
     have_page: HashSet<u64>,
     next: u64,
+    orders: Orders,
     /// There was no descriptor for one that waits.
     accept_again: bool,
 }
@@ -126,7 +133,15 @@ impl Slot {
     fn with(store: Arc<Store>, number: u8, listener: Socket) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let connections = Mutex::new(Connections { next: LISTENER + 1, ..Default::default() });
-        let slot = Self { store, number, listener, epoll, connections, page: Page::default() };
+        let slot = Self {
+            store,
+            number,
+            listener,
+            epoll,
+            connections,
+            page: Page::default(),
+            told: AtomicU64::new(0),
+        };
         // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
         slot.watch(&slot.listener, LISTENER, EventFlags::IN | EventFlags::ET)?;
         Ok(slot)
@@ -154,6 +169,27 @@ impl Slot {
     #[must_use]
     pub fn page(&self) -> &Page {
         &self.page
+    }
+
+    /// How often others have told this process something. When it changes, [`take_order`](Self::take_order) gives it. Who is woken by a
+    /// [look](Page::on_look) is woken by an order as well.
+    #[inline]
+    #[must_use]
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::Acquire)
+    }
+
+    /// Takes the oldest order.
+    #[must_use]
+    pub fn take_order(&self) -> Option<Order> {
+        self.connections.lock().orders.take()
+    }
+
+    /// Answers an order. A longer answer is cut.
+    pub fn answer(&self, order: &Order, bytes: &[u8]) {
+        if let Some(socket) = self.connections.lock().by_key.get(&order.key) {
+            pass::answer(socket, &bytes[..bytes.len().min(MAX_ORDER)]);
+        }
     }
 
     /// Says that this process has `port` open, until the value is dropped.
@@ -210,6 +246,14 @@ impl Slot {
                         }
                     }
                     self.page.note_look();
+                }
+                // One that is cut off is none.
+                Ok(len @ 2..=MAX_ORDER_AND_KIND) if into[0] == pass::TELL => {
+                    answers += 1;
+                    if connections.orders.add(key, &into[1..len]) {
+                        self.told.fetch_add(1, Ordering::Release);
+                        self.page.wake();
+                    }
                 }
                 // Its end.
                 Ok(0) => connections.forget(key),
@@ -401,6 +445,38 @@ mod tests {
             assert!(calls < 10, "it goes on where it stopped");
         }
         assert!(calls >= 2);
+    }
+
+    #[test]
+    fn an_order_is_answered() {
+        use std::time::Duration;
+        let registry = registry("orders");
+        let slot = Arc::new(Slot::claim_in(&registry).unwrap());
+        let of = (slot.number(), std::process::id() as i32);
+        let tell = |of, message: &[u8], patience| {
+            super::super::tell(&registry, of, message, Duration::from_millis(patience))
+        };
+        let kind = |result: io::Result<Vec<u8>>| result.map_err(|error| error.kind());
+        assert_eq!(kind(tell((of.0, 1), b"x", 10)), Err(io::ErrorKind::NotFound));
+        assert_eq!(kind(tell(of, &[0; MAX_ORDER + 1], 10)), Err(io::ErrorKind::InvalidInput));
+        assert_eq!(kind(tell(of, b"x", 10)), Err(io::ErrorKind::TimedOut));
+        let longest = vec![7; MAX_ORDER];
+        let mut buffer = vec![0; 2 * MAX_ORDER];
+        std::thread::scope(|scope| {
+            let teller = scope.spawn(|| tell(of, &longest, 10_000));
+            let begin = std::time::Instant::now();
+            // The first has gone meanwhile.
+            while slot.told() < 2 {
+                assert_eq!(slot.receive(&mut buffer).unwrap(), Received::Nothing);
+                assert!(begin.elapsed() < Duration::from_secs(10));
+            }
+            let [first, second] = [(); 2].map(|()| slot.take_order().unwrap());
+            assert_eq!((first.bytes.as_slice(), &second.bytes), (&b"x"[..], &longest));
+            slot.answer(&first, b"nobody");
+            slot.answer(&second, b"done");
+            assert_eq!(teller.join().unwrap().unwrap(), b"done");
+        });
+        assert!(slot.take_order().is_none());
     }
 
     #[test]

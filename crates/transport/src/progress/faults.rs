@@ -16,11 +16,7 @@ impl Driver {
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
         while let Some((happening, changed)) = faults.take_due(now) {
-            let (Happening::Down(_, rule)
-            | Happening::Up(_, rule)
-            | Happening::Fatal(_, rule)
-            | Happening::Fails(rule)) = happening;
-            let Some(rule) = faults.rules().get(rule) else { continue };
+            let rule = happening.rule();
             match happening {
                 Happening::Down(device, _) => {
                     self.tell_of(rule, &format!("the port of {} is down", faults.name(device)));
@@ -66,9 +62,43 @@ impl Driver {
         }
     }
 
+    /// Does what another process of the user tells this one to do, and gives the answer to it.
+    ///
+    /// # Errors
+    /// The reason why not, for people.
+    #[cold]
+    pub(super) fn obey(&'static self, order: &[u8]) -> Result<String, String> {
+        let order = std::str::from_utf8(order).map_err(|_| "the order is no text")?;
+        let Some(faults) = &self.links.faults else {
+            return Err("it runs without a script of faults, so its packets may go by ways that know none; start it with `anyverbs run --faults 'seed 1'`, and it takes rules".into());
+        };
+        let (done, up) = match order {
+            "list" => return Ok(faults.list()),
+            "clear" => {
+                let (count, up) = faults.clear();
+                (format!("rules of this process that do not hold any more: {count}\n"), up)
+            }
+            text => {
+                let count = faults.add(text, self.core.now())?;
+                (format!("rules of this process that hold from now on: {count}\n"), Vec::new())
+            }
+        };
+        tracing::warn!(target: "anyverbs", "faults: {}", done.trim_end());
+        for cell in self.transport.qps.filter(|_| true) {
+            self.with_cell(&cell, None, |State { link, .. }, call| call.env(link).learn_faults());
+        }
+        for device in up {
+            let what =
+                format!("the port of {} is up again, for no rule holds", faults.name(device));
+            tracing::warn!(target: "anyverbs", "faults: {what}");
+            self.listeners.raise(device, AsyncEventKind::PortActive);
+        }
+        Ok(done)
+    }
+
     fn tell_of(&self, rule: &Rule, what: &str) {
         self.core.count(Counter::InjectedFaults, 1);
-        let line = format!("injected fault (line {} of the script): {what}", rule.line);
+        let line = format!("injected fault ({}): {what}", rule.named());
         if let Some(trace) = &self.links.trace {
             let args = anyverbs_record::trace::Object::default().text("rule", &rule.text);
             trace.instant(0, "fault", what, &args);

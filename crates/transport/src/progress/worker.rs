@@ -352,6 +352,8 @@ struct Worker {
     observer: Option<Box<Observer>>,
     /// The looks that were seen.
     looks: u64,
+    /// The orders that were seen.
+    told: u64,
 }
 
 impl Worker {
@@ -367,6 +369,7 @@ impl Worker {
             owed,
             observer: None,
             looks: 0,
+            told: 0,
         }
     }
 
@@ -465,6 +468,7 @@ impl Worker {
         driver.run_timers();
         driver.drain_inproc(true);
         self.observe();
+        self.obey();
         if driver.links.port.needs_resteer() || self.resteer_at != NEVER {
             self.resteer_at = match driver.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
@@ -481,6 +485,22 @@ impl Worker {
 }
 
 impl Worker {
+    /// Does what others of the user tell the process to do.
+    fn obey(&mut self) {
+        let Some(slot) = self.driver.links.port.slot() else { return };
+        if slot.told() == self.told {
+            return;
+        }
+        self.told = slot.told();
+        while let Some(order) = slot.take_order() {
+            let (mark, text) = match self.driver.obey(&order.bytes) {
+                Ok(text) => (b'+', text),
+                Err(text) => (b'-', text),
+            };
+            slot.answer(&order, &[&[mark], text.as_bytes()].concat());
+        }
+    }
+
     /// Tells those who look at the process what it does.
     fn observe(&mut self) {
         let Some(page) = self.driver.links.port.slot().map(|slot| slot.page()) else { return };

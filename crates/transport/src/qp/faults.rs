@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyverbs_faults::{Fault, PacketAction, Rule, Status, WorkAction};
-use anyverbs_links::faults::{Faults, QpPlace};
+use anyverbs_links::faults::{Active, Faults, Known, QpPlace};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
@@ -28,6 +28,7 @@ const MOST_SAID: u32 = 10;
 pub(super) struct QpFaults {
     plan: &'static Faults,
     pub(super) place: QpPlace,
+    known: Known,
     rules: Rules,
     /// Sends that were posted, and receives that completed.
     work: [u64; 2],
@@ -95,21 +96,33 @@ impl QpFaults {
     /// The faults of a new queue pair of a device.
     pub(super) fn new(plan: &'static Faults, device: usize) -> Self {
         let place = plan.add_qp(device);
-        let mut rules = Rules::default();
-        for (n, rule) in plan.rules().iter().enumerate() {
-            if plan.concerns(rule, place) {
-                rules.add(rule, plan.dice(n, place));
-            }
-        }
-        Self {
+        let mut faults = Self {
             plan,
             place,
-            rules,
+            known: Known::default(),
+            rules: Rules::default(),
             work: [0; 2],
             chosen: VecDeque::new(),
             held: Default::default(),
             parked: ParkedPackets::default(),
             spoils_at: None,
+        };
+        faults.learn(Time::from_nanos(0));
+        faults
+    }
+
+    /// Takes the rules that were added. If those before them were cleared, completions that wait are due.
+    pub(super) fn learn(&mut self, now: Time) {
+        let (cleared, new) = self.plan.news(&mut self.known);
+        if cleared {
+            self.rules = Rules::default();
+            self.chosen.clear();
+            self.held.iter_mut().for_each(|held| held.release(now));
+        }
+        for Active { number, rule, since } in new {
+            if self.is_of(rule) {
+                self.rules.add(rule, self.plan.dice(number, self.place), since, self.work);
+            }
         }
     }
 
@@ -133,13 +146,12 @@ impl QpFaults {
         if self.is_cut() {
             return (Verdict::Times(0), None);
         }
-        let age = Duration::from_nanos(now.as_nanos());
-        for (at, Armed { rule, dice, seen, .. }) in
+        for (at, Armed { rule, dice, since, seen, .. }) in
             self.rules.of_packet(received, headers.bth.opcode)
         {
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
-            if !span.has(age) || !dice.chooses(*which, n) {
+            if !span.has(now.since(*since)) || !dice.chooses(*which, n) {
                 continue;
             }
             let (verdict, happens) = match *action {
@@ -206,11 +218,14 @@ impl QpFaults {
     }
 
     fn choose_work(&self, receives: bool, n: u64) -> Option<Chosen> {
-        self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, .. })| match rule.fault {
-            Fault::Work { action, which, .. } if dice.chooses(which, n) => {
-                Some(Chosen { action, n, rule, at })
+        self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, seen, .. })| {
+            let n = n.saturating_sub(*seen);
+            match rule.fault {
+                Fault::Work { action, which, .. } if dice.chooses(which, n) => {
+                    Some(Chosen { action, n, rule, at })
+                }
+                _ => None,
             }
-            _ => None,
         })
     }
 

@@ -30,6 +30,17 @@ impl DeviceEnv<'_, '_> {
         self.faults().is_some_and(|faults| faults.is_of(rule))
     }
 
+    /// The rules have changed.
+    #[cold]
+    pub(crate) fn learn_faults(&mut self) {
+        let now = self.now();
+        if let Some(faults) = self.faults() {
+            faults.learn(now);
+            self.release_held(now);
+            self.look_again();
+        }
+    }
+
     /// Whether its port is down.
     pub(super) fn is_cut(&mut self) -> bool {
         self.faults().is_some_and(|faults| faults.is_cut())

@@ -137,10 +137,8 @@ impl Watch {
         let (number, said) = (faults.place.of_process, faults.is_said(injected));
         transport.core.count(Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
-        let line = format!(
-            "injected fault (line {} of the script): queue pair {number} ({qpn:#08x}): {what}",
-            rule.line
-        );
+        let line =
+            format!("injected fault ({}): queue pair {number} ({qpn:#08x}): {what}", rule.named());
         self.instant("fault", what, |args| args.text("rule", &line));
         // Each rule has a bound of its own.
         match said {

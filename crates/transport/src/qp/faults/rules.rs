@@ -1,6 +1,7 @@
 //! The rules that hold for a queue pair, so ordered that a packet meets only those that count it, and a request only those for its side.
 
 use anyverbs_faults::{Dice, Fault, PacketKind, Rule, Which};
+use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::opcode::{Opcode, Operation};
 
 /// A rule that holds for the queue pair.
@@ -8,7 +9,9 @@ use anyverbs_proto::wire::opcode::{Opcode, Operation};
 pub(super) struct Armed {
     pub(super) rule: &'static Rule,
     pub(super) dice: Dice,
-    /// The packets that it has counted.
+    /// Its times count from here.
+    pub(super) since: Time,
+    /// The packets that it has counted. Of a rule for requests: those that were there before it.
     pub(super) seen: u64,
     /// Lines of the log about it.
     pub(super) said: u32,
@@ -29,8 +32,10 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    pub(super) fn add(&mut self, rule: &'static Rule, dice: Dice) {
+    /// Adds one. There were so many sends and receives before it.
+    pub(super) fn add(&mut self, rule: &'static Rule, dice: Dice, since: Time, work: [u64; 2]) {
         let at = self.armed.len();
+        let mut seen = 0;
         match &rule.fault {
             Fault::Packets { received, kind, .. } => {
                 let classes = self.packets[usize::from(*received)].iter_mut().enumerate();
@@ -38,11 +43,15 @@ impl Rules {
                     rules.push(at);
                 }
             }
-            Fault::Work { receives, .. } => self.work[usize::from(*receives)].push(at),
+            Fault::Work { receives, .. } => {
+                let side = usize::from(*receives);
+                seen = work[side];
+                self.work[side].push(at);
+            }
             // Others than the queue pair do these.
             Fault::Call { .. } | Fault::Down(_) | Fault::Fatal(_) | Fault::Fails(_) => return,
         }
-        self.armed.push(Armed { rule, dice, seen: 0, said: 0 });
+        self.armed.push(Armed { rule, dice, since, seen, said: 0 });
     }
 
     /// The rules that count a packet, in the order of the script, each with its place.
@@ -120,7 +129,7 @@ mod tests {
         let script: &'static Script = Box::leak(Box::new(Script::parse(text).unwrap()));
         let mut rules = Rules::default();
         for (n, rule) in script.rules.iter().enumerate() {
-            rules.add(rule, Dice::new(1, n, 1));
+            rules.add(rule, Dice::new(1, n, 1), Time::from_nanos(0), [0; 2]);
         }
         rules
     }

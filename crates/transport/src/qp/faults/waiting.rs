@@ -174,6 +174,12 @@ impl HeldCompletions {
         self.hung = 0;
     }
 
+    /// All are due.
+    pub(in crate::qp) fn release(&mut self, now: Time) {
+        self.queue.iter_mut().for_each(|held| held.due = Some(now));
+        self.hung = 0;
+    }
+
     pub(in crate::qp) fn clear(&mut self) {
         *self = Self::default();
     }
