@@ -420,6 +420,23 @@ fn no_more_completions_are_held_back_than_fit_into_their_queue() {
     });
 }
 
+#[test]
+fn a_failure_behind_a_request_that_hangs_is_flushed_with_it() {
+    let script =
+        "on qp 1: send 2 never completes; on qp 1: send 4 completes with RETRY_EXC_ERR after 50ms";
+    with("a_failure_behind_a_request_that_hangs_is_flushed_with_it", script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        for i in 1..=5 {
+            a.send(i, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        }
+        let found: Vec<_> = a.poll(5).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        use WcStatus::{Success, WrFlushErr};
+        let wanted = [Success, WrFlushErr, WrFlushErr, WrFlushErr, WrFlushErr];
+        assert_eq!(found, (1..=5).zip(wanted).collect::<Vec<_>>());
+    });
+}
+
 /// The events of a device, one after the other.
 fn event(context: &Context) -> AsyncEventKind {
     let event = context.get_async_event().unwrap();

@@ -199,7 +199,7 @@ impl DeviceEnv<'_, '_> {
         }
     }
 
-    /// A completion was made. True: it waits.
+    /// A completion was made. True: it waits, or was given to the program here.
     #[cold]
     pub(super) fn complete_watched(&mut self, side: Side, wc: &Wc, solicited: bool) -> bool {
         if self.faults().is_none() {
@@ -209,7 +209,13 @@ impl DeviceEnv<'_, '_> {
             return false;
         }
         let now = self.now();
+        let mut wc = wc;
+        let flushed = Wc { status: WcStatus::WrFlushErr, ..*wc };
         if wc.status != WcStatus::Success {
+            // What is behind one that hangs is flushed with it: no failure comes behind a flush.
+            if self.faults().is_some_and(|faults| faults.held(side).is_hung()) {
+                wc = &flushed;
+            }
             self.flush_hung(wc.vendor_err);
         }
         let kept = self.faults().map(|faults| faults.keeps((side, now), wc, solicited));
@@ -218,8 +224,12 @@ impl DeviceEnv<'_, '_> {
         if kept {
             self.keep_few(side, now);
             self.look_again();
-        } else if let Some(watch) = &mut self.link.watch {
-            watch.completed(side, wc);
+        } else {
+            self.tell_completed(side, wc);
+            if std::ptr::eq(wc, &raw const flushed) {
+                self.hand_completion(side, *wc, solicited);
+                return true;
+            }
         }
         kept
     }
