@@ -149,7 +149,8 @@ fn packets_that_wait_are_bounded_and_the_last_ones_are_lost() {
     with(name, "delay packets by 30s", &[], || {
         let cap = QpCap { max_recv_wr: 1100, ..CAP };
         let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Ud, cap, 2048));
-        (a.connect(b.address()), b.connect(a.address()));
+        a.connect(b.address());
+        b.connect(a.address());
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
         let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
         for n in 0..1100 {
@@ -302,7 +303,8 @@ fn one_completion_obeys_all_rules_for_the_sends_that_it_stands_for() {
             cookie: 0,
         };
         a.qp = a.context.create_qp(&a.pd, &init).unwrap();
-        (a.connect(b.address()), b.connect(a.address()));
+        a.connect(b.address());
+        b.connect(a.address());
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
         let write = |wr_id, flags| {
             let (op, sges) = (SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
@@ -372,7 +374,8 @@ fn completions_that_wait_do_not_overrun_their_queue_together() {
         let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, 8));
         let [more, peer] = [&a, &b].map(Endpoint::another);
         let address = |qp: &Qp, e: &Endpoint| Address { qpn: qp.qpn(), ..e.address() };
-        (a.connect(b.address()), b.connect(a.address()));
+        a.connect(b.address());
+        b.connect(a.address());
         a.connect_qp(&more, address(&peer, &b), 14, 7);
         b.connect_qp(&peer, address(&more, &a), 14, 7);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
@@ -400,7 +403,8 @@ fn no_more_completions_are_held_back_than_fit_into_their_queue() {
     let script = "on qp 1: send 1 never completes; on qp 2: receive 1 never completes";
     with("no_more_completions_are_held_back_than_fit_into_their_queue", script, &[], || {
         let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, 8));
-        (a.connect(b.address()), b.connect(a.address()));
+        a.connect(b.address());
+        b.connect(a.address());
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
         let send = |n: u64| {
             b.recv(n, &[dst.sge(0, 8)]);

@@ -191,7 +191,9 @@ impl QpFaults {
     /// It was not posted after all.
     pub(super) fn takes_back(&mut self, position: u32) {
         self.work[0] -= 1;
-        self.chosen.pop_back_if(|(at, _)| *at == position);
+        if self.chosen.back().is_some_and(|(at, _)| *at == position) {
+            self.chosen.pop_back();
+        }
     }
 
     /// The status with which the send at this place fails instead of being sent, and whether that waits.
@@ -254,7 +256,7 @@ impl QpFaults {
             // A request that fails has waited for its time.
             WorkAction::Fails(..) => Some(now),
         };
-        let due = chosen.iter().map(due).fold(Some(now), |a, b| Some(a?.max(b?)));
+        let due = chosen.iter().map(due).try_fold(now, |a, b| Some(a.max(b?)));
         let injected = chosen.iter().map(|chosen| chosen.did(side, wc)).collect();
         let held = &mut self.held[index(side)];
         if held.len() == 0 && due.is_some_and(|due| due <= now) {
@@ -267,8 +269,9 @@ impl QpFaults {
     /// The choices about the sends that a completion stands for.
     fn take_chosen(&mut self, sq_count: u32) -> Vec<Chosen> {
         let is_before =
-            |(position, _): &mut (u32, Chosen)| sq_count.wrapping_sub(*position).cast_signed() > 0;
-        std::iter::from_fn(|| self.chosen.pop_front_if(is_before)).map(|(_, found)| found).collect()
+            |(position, _): &&(u32, Chosen)| sq_count.wrapping_sub(*position).cast_signed() > 0;
+        let count = self.chosen.iter().take_while(is_before).count();
+        self.chosen.drain(..count).map(|(_, chosen)| chosen).collect()
     }
 
     /// Whether a completion waits that will not come.
