@@ -23,6 +23,7 @@ mod multicast;
 mod one_process;
 mod ordinary;
 mod processes;
+mod random_faults;
 mod raw;
 mod rules;
 mod same_host;
