@@ -2,6 +2,7 @@
 
 mod answers;
 mod calls;
+mod facts;
 mod lending;
 mod receives;
 mod short_ways;

@@ -146,6 +146,24 @@ fn requests_behind_a_local_operation_leave_once() {
     assert_eq!(world.statuses(), [WcStatus::Success; 2]);
 }
 
+/// A request takes its slot until its completion was polled, though it left while it was posted.
+#[test]
+fn a_full_queue_takes_no_request_the_short_way() {
+    let mut world = plain(|_| {});
+    let sges = [Sge { addr: IOVA, len: 8, lkey: world.device.keys.lkey }];
+    let flags = SendFlags::SIGNALED;
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+    // One of the 100 slots has the request of before.
+    for psn in 1..100 {
+        assert_eq!(world.qp.post_send(&wr, &mut world.device), Ok(()), "{psn}");
+        world.answer(psn, Syndrome::ACK);
+    }
+    world.sent();
+    assert!(open(&world)[0]);
+    assert_eq!(world.qp.post_send(&wr, &mut world.device), Err(PostSendError::Full));
+    assert_eq!(world.sent(), []);
+}
+
 /// A message that came by a lane, as the device executes it.
 #[test]
 fn a_short_message_takes_the_next_receive_that_it_fits() {

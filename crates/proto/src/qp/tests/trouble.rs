@@ -572,6 +572,23 @@ fn a_full_send_queue_with_completions_says_nothing() {
     }
 }
 
+/// A queue pair that only receives has no room for sends, and no request that could block any.
+#[test]
+fn a_send_queue_without_room_says_nothing() {
+    let mut world = World::in_reset(QpType::Rc, LinkProps::new(1 << 20));
+    let init = *world.qp.init();
+    let init = QpInit { cap: QpCap { max_send_wr: 0, ..init.cap }, ..init };
+    world.qp = Qp::new(Qpn::new(OURS), &init);
+    let mut world = world.risen(|_| {});
+    let flags = SendFlags::empty();
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &[], ud: None, xrc_srqn: 0 };
+    for _ in 0..2 {
+        let posted = world.qp.post_send(&wr, &mut world.device);
+        assert_eq!(posted, Err(PostSendError::Full));
+        assert_eq!(world.device.lines, [] as [String; 0]);
+    }
+}
+
 #[test]
 fn a_send_queue_with_a_way_out_is_reexamined() {
     let mut world = World::new(QpType::Rc);
