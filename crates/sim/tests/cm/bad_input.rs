@@ -165,6 +165,35 @@ fn unknown_ids_are_answered_as_the_message_needs() {
 }
 
 #[test]
+fn an_answer_to_a_request_that_was_not_made_is_refused() {
+    let mut w = World::new(1, 3);
+    w.listen(1);
+    w.listen(0);
+    let (a, b) = w.pair(1, 0);
+    let (c, d) = w.pair(0, 1);
+    let other = CommId(0x77);
+    for (source, local_comm_id, remote_comm_id, reason) in [
+        // The passive side, which asked for nothing.
+        (0, c, d, RejReason::InvalidCommId),
+        // A stranger knows both IDs.
+        (2, b, a, RejReason::InvalidCommId),
+        (2, other, a, RejReason::InvalidCommId),
+        // The peer, by an ID that is not that of its connection.
+        (0, other, a, RejReason::InvalidCommInstance),
+    ] {
+        w.inject(gid(source), 1, &bytes(Rep { local_comm_id, remote_comm_id, ..Rep::default() }));
+        let out = w.hosts[1].cm.poll_transmit(w.now).unwrap();
+        assert_eq!(out.dgid, gid(source));
+        let Message::Rej(rej) = Mad::parse(&out.mad.emit()).unwrap().message else { panic!() };
+        assert_eq!((rej.reason, rej.about), (reason, About::Rep));
+        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (remote_comm_id, local_comm_id));
+        assert!(w.hosts[1].cm.poll_transmit(w.now).is_none(), "one answer");
+    }
+    assert_eq!((w.state(1, a), w.state(1, d)), (S::Established, S::Established));
+    w.tear_down();
+}
+
+#[test]
 fn alternate_paths_are_not_supported() {
     let mut w = World::new(1, 2);
     w.listen(1);

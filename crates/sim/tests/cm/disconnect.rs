@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
-use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
+use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::cm::message::{Attribute, Message};
-use anyverbs_proto::cm::{
-    CmConfig, CmError, ConnectionState as S, Listen, ListenAddress, Record, Serves, Transport,
-};
+use anyverbs_proto::cm::{CmConfig, CmError, ConnectionState as S, Record, Transport};
 
-use crate::world::{Dial, Fate, PORT, World};
+use crate::world::{Dial, Fate, World};
 
 #[test]
 fn both_disconnect_at_once() {
@@ -127,14 +125,7 @@ fn a_connection_is_gone_soon_after_both_let_go() {
 fn an_xrc_target_outlives_its_id() {
     for ends in [false, true] {
         let mut w = World::new(1, 2);
-        let listen = Listen {
-            service_id: ServiceId::of_port(PortSpace::Tcp, PORT),
-            address: ListenAddress::Any,
-            serves: Serves::Connections(Transport::Xrc),
-            ip_header: true,
-            backlog: 1,
-        };
-        w.hosts[1].cm.listen(listen).unwrap();
+        w.listen_for(1, Transport::Xrc);
         let a = w.dial(0, 1, Dial { transport: Transport::Xrc, ..Dial::default() });
         let b = w.take_request(1);
         w.accept(1, b);
@@ -184,10 +175,19 @@ fn the_disconnect_of_another_queue_pair_is_ignored() {
 
 #[test]
 fn the_last_drep_is_sent_again_when_its_process_ends() {
-    for [lost, late] in [[true, false], [false, false], [false, true]] {
+    let (soon, late) = (Duration::from_millis(900), Duration::from_secs(2));
+    // Timewait lasts 0.3 s, or 17 s.
+    let (short, long) = (12, 20);
+    for (lost, packet_life_time, after, again) in [
+        (true, short, Duration::ZERO, true),
+        (false, short, Duration::ZERO, true),
+        (false, short, late, false),
+        (false, long, soon, true),
+        (false, long, late, false),
+    ] {
         let mut w = World::new(1, 2);
         w.listen(1);
-        let (a, b) = w.pair(0, 1);
+        let (a, b) = w.pair_by(0, 1, Dial { packet_life_time, ..Dial::default() });
         if lost {
             w.next(0, |_, m| m.attribute() == Attribute::Drep, Fate::Drop);
         }
@@ -195,13 +195,11 @@ fn the_last_drep_is_sent_again_when_its_process_ends() {
         let CmEvent::Disconnected { id, .. } = w.wait_event(1) else { panic!() };
         w.hosts[1].cm.disconnect(w.now, id, &[]).unwrap();
         assert_eq!(id, b);
-        if late {
-            w.run_for(Duration::from_secs(2));
-        }
+        w.run_for(after);
         let sent = |w: &World| w.hosts[1].cm.counters().tx_msgs.of(Attribute::Drep);
         let before = sent(&w);
         w.hosts[1].cm.shutdown(w.now);
-        assert_eq!(sent(&w) - before, u64::from(!late));
+        assert_eq!(sent(&w) - before, u64::from(again), "{packet_life_time} {after:?}");
         w.run_for(Duration::from_millis(1));
         w.kill(1);
         let now = w.now;

@@ -8,7 +8,7 @@ use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 use anyverbs_proto::cm::message::code::RejReason;
 use anyverbs_proto::cm::{CmConfig, CmError, Listen, ListenAddress, Serves, Transport};
 
-use crate::world::{Dial, PORT, World, ip};
+use crate::world::{Dial, Fate, PORT, World, ip};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -48,17 +48,23 @@ fn an_idle_listener_costs_no_more_than_its_backlog() {
 
 #[test]
 fn an_unanswered_request_ends_after_the_clients_last_retry() {
-    let mut w = World::new(1, 2);
-    w.listen(1);
-    w.dial(0, 1, Dial { max_cm_retries: 3, ..Dial::default() });
-    let b = w.take_request(1);
-    w.kill(0);
-    w.run_out();
-    assert!(matches!(w.event(1), CmEvent::Unreachable { id } if id == b));
-    let now = w.now;
-    w.hosts[1].cm.destroy(now, b).unwrap();
-    w.run_out();
-    w.assert_empty();
+    for max_cm_retries in [0, 1, 3] {
+        let mut w = World::new(1, 2);
+        w.listen(1);
+        // Only the first REQ arrives. The client does not hear of it, and asks as often as it wants to.
+        let mut arrived = false;
+        w.rule(
+            move |_, _| if std::mem::replace(&mut arrived, true) { Fate::Drop } else { Fate::Pass },
+        );
+        let a = w.dial(0, 1, Dial { max_cm_retries, ..Dial::default() });
+        let b = w.take_request(1);
+        assert!(matches!(w.wait_event(0), CmEvent::Unreachable { id } if id == a));
+        let client = w.now;
+        assert!(w.poll_event(1).is_none(), "the client may still ask");
+        assert!(matches!(w.wait_event(1), CmEvent::Unreachable { id } if id == b));
+        assert_eq!(w.now, client + w.weather.delay, "{max_cm_retries}");
+        w.tear_down();
+    }
 }
 
 #[test]
@@ -103,13 +109,21 @@ fn the_address_that_was_dialed_decides() {
 
 #[test]
 fn another_transport_is_rejected() {
-    let mut w = World::new(1, 2);
-    w.listen(1);
-    w.dial(0, 1, Dial { transport: Transport::Uc, ..Dial::default() });
-    w.run();
-    let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
-    assert_eq!(rejection.reason, RejReason::InvalidTransport);
-    w.tear_down();
+    let all = [Transport::Rc, Transport::Uc, Transport::Xrc];
+    for (ours, theirs) in all.into_iter().flat_map(|ours| all.map(|theirs| (ours, theirs))) {
+        let mut w = World::new(1, 2);
+        w.listen_for(1, ours);
+        w.dial(0, 1, Dial { transport: theirs, ..Dial::default() });
+        w.run();
+        if ours == theirs {
+            let CmEvent::ConnectRequest { request, .. } = w.event(1) else { panic!() };
+            assert_eq!(request.transport, theirs);
+        } else {
+            let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
+            assert_eq!(rejection.reason, RejReason::InvalidTransport);
+        }
+        w.tear_down();
+    }
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyverbs_proto::cm::CmConfig;
-use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::message::code::{About, RejReason};
 use anyverbs_proto::cm::message::{Attribute, Message};
+use anyverbs_proto::cm::{CmConfig, ConnectionState as S, Transport};
 use anyverbs_proto::time::Time;
 
+use crate::messages::watch;
 use crate::world::{Dial, Fate, World};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -237,6 +237,68 @@ fn a_lost_rejection_is_said_again() {
     w.tear_down();
 }
 
+/// The active side says no to an answer. It repeats that, in timewait and after it, when the peer repeats its REP.
+#[test]
+fn a_lost_rejection_of_an_answer_is_said_again() {
+    for (mut w, lost) in [(early(), 1), (World::new(1, 2), 2)] {
+        w.listen(1);
+        let a = w.connect(0, 1);
+        let b = w.take_request(1);
+        w.accept(1, b);
+        assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+        w.next(lost, is(Attribute::Rej), Fate::Drop);
+        w.hosts[0].cm.reject(w.now, a, RejReason::Consumer, &[], b"no").unwrap();
+        let CmEvent::Rejected { id, rejection } = w.wait_event(1) else { panic!() };
+        assert_eq!((id, rejection.reason, rejection.about), (b, RejReason::Consumer, About::Rep));
+        assert_eq!(rejection.private_data[..2], *b"no");
+        w.tear_down();
+    }
+}
+
+/// The program thinks for longer than all requests together would take, and the MRA that says so is lost.
+#[test]
+fn a_repeated_request_brings_the_lost_mra() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.next(1, is(Attribute::Mra), Fate::Drop);
+    w.run_for(20 * SECOND);
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::MraReqRcvd, S::MraReqSent));
+    assert_eq!(w.hosts[1].cm.counters().tx_msgs.of(Attribute::Mra), 2);
+    w.accept(1, b);
+    assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    w.tear_down();
+}
+
+/// A peer that repeats its REP has missed the answer, and gets it again.
+#[test]
+fn a_repeated_rep_brings_the_lost_answer() {
+    // The initiator of an XRC connection repeats its RTU only if it is asked.
+    let mut w = World::new(1, 2);
+    w.listen_for(1, Transport::Xrc);
+    let a = w.dial(0, 1, Dial { transport: Transport::Xrc, ..Dial::default() });
+    let b = w.take_request(1);
+    w.accept(1, b);
+    assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    w.next(1, is(Attribute::Rtu), Fate::Drop);
+    w.hosts[0].cm.ready(w.now, a, b"go").unwrap();
+    let CmEvent::Established { id, private_data } = w.wait_event(1) else { panic!() };
+    assert_eq!((id, &private_data[..2]), (b, &b"go"[..]));
+    w.tear_down();
+
+    // The program thinks for longer than all repetitions together would take, and the MRA that says so is lost.
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.next(1, is(Attribute::Mra), Fate::Drop);
+    w.run_for(20 * SECOND);
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::MraRepSent, S::MraRepRcvd));
+    w.tear_down();
+}
+
 #[test]
 fn data_before_a_lost_rtu_establishes() {
     let mut w = World::new(1, 2);
@@ -300,4 +362,34 @@ fn a_late_answer_to_one_that_gave_up_is_rejected() {
     let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
     assert_eq!((id, rejection.reason), (b, RejReason::Timeout));
     w.tear_down();
+}
+
+/// A REP that the network has held back comes once more, when the connection that it accepted has ended.
+#[test]
+fn a_rep_of_an_ended_connection_is_refused_after_timewait() {
+    // Timewait lasts 0.3 s. Either side may have asked for the end.
+    for (after, refused) in [(SECOND / 10, false), (2 * SECOND, true)] {
+        for asks in [0, 1] {
+            let mut w = World::new(1, 2);
+            w.listen(1);
+            w.next(1, is(Attribute::Rep), Fate::Again(after));
+            let (a, b) = w.pair(0, 1);
+            let ids = [a, b];
+            for host in [asks, 1 - asks] {
+                w.hosts[host].cm.disconnect(w.now, ids[host], &[]).unwrap();
+                w.run();
+            }
+            let (before, rejs) = (w.datagrams(0), watch(&mut w, 0, Attribute::Rej));
+            w.run_for(3 * SECOND);
+            assert_eq!(w.hosts[0].cm.counters().rx_msgs.of(Attribute::Rep), 2);
+            assert_eq!(w.datagrams(0) - before, u64::from(refused));
+            let rejs = rejs.borrow();
+            assert_eq!(rejs.len(), usize::from(refused));
+            for rej in rejs.iter() {
+                let Message::Rej(rej) = rej else { unreachable!() };
+                assert_eq!((rej.local_comm_id, rej.remote_comm_id), (a, b));
+                assert_eq!((rej.about, rej.reason), (About::Rep, RejReason::Timeout));
+            }
+        }
+    }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::mad::Mad;
-use anyverbs_proto::cm::message::code::ServiceType;
+use anyverbs_proto::cm::message::code::{About, ServiceType};
 use anyverbs_proto::cm::message::disconnect::{Drep, Dreq};
 use anyverbs_proto::cm::message::ece::{Ece, RepVendorId};
+use anyverbs_proto::cm::message::mra::Mra;
 use anyverbs_proto::cm::message::path::PathRecord;
 use anyverbs_proto::cm::message::private_data::PrivateData;
 use anyverbs_proto::cm::message::rep::Rep;
@@ -265,7 +266,7 @@ fn values_out_of_their_range_are_refused() {
 }
 
 /// Keeps the messages of a kind that a host sends from now on, whether they arrive or not.
-fn watch(w: &mut World, host: usize, attribute: Attribute) -> Rc<RefCell<Vec<Message>>> {
+pub(crate) fn watch(w: &mut World, host: usize, attribute: Attribute) -> Rc<RefCell<Vec<Message>>> {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&seen);
     w.rule(move |from, message| {
@@ -275,6 +276,31 @@ fn watch(w: &mut World, host: usize, attribute: Attribute) -> Rc<RefCell<Vec<Mes
         Fate::Pass
     });
     seen
+}
+
+/// Both sides tell a peer that repeats its message how long their programs may take.
+#[test]
+fn an_mra_says_what_it_is_about_and_for_how_long() {
+    let mut w = World::with_config(1, 2, CmConfig { service_timeout: 21, ..CmConfig::default() });
+    w.listen(1);
+    let mras = [watch(&mut w, 0, Attribute::Mra), watch(&mut w, 1, Attribute::Mra)];
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.run_for(Duration::from_secs(1));
+    w.accept(1, b);
+    w.run_for(Duration::from_secs(1));
+    let mra = |local_comm_id, remote_comm_id, about| {
+        let service_timeout = 21;
+        Message::Mra(Mra {
+            local_comm_id,
+            remote_comm_id,
+            about,
+            service_timeout,
+            ..Mra::default()
+        })
+    };
+    assert_eq!(mras[1].borrow()[..], [mra(b, a, About::Req)]);
+    assert_eq!(mras[0].borrow()[..], [mra(a, b, About::Rep)]);
 }
 
 fn drep(local: CommId, remote: CommId, private_data: &[u8]) -> Message {

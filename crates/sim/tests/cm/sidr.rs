@@ -8,7 +8,7 @@ use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::message::code::SidrStatus;
 use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::cm::{
-    CmError, Listen, ListenAddress, ListenerId, Serves, SidrAnswer, SidrParams,
+    CmConfig, CmError, Listen, ListenAddress, ListenerId, Serves, SidrAnswer, SidrParams,
 };
 use anyverbs_proto::types::{QKey, Qpn};
 
@@ -171,5 +171,25 @@ fn a_service_for_connections_is_none_for_datagrams() {
     w.accept(1, b);
     w.run();
     assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    w.tear_down();
+}
+
+/// Answers are kept for clients that ask again, but only a limited number of those whose request the program has dropped.
+#[test]
+fn more_dropped_answers_than_there_may_be_are_forgotten() {
+    const MOST: usize = 3;
+    let config = CmConfig { max_orphans: MOST, ..CmConfig::default() };
+    let mut w = World::with_config(1, 2, config);
+    listen(&mut w, 1, 9);
+    for n in 1..6 {
+        let a = w.ask(0, 1);
+        let b = asked(&mut w, 1);
+        answer(&mut w, 1, b).unwrap();
+        w.run();
+        heard(&mut w, a);
+        let now = w.now;
+        w.hosts[1].cm.destroy(now, b).unwrap();
+        assert_eq!(w.hosts[1].cm.usage().orphans, n.min(MOST));
+    }
     w.tear_down();
 }

@@ -175,6 +175,9 @@ fn a_restarted_server_may_answer_with_an_old_queue_pair() {
     w.listen(1);
     let (a, b) = w.pair(0, 1);
     let qpn = w.hosts[1].cm.qp_params(b).unwrap().qpn.unwrap();
+    // No repeated RTU finds out that the server has forgotten the connection: its answer has to.
+    w.run_for(Duration::from_secs(1));
+    assert_eq!(w.hosts[0].cm.deadline(), None);
     w.restart(1, CmConfig { first_id: 0x77_0000, ..CmConfig::default() });
     w.listen(1);
     let second = w.connect(0, 1);
@@ -183,6 +186,7 @@ fn a_restarted_server_may_answer_with_an_old_queue_pair() {
     w.hosts[1].cm.accept(now, b, &accept_params(qpn)).unwrap();
     w.run();
     assert!(matches!(w.event(0), CmEvent::Disconnected { id, .. } if id == a));
+    assert!(matches!(w.wait_event(0), CmEvent::TimewaitExit { id } if id == a));
     // The answer is repeated, and found good.
     assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == second));
     w.hosts[0].cm.ready(w.now, second, &[]).unwrap();

@@ -46,7 +46,9 @@ fn either_side_is_told_for_the_other() {
         w.hosts[dead].cm.disconnect_for(now, &record).unwrap();
         assert_eq!(w.hosts[dead].cm.disconnect_for(now, &record), Err(CmError::InUse));
         assert!(w.hosts[dead].cm.has(record.id));
+        assert!(!w.hosts[dead].cm.has_told(record.id), "the DREQ waits to be sent");
         w.run();
+        assert!(w.hosts[dead].cm.has_told(record.id));
         let (other, id) = (1 - dead, ids[1 - dead]);
         match w.event(other) {
             CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
@@ -58,6 +60,7 @@ fn either_side_is_told_for_the_other() {
         assert!(w.poll_event(dead).is_none(), "nobody there asked");
         w.run_out();
         assert_eq!(w.hosts[dead].cm.usage().connections, 0);
+        assert!(w.hosts[dead].cm.has_told(record.id));
     }
 }
 

@@ -91,6 +91,7 @@ pub(crate) struct Dial<'a> {
     pub(crate) qpn: Option<Qpn>,
     pub(crate) response_timeout: u8,
     pub(crate) max_cm_retries: u8,
+    pub(crate) packet_life_time: u8,
     pub(crate) transport: Transport,
     pub(crate) private_data: &'a [u8],
 }
@@ -102,6 +103,7 @@ impl Default for Dial<'_> {
             qpn: None,
             response_timeout: 14,
             max_cm_retries: 15,
+            packet_life_time: 12,
             transport: Transport::Rc,
             private_data: b"hello",
         }
@@ -226,10 +228,25 @@ impl World {
     }
 
     pub(crate) fn listen_with(&mut self, host: usize, port: u16, backlog: usize) -> ListenerId {
+        self.listen_as(host, port, backlog, Transport::Rc)
+    }
+
+    /// Listens for connections of this transport.
+    pub(crate) fn listen_for(&mut self, host: usize, transport: Transport) -> ListenerId {
+        self.listen_as(host, PORT, 100, transport)
+    }
+
+    fn listen_as(
+        &mut self,
+        host: usize,
+        port: u16,
+        backlog: usize,
+        transport: Transport,
+    ) -> ListenerId {
         let listen = Listen {
             service_id: ServiceId::of_port(PortSpace::Tcp, port),
             address: ListenAddress::Any,
-            serves: Serves::Connections(Transport::Rc),
+            serves: Serves::Connections(transport),
             ip_header: true,
             backlog,
         };
@@ -245,7 +262,11 @@ impl World {
         let params = ConnectParams {
             service_id: ServiceId::of_port(PortSpace::Tcp, dial.port),
             addresses: Some(header(from, to)),
-            path: Path { interface: self.interface, ..path(from, to) },
+            path: Path {
+                interface: self.interface,
+                packet_life_time: dial.packet_life_time,
+                ..path(from, to)
+            },
             transport: dial.transport,
             qpn,
             starting_psn: Psn::new(qpn.get() * 5),
@@ -286,7 +307,12 @@ impl World {
 
     /// Connects and tells both ids, the connecting one first.
     pub(crate) fn pair(&mut self, from: usize, to: usize) -> (CommId, CommId) {
-        let a = self.connect(from, to);
+        self.pair_by(from, to, Dial::default())
+    }
+
+    /// As [`pair`](Self::pair), dialed like this.
+    pub(crate) fn pair_by(&mut self, from: usize, to: usize, dial: Dial<'_>) -> (CommId, CommId) {
+        let a = self.dial(from, to, dial);
         let b = self.take_request(to);
         self.accept(to, b);
         self.run();

@@ -47,16 +47,18 @@ fn the_grh_area_holds_the_ip_header() {
         assert_eq!(wc.flags, WcFlags::GRH | WcFlags::WITH_IMM);
         assert_eq!((wc.imm, wc.src_qpn), (3, t.get(a.qp).qpn()));
         assert_eq!(t.bytes(b.mr, 40, 200), t.bytes(a.mr, 0, 200));
+        // Its length: the headers of UDP (8 bytes), BTH (12), DETH (8) and immediate data (4), the payload, and the ICRC (4).
         let grh = t.bytes(b.mr, 0, 40);
         match ips {
             [IpAddr::V6(from), IpAddr::V6(to)] => {
                 assert_eq!(grh[..4], [0x64, 0x85, 0x43, 0x21]);
-                assert_eq!(grh[7], 33);
+                assert_eq!((&grh[4..6], grh[7]), (&236u16.to_be_bytes()[..], 33));
                 assert_eq!((&grh[8..24], &grh[24..]), (&from.octets()[..], &to.octets()[..]));
             }
             [IpAddr::V4(from), IpAddr::V4(to)] => {
                 assert_eq!(grh[..20], [0; 20]);
                 assert_eq!((grh[20], grh[21], grh[28]), (0x45, 0x48, 33));
+                assert_eq!(grh[22..24], 256u16.to_be_bytes());
                 assert_eq!((&grh[32..36], &grh[36..]), (&from.octets()[..], &to.octets()[..]));
             }
             _ => unreachable!(),
