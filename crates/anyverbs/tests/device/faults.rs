@@ -347,7 +347,7 @@ fn a_fault_that_a_flush_overtakes_is_not_told() {
 
 #[test]
 fn completions_come_late() {
-    let script = "on qp 1: send 2 completes after 100ms; on qp 2: receive 1 completes after 50ms";
+    let script = "on qp 1: send 2 completes after 100ms; on qp 2: receive 1 completes after 1s";
     with("completions_come_late", script, &[], || {
         let (a, b) = pair(QpType::Rc);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
@@ -355,10 +355,10 @@ fn completions_come_late() {
         let begin = Instant::now();
         a.send(1, SendOp::Send, &[src.sge(0, 8)]);
         a.poll(1);
-        assert!(begin.elapsed() < Duration::from_millis(50));
+        assert!(begin.elapsed() < Duration::from_secs(1));
         // Nobody polls a queue that is waited for.
         assert_eq!(b.wait(1)[0].wr_id, 9);
-        assert!(begin.elapsed() >= Duration::from_millis(50));
+        assert!(begin.elapsed() >= Duration::from_secs(1));
         let begin = Instant::now();
         a.send(2, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
         a.send(3, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
@@ -466,14 +466,15 @@ fn init(e: &Endpoint) -> QpInitAttr<'_> {
 fn pair_on(number: usize) -> (Endpoint, Endpoint) {
     let open = || Context::open(&devices().unwrap()[number].name).unwrap();
     let [a, b] = [(); 2].map(|()| Endpoint::on(open(), QpType::Rc));
-    a.connect_with(b.address(), 14, 7);
-    b.connect_with(a.address(), 14, 7);
+    a.connect_with(b.address(), 17, 7);
+    b.connect_with(a.address(), 17, 7);
     (a, b)
 }
 
 #[test]
 fn a_port_goes_down_and_comes_up_and_the_others_stay() {
-    let script = "on device anyverbs1 port 1: down for 400ms after 300ms";
+    // The test sees the state in the time in which the port is down, on a busy machine too.
+    let script = "on device anyverbs1 port 1: down for 3s after 300ms";
     let devices = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_INTERFACES", "")];
     with("a_port_goes_down_and_comes_up_and_the_others_stay", script, &devices, || {
         let rails = [0, 1].map(pair_on);
@@ -551,33 +552,42 @@ fn a_device_may_have_failed_from_the_start() {
 }
 
 #[test]
-fn a_connection_manager_waits_for_a_port_that_is_down() {
-    use crate::cm::{Node, PARAM, at, expect, stays_quiet};
+fn a_connection_begins_when_its_port_comes_up() {
+    use crate::cm::{Node, PARAM, at, expect};
     use anyverbs::cm::EventKind;
-    let name = "a_connection_manager_waits_for_a_port_that_is_down";
-    with(name, "down for 600ms after 0s; down for 600ms after 5s", &[], || {
+    with("a_connection_begins_when_its_port_comes_up", "down for 600ms after 0s", &[], || {
         let begin = Instant::now();
         let listener = Node::listener(&at("127.0.0.1", 0));
-        let mut active = Node::towards(&listener.on("127.0.0.1"));
+        let active = Node::towards(&listener.on("127.0.0.1"));
         active.id.connect(&PARAM).unwrap();
-        stays_quiet(&listener.channel);
-        stays_quiet(&active.channel);
         let (mut passive, _) = listener.request();
         assert!(begin.elapsed() >= Duration::from_millis(600));
         passive.attach(QpType::Rc);
         passive.id.accept(Some(&PARAM)).unwrap();
         expect(&active.channel, EventKind::Established);
         passive.expect(EventKind::Established);
-        // A request to disconnect waits as well.
-        let context = &active.endpoint.as_mut().unwrap().context;
-        while context.port_attr(1).unwrap().state != PortState::Down {
-            assert!(begin.elapsed() < Duration::from_secs(20));
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    });
+}
+
+#[test]
+fn a_connection_ends_when_its_port_comes_up() {
+    use crate::cm::{Node, PARAM, at, expect};
+    use anyverbs::cm::EventKind;
+    // Connecting takes milliseconds, and much less than this on a busy machine too.
+    with("a_connection_ends_when_its_port_comes_up", "down for 3s after 3s", &[], || {
+        let begin = Instant::now();
+        let listener = Node::listener(&at("127.0.0.1", 0));
+        let active = Node::towards(&listener.on("127.0.0.1"));
+        active.id.connect(&PARAM).unwrap();
+        let (mut passive, _) = listener.request();
+        passive.attach(QpType::Rc);
+        passive.id.accept(Some(&PARAM)).unwrap();
+        expect(&active.channel, EventKind::Established);
+        passive.expect(EventKind::Established);
+        assert_eq!(event(&active.endpoint.as_ref().unwrap().context), AsyncEventKind::PortErr);
         active.id.disconnect().unwrap();
-        stays_quiet(&passive.channel);
         passive.expect(EventKind::Disconnected);
-        assert!(begin.elapsed() >= Duration::from_millis(5_600));
+        assert!(begin.elapsed() >= Duration::from_secs(6));
     });
 }
 
