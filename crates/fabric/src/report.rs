@@ -36,7 +36,8 @@ impl Plan {
             Kind::RingAllReduce => format!("ring all-reduce, {} x {} bytes", w.count, w.size),
         };
         let (hosts, switches, links) = (network.hosts(), network.switches(), network.links());
-        format!("{hosts} hosts, {switches} switches, {links} links; {what}; seed {}", self.seed)
+        let switches = if switches == 1 { "1 switch" } else { &format!("{switches} switches") };
+        format!("{hosts} hosts, {switches}, {links} links; {what}; seed {}", self.seed)
     }
 }
 
@@ -89,7 +90,7 @@ pub fn verdict(outcomes: &[Outcome]) -> String {
     };
     let over = (best.total_us / best.bound_us - 1.0) * 100.0;
     let bound = format!(
-        "the busiest link alone needs {} for the bytes with their headers",
+        "the busiest link of a host needs {} for its bytes and their headers",
         time(best.bound_us)
     );
     if outcomes.len() == 1 {
@@ -133,7 +134,7 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     let least = times().fold(f64::INFINITY, |a, b| a.min(*b)).clamp(1e-3, 1e12);
     let most = times().fold(0.0_f64, |a, b| a.max(*b)).max(least * 1.01);
     let (low, high) = (least.log10().floor(), most.log10().ceil());
-    let x = |us: f64| left + width * (us.max(least).log10() - low) / (high - low);
+    let x = |us: f64| left + width * (us.log10() - low) / (high - low);
     let y = |share: f64| top + height * (1.0 - share);
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 860 460\" \
@@ -151,8 +152,7 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
         );
     };
     for exponent in low as i32..=high as i32 {
-        let at = x(10f64.powi(exponent).max(least).max(10f64.powi(low as i32)));
-        let at = if exponent == low as i32 { left } else { at };
+        let at = x(10f64.powi(exponent));
         let label = time(10f64.powi(exponent));
         line(at, top, at, top + height, &label, (at, top + height + 18.0, "middle"));
     }

@@ -25,7 +25,7 @@ pub struct Outcome {
     pub failed: usize,
     /// From the first post to the last completion.
     pub total_us: f64,
-    /// The least time that the busiest link of a host needs for the bytes, with all headers.
+    /// The least time that the busiest link of a host needs for its bytes, with all headers.
     pub bound_us: f64,
     /// Flow completion times (from the post of a message to its completion): their mean.
     pub mean_us: f64,
@@ -114,15 +114,31 @@ impl Plan {
         }
     }
 
-    /// The bytes that the busiest host sends or receives, without headers.
-    fn busiest_bytes(&self) -> f64 {
+    /// The bytes that a host sends or receives, whichever is more, without headers.
+    fn bytes_of(&self, host: u32) -> f64 {
         let Workload { kind, size, count, senders, .. } = self.workload;
         let (hosts, size) = (self.topology.hosts() as f64, size as f64 * f64::from(count));
+        let senders = senders.map_or(hosts - 1.0, f64::from);
         match kind {
-            Kind::Incast => size * senders.map_or(hosts - 1.0, f64::from),
+            Kind::Incast if host == 0 => size * senders,
+            Kind::Incast if f64::from(host) > senders => 0.0,
+            Kind::Incast => size,
             Kind::AllToAll => size * (hosts - 1.0),
             Kind::RingAllReduce => size * 2.0 * (hosts - 1.0) / hosts,
         }
+    }
+
+    /// The least time, in picoseconds, that the links of the hosts need for all bytes with their headers.
+    fn bound(&self, message: u32, transport: Transport) -> f64 {
+        // A base header and a frame for each packet, and once a message what names the place in memory.
+        let packets = f64::from(message.div_ceil(transport.mtu));
+        let headers = packets * f64::from(FRAME_BYTES + 12) + 16.0;
+        let with_headers = 1.0 + headers / f64::from(message);
+        let of_host = |host| {
+            let link = self.topology.ports[self.topology.host_port(host)].link;
+            self.bytes_of(host) * with_headers * link.ps_per_byte()
+        };
+        (0..self.topology.hosts() as u32).map(of_host).fold(0.0, f64::max)
     }
 }
 
@@ -247,7 +263,6 @@ impl Run<'_> {
 
     fn outcome(mut self, name: &str, transport: Transport) -> Outcome {
         self.times.sort_unstable();
-        let plan = self.plan;
         let us = |ps: u64| ps as f64 / 1e6;
         let times_us: Vec<f64> = self.times.iter().map(|ps| us(*ps)).collect();
         let messages = times_us.len();
@@ -257,20 +272,13 @@ impl Run<'_> {
         };
         let total_us = us(self.last);
         let bytes = messages as f64 * f64::from(self.len());
-        let packets_of = f64::from(self.len().div_ceil(transport.mtu));
-        // A base header each, and what names the place in memory once a message.
-        let header = packets_of * f64::from(FRAME_BYTES + 12) + 16.0;
-        let with_headers = plan.busiest_bytes() * (1.0 + header / f64::from(self.len()));
-        let slowest = (0..self.hosts())
-            .map(|host| plan.topology.ports[plan.topology.host_port(host)].link.ps_per_byte())
-            .fold(0.0, f64::max);
         let net = &self.hosts.net;
         Outcome {
             setting: name.to_owned(),
             messages,
             failed: self.failed,
             total_us,
-            bound_us: with_headers * slowest / 1e6,
+            bound_us: self.plan.bound(self.len(), transport) / 1e6,
             mean_us: times_us.iter().sum::<f64>() / (messages.max(1)) as f64,
             median_us: share(0.5),
             p99_us: share(0.99),

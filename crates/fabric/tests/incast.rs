@@ -97,3 +97,17 @@ fn selective_retransmit_sends_little_more_than_what_was_lost() {
     assert!(selective.retransmitted < selective.losses * 3, "{selective:?}");
     assert!(back.retransmitted > back.losses * 6, "{back:?}");
 }
+
+#[test]
+fn the_examples_are_plans() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/simulate");
+    let mut hosts = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("the examples are there") {
+        let path = entry.expect("an entry").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        let plan = Plan::parse(&text).unwrap_or_else(|reason| panic!("{path:?}: {reason}"));
+        hosts.push(plan.topology.hosts());
+    }
+    hosts.sort_unstable();
+    assert_eq!(hosts, [17, 64, 1000]);
+}
