@@ -87,6 +87,8 @@ pub(crate) enum Command {
     },
     /// Change the faults of a process that runs
     Fault(Fault),
+    /// Simulate a network of hosts and switches: flow completion times, losses, and the best setting of the transport
+    Simulate(Simulate),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
@@ -129,6 +131,7 @@ impl Command {
             Self::Explain { .. }
             | Self::Faults { .. }
             | Self::Report(_)
+            | Self::Simulate(_)
             | Self::Completions { .. }
             | Self::DeviceFacts
             | Self::DisconnectAbandoned
@@ -375,6 +378,32 @@ pub(crate) struct Fault {
     /// Rules to add, with semicolons between them, or the name of a file with such; `clear`: no rule holds any more; `list`: show them
     #[arg(value_name = "RULES|FILE|clear|list")]
     pub(crate) order: String,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The file (TOML) has the network, the workload and the settings of the transport. Time is virtual, and the same seed gives the same run. The queue pairs are the device's own.
+
+Examples:
+  anyverbs simulate examples/simulate/incast.toml --compare
+  anyverbs simulate examples/simulate/incast.toml --compare --plot incast.svg
+  anyverbs simulate examples/simulate/thousand.toml --json")]
+pub(crate) struct Simulate {
+    /// The file
+    #[arg(value_name = "FILE", value_parser = path())]
+    pub(crate) file: PathBuf,
+    /// Run the settings of the file one by one, or a usual selection if it has none, and say which is the best
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// The seed, in place of that of the file
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Draw the distribution of flow completion times in this file (SVG)
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -19,6 +19,7 @@ mod run;
 mod sarif;
 mod settings;
 mod show;
+mod simulate;
 mod stop_signals;
 mod sysfs;
 mod top;
@@ -69,6 +70,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Report(report) => report::print(&report),
         Command::Faults { explain } => faults::explain(&explain),
         Command::Fault(fault) => faults::change(&fault),
+        Command::Simulate(simulate) => simulate::print(&simulate),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),
