@@ -15,6 +15,8 @@ use crate::topology::{Link, Topology};
 const MAX_HOSTS: usize = 10_000;
 /// Most connections of a run: each has two of the 2^24 queue pair numbers.
 const MAX_CONNECTIONS: u64 = 1 << 22;
+/// Most messages of a run, each of which has a time in the results.
+const MAX_MESSAGES: u64 = 100_000_000;
 /// Most bytes of a message.
 const MAX_SIZE: u64 = 1 << 30;
 
@@ -290,6 +292,15 @@ impl Workload {
         if self.count == 0 {
             return Err("count = 0: expected 1 or more".to_owned());
         }
+        let each = match self.kind {
+            Kind::Incast => self.senders.map_or(hosts - 1, u64::from),
+            Kind::AllToAll => hosts * (hosts - 1),
+            Kind::RingAllReduce => 2 * hosts * (hosts - 1),
+        };
+        let messages = each.saturating_mul(self.count.into());
+        if messages > MAX_MESSAGES {
+            return Err(format!("{messages} messages: expected {MAX_MESSAGES} at most"));
+        }
         let of = |name, value: Option<u32>, kind, most: u64| match value {
             Some(_) if self.kind != kind => Err(format!("{name} has no meaning here")),
             Some(n) if !(1..=most).contains(&n.into()) => {
@@ -460,6 +471,7 @@ mod tests {
             ("size = 1000", "size = 0", "line 4: size = 0: expected 1 to 1073741824"),
             ("size = 1000", "size = 1\nsenders = 4", "line 4: senders = 4: expected 1 to 3"),
             ("size = 1000", "size = 1\nparallel = 2", "line 4: parallel has no meaning here"),
+            ("size = 1000", "size = 1\ncount = 50_000_000", "line 4: 150000000 messages: expected"),
             ("size = 1000", "size = 1\nsice = 2", "line 7: unknown field `sice`"),
             ("size = 1000", "size = 1\n[transport]\nmtu = 9000", "line 7: mtu = 9000: expected"),
             ("size = 1000", "size = 1\n[[setting]]\nmtu = 256", "line 7: a setting needs a name"),
@@ -470,5 +482,9 @@ mod tests {
         }
         let two_tier = text.replace("'star'", "'two-tier'\nspines = 2");
         assert_eq!(error(&two_tier), "line 1: a two-tier network needs hosts_per_leaf");
+        let large = two_tier.replace("hosts = 4", "hosts_per_leaf = 1\nhosts = 10000");
+        assert_eq!(error(&large), "line 1: 10002 switches are too many for 10000 hosts");
+        let dense = large.replace("spines = 2", "spines = 1000");
+        assert_eq!(error(&dense), "line 1: 10000 leaves and 1000 spines have too many links");
     }
 }

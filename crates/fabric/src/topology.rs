@@ -4,6 +4,11 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::Deserialize;
 
+/// Most ways that switches know: a number for each switch and host.
+const MAX_WAYS: usize = 20_000_000;
+/// Most links between leaves and spines.
+const MAX_LINKS: usize = 200_000;
+
 /// A link: its two directions are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -85,7 +90,7 @@ pub struct Topology {
     pub(crate) ports: Vec<Port>,
     /// The ports of each node.
     ports_of: Vec<Vec<u32>>,
-    /// Sets of ports, and for each node and host the set by which packets go there.
+    /// Sets of ports, and for each switch and host the set by which packets go there.
     sets: Vec<Vec<u32>>,
     ways: Vec<u32>,
 }
@@ -97,6 +102,9 @@ impl Topology {
         hosts: usize,
         links: &[(usize, usize, Link)],
     ) -> Result<Self, String> {
+        if (names.len() - hosts).saturating_mul(hosts) > MAX_WAYS {
+            return Err(format!("{} switches are too many for {hosts} hosts", names.len() - hosts));
+        }
         let mut ports_of = vec![Vec::new(); names.len()];
         let mut ports = Vec::with_capacity(links.len() * 2);
         for &(a, b, link) in links {
@@ -132,6 +140,9 @@ impl Topology {
         uplink: Link,
     ) -> Result<Self, String> {
         let leaves = hosts.div_ceil(hosts_per_leaf);
+        if leaves * spines > MAX_LINKS {
+            return Err(format!("{leaves} leaves and {spines} spines have too many links"));
+        }
         let mut names = host_names(hosts);
         names.extend((0..leaves).map(|n| format!("leaf{n}")));
         names.extend((0..spines).map(|n| format!("spine{n}")));
@@ -172,9 +183,10 @@ impl Topology {
         self.ports_of[host as usize][0] as usize
     }
 
-    /// The port by which a node sends the packets of a flow to a host: one of those on the shortest ways (ECMP).
+    /// The port by which a switch sends the packets of a flow to a host: one of those on the shortest ways (ECMP).
     pub(crate) fn next_port(&self, node: u32, host: u32, flow: u32) -> usize {
-        let set = &self.sets[self.ways[node as usize * self.hosts + host as usize] as usize];
+        let row = node as usize - self.hosts;
+        let set = &self.sets[self.ways[row * self.hosts + host as usize] as usize];
         if let [port] = set[..] {
             return port as usize;
         }
@@ -187,7 +199,7 @@ impl Topology {
         const FAR: u32 = u32::MAX;
         let nodes = self.names.len();
         let mut numbers = HashMap::new();
-        self.ways = vec![0; nodes * self.hosts];
+        self.ways = vec![0; self.switches() * self.hosts];
         for host in 0..self.hosts {
             let mut distance = vec![FAR; nodes];
             distance[host] = 0;
@@ -205,12 +217,12 @@ impl Topology {
                     }
                 }
             }
-            for node in 0..nodes {
+            if let Some(from) = (0..self.hosts).find(|from| distance[*from] == FAR) {
+                let (from, to) = (&self.names[from], &self.names[host]);
+                return Err(format!("no way leads from {from} to {to}"));
+            }
+            for node in self.hosts..nodes {
                 if distance[node] == FAR {
-                    if node < self.hosts {
-                        let (from, to) = (&self.names[node], &self.names[host]);
-                        return Err(format!("no way leads from {from} to {to}"));
-                    }
                     continue;
                 }
                 let leads = |port: &&u32| {
@@ -224,7 +236,7 @@ impl Topology {
                     self.sets.push(set.clone());
                     self.sets.len() as u32 - 1
                 });
-                self.ways[node * self.hosts + host] = number;
+                self.ways[(node - self.hosts) * self.hosts + host] = number;
             }
         }
         Ok(())
@@ -250,7 +262,10 @@ mod tests {
     fn way(topology: &Topology, from: u32, to: u32, flow: u32) -> Vec<u32> {
         let mut nodes = vec![from];
         while *nodes.last().unwrap() != to {
-            let port = topology.next_port(*nodes.last().unwrap(), to, flow);
+            let port = match *nodes.last().unwrap() {
+                host if (host as usize) < topology.hosts() => topology.host_port(host),
+                switch => topology.next_port(switch, to, flow),
+            };
             nodes.push(topology.ports[port].to);
         }
         nodes

@@ -99,6 +99,19 @@ fn selective_retransmit_sends_little_more_than_what_was_lost() {
 }
 
 #[test]
+fn a_slow_host_that_takes_no_part_does_not_count() {
+    let network = "shape = 'links'\nhosts = ['a', 'b', 'c']\nswitches = ['s']\n\
+                   [[network.links]]\nends = ['a', 's']\n\
+                   [[network.links]]\nends = ['b', 's']\n\
+                   [[network.links]]\nends = ['c', 's']\ngbps = 1";
+    let bound = |senders| {
+        let workload = format!("kind = 'incast'\nsize = 1_000_000\nsenders = {senders}");
+        run(network, &workload, Transport::default()).bound_us
+    };
+    assert!((81.0..82.0).contains(&bound(1)) && (8100.0..8200.0).contains(&bound(2)));
+}
+
+#[test]
 fn the_examples_are_plans() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/simulate");
     let mut hosts = Vec::new();
