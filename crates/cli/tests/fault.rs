@@ -62,7 +62,7 @@ impl Works {
         self.child.id().to_string()
     }
 
-    /// What `anyverbs fault` prints for it.
+    /// The output of `anyverbs fault` for it.
     fn fault(&self, order: &str) -> String {
         let (is_done, said) = fault(&self.pid(), order);
         assert!(is_done, "{said}");

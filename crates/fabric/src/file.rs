@@ -27,7 +27,7 @@ pub struct Plan {
     pub seed: u64,
     /// The network.
     pub topology: Topology,
-    /// What the hosts do.
+    /// The messages of the hosts.
     pub workload: Workload,
     /// The settings of the file's `[transport]`.
     pub transport: Transport,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub settings: Vec<(String, Transport)>,
 }
 
-/// What the hosts do.
+/// The messages of the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -46,9 +46,9 @@ pub struct Workload {
     /// Messages of each sender to each receiver, one after the other; rounds of `ring-all-reduce`.
     #[serde(default = "one")]
     pub count: u32,
-    /// Of `incast`: senders, all hosts but the receiver if it is absent.
+    /// The senders of `incast`: all hosts but the receiver if it is absent.
     pub senders: Option<u32>,
-    /// Of `all-to-all`: peers to which a host sends at a time.
+    /// For `all-to-all`, the peers to which a host sends at a time.
     pub parallel: Option<u32>,
 }
 
@@ -76,17 +76,17 @@ pub struct Transport {
     pub mtu: u32,
     /// Bytes that a queue pair may have in flight.
     pub window_bytes: u32,
-    /// What the receiver does with packets behind a lost one.
+    /// The receiver's treatment of packets behind a lost one.
     pub recovery: Recovery,
     /// Microseconds of silence after which the sender asks whether packets were lost.
     pub probe_us: f64,
-    /// What the sender does when the network has marked packets.
+    /// The sender's answer to marked packets.
     pub control: Control,
     /// Parameters of `control = "dcqcn"`.
     pub dcqcn: Parameters,
 }
 
-/// What the receiver does with packets behind a lost one.
+/// The receiver's treatment of packets behind a lost one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recovery {
@@ -97,7 +97,7 @@ pub enum Recovery {
     GoBackN,
 }
 
-/// What the sender does when the network has marked packets.
+/// The sender's answer to marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Control {
@@ -230,7 +230,7 @@ impl Plan {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// What is wrong, and in which line.
+    /// The mistake, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = Lines(text);
         let file: File = toml::from_str(text).map_err(|error| lines.of(&error))?;

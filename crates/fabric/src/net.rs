@@ -18,7 +18,7 @@ pub(crate) const NS: u64 = 1000;
 /// IPv4 20, UDP 8, ICRC 4.
 pub const FRAME_BYTES: u32 = 70;
 
-/// What happens at a time.
+/// Something that happens at a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Event {
     /// A packet has come to a node as a whole.
@@ -48,7 +48,7 @@ impl OnWire {
     }
 }
 
-/// What the network has seen.
+/// Counters of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: u64,

@@ -86,7 +86,7 @@ pub(crate) struct Done {
     pub(crate) succeeded: bool,
 }
 
-/// What all hosts have in common: one region stands for the memory of each.
+/// The memory that all hosts have in common: one region stands for the memory of each.
 #[derive(Debug)]
 pub(crate) struct Common {
     mrs: MrTable,

@@ -1,4 +1,4 @@
-//! What people see of the outcomes: a table, JSON, and a plot.
+//! The outcomes for people: a table, JSON, and a plot.
 
 use std::fmt::Write as _;
 
@@ -82,7 +82,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// What the table says, in words.
+/// The meaning of the table, in words.
 #[must_use]
 pub fn verdict(outcomes: &[Outcome]) -> String {
     let Some(best) = best(outcomes) else {

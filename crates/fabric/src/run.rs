@@ -77,7 +77,7 @@ struct Run<'a> {
     plan: &'a Plan,
     hosts: Hosts,
     connections: Vec<Connection>,
-    /// Of `all-to-all`: how many peers each host has begun with.
+    /// For `all-to-all`, the number of peers that each host has begun with.
     begun: Vec<u32>,
     times: Vec<u64>,
     failed: usize,

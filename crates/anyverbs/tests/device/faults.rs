@@ -537,7 +537,7 @@ fn a_device_fails_for_good() {
         let error = unsafe { a.pd.reg_mr(dst.addr(), 64, 0, Access::LOCAL_WRITE) }.unwrap_err();
         assert_eq!(error, RegisterError::Failed);
         drop(whole.another());
-        // What there is can be destroyed.
+        // Objects from before can be destroyed.
         a.qp.destroy().unwrap();
         a.cq.destroy().unwrap();
         a.pd.destroy().unwrap();

@@ -1,4 +1,4 @@
-//! What others of the process's user tell it to do, and its answers: one message each way over a connection to its slot.
+//! Orders that other processes of the same user give, and the answers: one message each way over a connection to the slot of the process.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +24,7 @@ pub struct Order {
     pub bytes: Vec<u8>,
 }
 
-/// Those that wait, the oldest first.
+/// Orders that wait, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Orders(VecDeque<Order>);
 

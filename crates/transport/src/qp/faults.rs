@@ -54,7 +54,7 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// What it did to a completion.
+    /// The fault that it made of a completion.
     fn did(&self, side: Side, wc: &Wc) -> Injected {
         let &Self { action, n, rule, at } = self;
         let happens = match action {

@@ -1,4 +1,4 @@
-//! What waits because a script of faults says so: packets that leave later, and completions. Both are bounded.
+//! Work that waits because a script of faults says so: packets that leave later, and completions. Both are bounded.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
