@@ -13,7 +13,7 @@ use anyverbs::*;
 use crate::endpoint::*;
 
 /// Rounds of an ordinary run.
-const ROUNDS: u64 = 12;
+const ROUNDS: u64 = 8;
 const CONNECTIONS: usize = 100;
 const REQUESTS: usize = 24;
 const SLOT: usize = 4096;
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// What the rules of a queue pair may lead to.
+/// The outcomes that the rules of a queue pair allow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Allows {
     /// Requests or receives that do not complete.
@@ -256,7 +256,7 @@ fn a_round() {
         .map(|_| {
             let qps = ends.each_ref().map(Endpoint::another);
             let addresses = [0, 1].map(|n| Address { qpn: qps[n].qpn(), ..ends[n].address() });
-            // Of both directions; some soon begin anew.
+            // The PSNs of both directions; some soon begin anew.
             let first = Psn::new((0_u32.wrapping_sub(random.below(100) as u32)) & 0xff_ffff);
             for (n, end) in ends.iter().enumerate() {
                 end.connect_at(&qps[n], addresses[1 - n], (12, 7), (Mtu::Mtu1024, first));
