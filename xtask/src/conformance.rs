@@ -1,6 +1,7 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
 mod exchange;
+mod failover;
 mod findings;
 mod hosts;
 mod impair;
@@ -41,6 +42,8 @@ pub(crate) enum Suite {
     Impair,
     /// Processes that are killed and stopped
     Survive,
+    /// Programs of which a device fails
+    Failover,
 }
 
 /// The cases to run, and the options for the run.
@@ -139,5 +142,6 @@ pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> any
         Suite::Rxe => rxe::run(dist, selection),
         Suite::Impair => impair::run(dist, selection),
         Suite::Survive => survive::run(dist, selection),
+        Suite::Failover => failover::run(dist, selection),
     }
 }

@@ -33,6 +33,12 @@ pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
 pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 /// `ucx_perftest`.
 pub(crate) const UCX_UTILS: Package = ("ucx-utils", "/usr/bin/ucx_perftest");
+/// `mpirun`.
+pub(crate) const OPENMPI_BIN: Package = ("openmpi-bin", "/usr/bin/mpirun");
+pub(crate) const PYTHON3_MPI4PY: Package =
+    ("python3-mpi4py", "/usr/lib/python3/dist-packages/mpi4py");
+/// `nm`.
+pub(crate) const BINUTILS: Package = ("binutils", "/usr/bin/nm");
 /// `lspci`.
 pub(crate) const PCIUTILS: Package = ("pciutils", "/usr/bin/lspci");
 /// `lstopo-no-graphics`.

@@ -114,13 +114,23 @@ fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
             steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
             steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
+            steps.counted("failover", || run_suite(Suite::Failover, &dist, &selection))?;
             steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
         }
         // Tests that cannot run have not passed, and the number of their cases is unknown.
         None => {
             let soak = full.then_some("soak");
-            let names =
-                ["abi-check", "book", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
+            let names = [
+                "abi-check",
+                "book",
+                "pyverbs",
+                "pyverbs-59",
+                "tools",
+                "impair",
+                "survive",
+                "failover",
+                "rxe",
+            ];
             for name in names.into_iter().chain(soak) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
