@@ -2,11 +2,12 @@
 
 use std::{
     any::{Any, type_name},
+    cell::Cell,
     collections::VecDeque,
     sync::Arc,
 };
 
-use anyverbs_check::{Activity, Kind, QueuePair, Region, checker};
+use anyverbs_check::{Activity, Kind, Ledger, QueuePair, Region, checker};
 
 use parking_lot::Mutex;
 
@@ -90,10 +91,29 @@ pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
     }
 }
 
+thread_local! {
+    /// The thread posts work with the ledger locked.
+    static IS_POSTING: Cell<bool> = const { Cell::new(false) };
+    /// The refusal by a persona of what it posted.
+    static REFUSAL: Cell<Option<String>> = const { Cell::new(None) };
+}
+
 /// The device refuses a call for what its persona lacks.
 pub(crate) fn refused_by_persona(why: &str) {
-    if let Some(checker) = checker() {
+    if IS_POSTING.get() {
+        REFUSAL.set(Some(why.to_owned()));
+    } else if let Some(checker) = checker() {
         checker.ledger().refused_by_persona(why);
+    }
+}
+
+/// Tells the ledger what the program posts. `tell` calls the device with the ledger locked, so a refusal is reported after it.
+pub(crate) fn posts(ledger: &mut Ledger, tell: impl FnOnce(&mut Ledger)) {
+    IS_POSTING.set(true);
+    tell(ledger);
+    IS_POSTING.set(false);
+    if let Some(why) = REFUSAL.take() {
+        ledger.refused_by_persona(&why);
     }
 }
 

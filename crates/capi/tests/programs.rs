@@ -326,7 +326,7 @@ fn check_program(
     fs::write(&rules, suppressions).unwrap();
     let persona = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/without_srq.toml");
     let mut command = Command::new("timeout");
-    if words[0] == "refused-by-persona" {
+    if words[0].contains("persona") {
         command.env("ANYVERBS_PERSONA", persona);
     }
     let output = command
@@ -369,6 +369,12 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
             assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
         }
     }
+}
+
+#[test]
+fn the_checker_reports_a_post_that_the_persona_refuses() {
+    let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
+    assert_eq!((status, &found[..]), (Some(66), &["refused-by-persona".to_owned()][..]), "{said}");
 }
 
 #[test]

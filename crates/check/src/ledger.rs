@@ -193,15 +193,18 @@ impl Ledger {
         self.cqs.entry(address).or_default().capacity = capacity;
     }
 
-    /// A thread begins to poll a completion queue that was made for one thread.
-    pub fn begins_poll(&mut self, address: usize) {
-        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_shared) else { return };
+    /// A thread begins to poll a completion queue that was made for one thread. True if no thread polled it: then `ends_poll` follows.
+    pub fn begins_poll(&mut self, address: usize) -> bool {
+        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_shared) else { return false };
         // SAFETY: it has no preconditions.
         let thread = unsafe { libc::pthread_self() };
         let stack = Stack::here();
         match &cq.poller {
             Some((other, _)) if *other == thread => {}
-            None => cq.poller = Some((thread, stack)),
+            None => {
+                cq.poller = Some((thread, stack));
+                return true;
+            }
             Some((_, other)) => {
                 let other = ("The other thread polls here".to_owned(), other.clone());
                 cq.is_shared = true;
@@ -212,15 +215,12 @@ impl Ledger {
                 self.report(Check::CqThreads, what, vec![here(&stack), other, made]);
             }
         }
+        false
     }
 
-    /// The thread has polled it.
+    /// A poll has ended, by the thread that began it or by one that took its turn over.
     pub fn ends_poll(&mut self, address: usize) {
-        // SAFETY: it has no preconditions.
-        let thread = unsafe { libc::pthread_self() };
-        if let Some(cq) = self.cqs.get_mut(&address)
-            && cq.poller.as_ref().is_some_and(|(poller, _)| *poller == thread)
-        {
+        if let Some(cq) = self.cqs.get_mut(&address) {
             cq.poller = None;
         }
     }

@@ -163,11 +163,13 @@ pub(super) unsafe extern "C" fn post_send(
         at = next.next;
     }
     let mut errno = 0;
-    ledger.post_sends(qp as usize, works, || {
-        // SAFETY: as above.
-        let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
-        errno = result;
-        (taken, result == libc::ENOMEM)
+    check::posts(&mut ledger, |ledger| {
+        ledger.post_sends(qp as usize, works, || {
+            // SAFETY: as above.
+            let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
+            errno = result;
+            (taken, result == libc::ENOMEM)
+        });
     });
     errno
 }
@@ -260,13 +262,11 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 /// As there.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
-    let is_single = unsafe { is_single_threaded(cq.cast()) };
-    if let Some(checker) = checker().filter(|_| is_single) {
-        checker.ledger().begins_poll(cq as usize);
-    }
+    let single = checker().filter(|_| unsafe { is_single_threaded(cq.cast()) });
+    let begun = single.filter(|checker| checker.ledger().begins_poll(cq as usize));
     // SAFETY: as above.
     let polled = unsafe { verbs::poll_cq(cq, entries, wc) };
-    if let Some(checker) = checker().filter(|_| is_single) {
+    if let Some(checker) = begun {
         checker.ledger().ends_poll(cq as usize);
     }
     if polled == 0 {
@@ -316,9 +316,11 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     let works = batch.works();
     let (offered, mut errno) = (works.len(), 0);
-    checker.ledger().post_sends(qp as usize, works, || {
-        errno = complete();
-        (if errno == 0 { offered } else { 0 }, errno == libc::ENOMEM)
+    check::posts(&mut checker.ledger(), |ledger| {
+        ledger.post_sends(qp as usize, works, || {
+            errno = complete();
+            (if errno == 0 { offered } else { 0 }, errno == libc::ENOMEM)
+        });
     });
     errno
 }
@@ -361,11 +363,9 @@ pub(super) unsafe extern "C" fn start_poll(
     // SAFETY: the caller's promise.
     unsafe {
         let single = checker().filter(|_| is_single_threaded(cq));
-        if let Some(checker) = single {
-            checker.ledger().begins_poll(cq as usize);
-        }
+        let begun = single.filter(|checker| checker.ledger().begins_poll(cq as usize));
         let errno = cq_ex::start_poll(cq, attr);
-        if let Some(checker) = single.filter(|_| errno != 0) {
+        if let Some(checker) = begun.filter(|_| errno != 0) {
             checker.ledger().ends_poll(cq as usize);
         }
         tell_present(cq, errno);

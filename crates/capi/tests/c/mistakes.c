@@ -557,6 +557,16 @@ static void refused_by_persona(struct end *a, struct end *b)
 		IS_NULL(ibv_create_srq(a->mr->pd, &init), EOPNOTSUPP);
 }
 
+/* It has no atomics either. The post itself is refused. */
+static void posts_what_a_persona_lacks(struct end *a, struct end *b)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		.wr.atomic = { .remote_addr = (uintptr_t)b->buf, .rkey = b->mr->rkey } }, *bad;
+	if (wrong)
+		EQ(ibv_post_send(a->qp, &wr, &bad), EOPNOTSUPP);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -601,6 +611,7 @@ int main(int argc, char **argv)
 		{ "failed-wc-opcode", IBV_QPT_RC, failed_wc_opcode },
 		{ "qkey-mismatch", IBV_QPT_UD, qkey_mismatch },
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
+		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "leak", IBV_QPT_RC, leak },
 	};
 	struct ibv_context *ctx = open_device();
