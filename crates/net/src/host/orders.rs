@@ -38,6 +38,11 @@ impl Orders {
         has_room
     }
 
+    /// A connection has ended: nobody waits for what is done.
+    pub(super) fn forget(&mut self, key: u64) {
+        self.0.retain(|order| order.key != key);
+    }
+
     pub(super) fn take(&mut self) -> Option<Order> {
         self.0.pop_front()
     }
