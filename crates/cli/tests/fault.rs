@@ -104,7 +104,7 @@ fn rules_come_to_a_process_and_go() {
     assert_eq!(works.ask("write"), "Success");
     assert_eq!(works.fault("list"), "");
     let added = works.fault("on qp 1: send 2 never completes; drop received packet 1");
-    assert_eq!(added, "rules of this process that hold from now on: 2\n");
+    assert_eq!(added, "rules that were added to this process: 2\n");
     let both = "on qp 1: send 2 never completes\ndrop received packet 1\n";
     assert_eq!(works.fault("list"), both);
     // They are counted from now on.
@@ -128,6 +128,14 @@ fn rules_come_to_a_process_and_go() {
     works.wait_for("pd", "the device has failed");
     works.fault("clear");
     assert_eq!(works.ask("pd"), "the device has failed");
+}
+
+#[test]
+fn a_send_that_waits_for_its_failure_fails_when_the_rules_are_cleared() {
+    let mut works = Works::start("on qp 1: send 1 completes with RETRY_EXC_ERR after 1000s");
+    assert_eq!(works.ask("write"), "nothing");
+    works.fault("clear");
+    works.wait_for("poll", "RetryExcErr");
 }
 
 #[test]

@@ -233,10 +233,19 @@ impl Faults {
         (count, self.devices.iter().enumerate().filter_map(comes_up).collect())
     }
 
-    /// The rules that hold, a line each.
-    pub fn list(&self) -> String {
+    /// The rules that hold, a line each: as many as fit into so many bytes, and how many others there are.
+    pub fn list(&self, bytes: usize) -> String {
         let plan = self.plan.lock();
-        plan.rules.iter().map(|active| format!("{}\n", active.rule.text)).collect()
+        let mut text = String::new();
+        for (n, active) in plan.rules.iter().enumerate() {
+            let others = format!("and {} more\n", plan.rules.len() - n);
+            if text.len() + active.rule.text.len() + 1 + others.len() > bytes {
+                return text + &others;
+            }
+            text += &active.rule.text;
+            text.push('\n');
+        }
+        text
     }
 
     /// Gives the rules that are new to a queue pair, and whether those that it knows do not hold any more.
@@ -371,13 +380,14 @@ mod tests {
         let new: Vec<_> = new.map(|(n, text)| (n, text.to_owned())).into();
         assert_eq!(texts(faults.news(&mut known)), (false, new));
         assert_eq!(texts(faults.news(&mut known)), (false, vec![]));
-        assert_eq!(faults.list().lines().count(), 3);
+        assert_eq!(faults.list(1000).lines().count(), 3);
+        assert!(faults.list(60).ends_with(" more\n") && faults.list(60).len() <= 60);
         // Its time counts from then.
         assert_eq!(faults.next(), second(11).as_nanos());
         assert!(faults.take_due(second(10)).is_none());
         assert!(faults.take_due(second(11)).is_some() && faults.is_down(2));
         assert_eq!(faults.clear(), (3, vec![2]));
-        assert!(!faults.is_down(2) && faults.next() == NEVER && faults.list().is_empty());
+        assert!(!faults.is_down(2) && faults.next() == NEVER && faults.list(1000).is_empty());
         assert_eq!(faults.add("drop packet 3", second(20)), Ok(1));
         assert_eq!(texts(faults.news(&mut known)), (true, vec![(3, "drop packet 3".into())]));
         // A device that has failed does not come back.

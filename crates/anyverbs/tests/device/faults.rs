@@ -425,6 +425,32 @@ fn no_more_completions_are_held_back_than_fit_into_their_queue() {
 }
 
 #[test]
+fn a_request_that_hung_is_flushed_when_its_queue_has_room_again() {
+    let script = "on qp 1: send 1 never completes";
+    with("a_request_that_hung_is_flushed_when_its_queue_has_room_again", script, &[], || {
+        let [a, b] = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, 8));
+        a.connect(b.address());
+        b.connect(a.address());
+        let dst = Buffer::new(&b.pd, 64);
+        a.send(1, SendOp::Write(dst.remote(0)), &[]);
+        // Flushed requests of another queue pair fill the queue.
+        let other = a.another();
+        let to_err = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        other.modify(&to_err, QpAttrMask::STATE).unwrap();
+        for wr_id in 2..2 + u64::from(a.cq.capacity()) {
+            let op = SendOp::Write(dst.remote(0));
+            let flags = SendFlags::SIGNALED;
+            let wr = SendWr { wr_id, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
+            other.post_send(&[wr]).unwrap();
+        }
+        a.qp.modify(&to_err, QpAttrMask::STATE).unwrap();
+        let found = a.poll(a.cq.capacity() as usize + 1);
+        assert_eq!(found.last().map(|wc| wc.wr_id), Some(1));
+        assert!(found.iter().all(|wc| wc.status == WcStatus::WrFlushErr), "{found:?}");
+    });
+}
+
+#[test]
 fn a_failure_behind_a_request_that_hangs_is_flushed_with_it() {
     let script =
         "on qp 1: send 2 never completes; on qp 1: send 4 completes with RETRY_EXC_ERR after 50ms";

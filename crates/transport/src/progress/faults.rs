@@ -11,6 +11,9 @@ use anyverbs_proto::time::Time;
 use super::Driver;
 use crate::qp::State;
 
+/// Bytes of a list of rules. An answer has room for it.
+const MOST_LISTED: usize = 30_000;
+
 impl Driver {
     /// Does what is due.
     #[cold]
@@ -73,14 +76,14 @@ impl Driver {
             return Err("it runs without a script of faults, so its packets may go by ways that know none; start it with `anyverbs run --faults 'seed 1'`, and it takes rules".into());
         };
         let (done, up) = match order {
-            "list" => return Ok(faults.list()),
+            "list" => return Ok(faults.list(MOST_LISTED)),
             "clear" => {
                 let (count, up) = faults.clear();
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
             }
             text => {
                 let count = faults.add(text, self.core.now())?;
-                (format!("rules of this process that hold from now on: {count}\n"), Vec::new())
+                (format!("rules that were added to this process: {count}\n"), Vec::new())
             }
         };
         tracing::warn!(target: "anyverbs", "faults: {}", done.trim_end());

@@ -23,6 +23,9 @@ const NEXT_WITHIN: Duration = Duration::from_millis(2);
 /// Lines of the log for one rule and one queue pair; the counter and the trace have all.
 const MOST_SAID: u32 = 10;
 
+/// The place of a rule that was cleared.
+const CLEARED: usize = usize::MAX;
+
 /// The faults of a queue pair, under its lock.
 #[derive(Debug)]
 pub(super) struct QpFaults {
@@ -111,12 +114,15 @@ impl QpFaults {
         faults
     }
 
-    /// Takes the rules that were added. If those before them were cleared, completions that wait are due.
+    /// Takes the rules that were added. If those before them were cleared, completions that wait are due. A send that was to fail was
+    /// not sent, so it fails now.
     pub(super) fn learn(&mut self, now: Time) {
         let (cleared, new) = self.plan.news(&mut self.known);
         if cleared {
             self.rules = Rules::default();
-            self.chosen.clear();
+            self.chosen.retain(|(_, chosen)| matches!(chosen.action, WorkAction::Fails(..)));
+            self.chosen.iter_mut().for_each(|(_, chosen)| chosen.at = CLEARED);
+            self.spoils_at = self.spoils_at.map(|_| now);
             self.held.iter_mut().for_each(|held| held.release(now));
         }
         for Active { number, rule, since } in new {
@@ -214,7 +220,7 @@ impl QpFaults {
 
     /// Whether the log says this of a rule. A rule that is about each packet would fill it.
     pub(super) fn is_said(&mut self, injected: &Injected) -> Option<bool> {
-        let armed = self.rules.at(injected.at)?;
+        let Some(armed) = self.rules.at(injected.at) else { return Some(false) };
         armed.said = armed.said.saturating_add(1);
         (armed.said <= MOST_SAID).then_some(armed.said == MOST_SAID)
     }

@@ -240,6 +240,7 @@ impl DeviceEnv<'_, '_> {
         if let Some(faults) = self.faults().filter(|faults| faults.is_hung()) {
             faults.flush_hung(now, vendor_err);
             self.release_held(now);
+            self.look_again();
         }
     }
 
