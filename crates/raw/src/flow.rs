@@ -45,9 +45,7 @@ impl RawQp {
         esp: Option<&FlowActionEsp>,
     ) -> Result<Flow, CreateError> {
         let switch = self.0.switch();
-        if !switch.core().is_current() {
-            return Err(CreateError::Forked);
-        }
+        switch.core().may_make(self.0.device())?;
         let rule = FlowRule::new(attr)?;
         let foreign = || CreateError::Foreign("counters");
         if counters.is_some_and(|c| !std::ptr::eq(c.0.core, switch.core())) {

@@ -251,6 +251,10 @@ impl RawCell {
         self.switch
     }
 
+    pub(super) fn device(&self) -> usize {
+        self.context.device
+    }
+
     pub(super) fn qpn(&self) -> Qpn {
         self.number.qpn()
     }
