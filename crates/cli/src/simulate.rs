@@ -30,5 +30,7 @@ pub(crate) fn print(args: &Simulate) -> anyhow::Result<ExitCode> {
         let (table, verdict) = (report::table(&outcomes), report::verdict(&outcomes));
         format!("{}\n\n{table}\n{verdict}", plan.summary())
     };
-    write_out(said.as_bytes())
+    let written = write_out(said.as_bytes())?;
+    let is_any_whole = outcomes.iter().any(|outcome| outcome.failed == 0);
+    Ok(if is_any_whole { written } else { ExitCode::FAILURE })
 }

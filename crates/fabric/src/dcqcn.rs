@@ -53,17 +53,18 @@ impl Default for Parameters {
 impl Parameters {
     /// The reason why these make no sense.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let positive = |name: &str, value: f64| {
-            (value.is_finite() && value > 0.0)
+        let within = |name: &str, value: f64, least: f64, most: f64| {
+            (least..=most)
+                .contains(&value)
                 .then_some(())
-                .ok_or(format!("{name} = {value}: expected a number above 0"))
+                .ok_or(format!("{name} = {value}: expected {least} to {most}"))
         };
-        positive("k_us", self.k_us)?;
-        positive("t_us", self.t_us)?;
-        positive("b_bytes", self.b_bytes as f64)?;
-        positive("r_ai_mbps", self.r_ai_mbps)?;
-        positive("r_hai_mbps", self.r_hai_mbps)?;
-        positive("r_min_mbps", self.r_min_mbps)?;
+        within("k_us", self.k_us, 0.1, 1e6)?;
+        within("t_us", self.t_us, 0.1, 1e6)?;
+        within("b_bytes", self.b_bytes as f64, 1000.0, 1e12)?;
+        within("r_ai_mbps", self.r_ai_mbps, 0.001, 1e7)?;
+        within("r_hai_mbps", self.r_hai_mbps, 0.001, 1e7)?;
+        within("r_min_mbps", self.r_min_mbps, 0.1, 1e7)?;
         let is_weight = self.g > 0.0 && self.g < 1.0;
         is_weight.then_some(()).ok_or(format!("g = {}: expected a number between 0 and 1", self.g))
     }
@@ -122,7 +123,8 @@ impl Dcqcn {
         if self.p.clamp_target_rate || self.timer_rounds + self.byte_rounds > 0 {
             self.target = self.current;
         }
-        self.current = (self.current * (1.0 - self.alpha / 2.0)).max(self.p.r_min_mbps);
+        let least = self.p.r_min_mbps.min(self.line_mbps);
+        self.current = (self.current * (1.0 - self.alpha / 2.0)).max(least);
         self.alpha = (1.0 - self.p.g) * self.alpha + self.p.g;
         self.deadlines = Some((now + us(self.p.k_us), now + us(self.p.t_us)));
         (self.sent_bytes, self.timer_rounds, self.byte_rounds) = (0, 0, 0);

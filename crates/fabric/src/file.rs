@@ -1,4 +1,4 @@
-//! The file of a simulation (TOML), checked. A message names the line.
+//! The file of a simulation (TOML), checked. A message names the line, or the first line of the table for a value of one.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -16,7 +16,7 @@ const MAX_HOSTS: usize = 10_000;
 /// Most connections of a run: each has two of the 2^24 queue pair numbers.
 const MAX_CONNECTIONS: u64 = 1 << 22;
 /// Most messages of a run, each of which has a time in the results.
-const MAX_MESSAGES: u64 = 100_000_000;
+const MAX_MESSAGES: u64 = 10_000_000;
 /// Most bytes of a message.
 const MAX_SIZE: u64 = 1 << 30;
 
@@ -246,12 +246,18 @@ impl Plan {
         };
         let own = file.transport.unwrap_or(Spanned::new(0..0, Table::new()));
         let base = transport(&own)?;
-        let mut settings = Vec::new();
+        let mut settings: Vec<(String, Transport)> = Vec::new();
         for table in file.setting {
             let (place, mut table) = (table.span(), table.into_inner());
             let Some(Value::String(name)) = table.remove("name") else {
                 return Err(lines.at(place, "a setting needs a name"));
             };
+            if !(1..=16).contains(&name.chars().count()) || name.contains(char::is_control) {
+                return Err(lines.at(place, "name: expected 1 to 16 characters of a line"));
+            }
+            if settings.iter().any(|(other, _)| *other == name) {
+                return Err(lines.at(place, format!("two settings have the name {name}")));
+            }
             let merged = merged(own.get_ref(), table);
             settings.push((name, transport(&Spanned::new(place, merged))?));
         }

@@ -76,7 +76,11 @@ pub fn table(outcomes: &[Outcome]) -> String {
             count(o.longest_queue_bytes),
         );
         if o.failed > 0 {
-            let _ = writeln!(text, "  {} connections gave up", o.failed);
+            let _ = writeln!(
+                text,
+                "  {} connections gave up; the times are those of {} messages that arrived",
+                o.failed, o.messages
+            );
         }
     }
     text
@@ -255,7 +259,7 @@ mod tests {
             outcome.failed = 1;
         }
         assert_ne!(best(&outcomes).unwrap().setting, first);
-        assert!(table(&outcomes).contains("  1 connections gave up\n"));
+        assert!(table(&outcomes).contains("  1 connections gave up; the times are those of "));
     }
 
     #[test]

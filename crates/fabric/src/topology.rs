@@ -54,8 +54,16 @@ impl Link {
         if !(0.0..=1e6).contains(&delay_us) {
             return Err(format!("delay_us = {delay_us}: expected 0 to 1000000"));
         }
-        if queue_bytes < 10_000 {
-            return Err(format!("queue_bytes = {queue_bytes}: two packets need 10000"));
+        if !(10_000..=1 << 30).contains(&queue_bytes) {
+            return Err(format!(
+                "queue_bytes = {queue_bytes}: expected 10000 (two packets) to {}",
+                1 << 30
+            ));
+        }
+        if kmin_bytes > queue_bytes {
+            return Err(format!(
+                "kmin_bytes = {kmin_bytes} is above queue_bytes = {queue_bytes}: no packet would be marked"
+            ));
         }
         if kmin_bytes > kmax_bytes {
             return Err(format!("kmin_bytes = {kmin_bytes} is above kmax_bytes = {kmax_bytes}"));
