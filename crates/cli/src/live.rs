@@ -88,10 +88,15 @@ impl Files {
     /// Writes all files, with what these processes have.
     fn write(&mut self, seen: &[Seen]) -> io::Result<()> {
         let all: counters::Counters = self.totals.update(seen).collect();
-        // A script of faults is one of a process. Programs of one launcher have the same, and its view shows their ports.
-        let own = seen.iter().filter(|seen| self.has(seen.pid));
-        let pages = own.filter_map(|seen| seen.page.as_ref()?.as_ref().ok());
-        let down: Vec<&str> = pages.flat_map(|page| &page.down).map(String::as_str).collect();
+        // A script of faults is one of a process, and the view is one of all programs of a launcher. It shows a port as down that is
+        // down for any of them.
+        let pages =
+            seen.iter().filter_map(|seen| Some((seen.pid, seen.page.as_ref()?.as_ref().ok()?)));
+        let down: Vec<&str> = pages
+            .filter(|(pid, page)| !page.down.is_empty() && self.has(*pid))
+            .flat_map(|(_, page)| &page.down)
+            .map(String::as_str)
+            .collect();
         let files = [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))];
         for (device, index) in self.devices.iter().zip(0..) {
             let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
