@@ -41,6 +41,15 @@ impl Finding {
     fn good(what: impl Into<String>) -> Self {
         Finding::new(Severity::Good, what, "")
     }
+
+    /// A failure that stops programs. Messages of this command end with `; ` and the remedy, where they know one.
+    fn stop(what: &str, error: &anyhow::Error) -> Self {
+        let text = format!("{error:#}");
+        let (cause, remedy) = text
+            .rsplit_once("; ")
+            .unwrap_or((&text, "change what this message names, then ask `anyverbs doctor` again"));
+        Finding::new(Severity::Stop, format!("{what}: {cause}"), remedy)
+    }
 }
 
 /// Prints every finding; the exit status is 1 if one would stop a program.
@@ -100,5 +109,16 @@ mod tests {
         assert_eq!(verdict(&one, None), "not ready: a. To do: mend a");
         let two = [stop("a"), stop("b")];
         assert_eq!(verdict(&two, None), "not ready, 2 problems. To do first: mend a");
+    }
+
+    #[test]
+    fn the_remedy_of_a_failure_is_the_end_of_its_message() {
+        let error = anyhow::anyhow!("no place (a: full; b: full); set TMPDIR");
+        let finding = Finding::stop("there are no libraries", &error);
+        assert_eq!(finding.what, "there are no libraries: no place (a: full; b: full)");
+        assert_eq!(finding.remedy, "set TMPDIR");
+        let finding = Finding::stop("there is no device", &anyhow::anyhow!("X=2: expected 1 or 0"));
+        assert_eq!(finding.what, "there is no device: X=2: expected 1 or 0");
+        assert!(finding.remedy.starts_with("change what"), "{}", finding.remedy);
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn find(executable: &Path) -> anyhow::Result<Option<PathBuf>> {
         }
     }
     bail!(
-        "no directory can hold the libraries ({}): set TMPDIR to a directory that you can write to, or ANYVERBS_LIB_DIR \
+        "no directory can hold the libraries ({}); set TMPDIR to a directory that you can write to, or ANYVERBS_LIB_DIR \
          to one that has them",
         refused.join("; ")
     )

@@ -39,9 +39,13 @@ pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
         .clone()
         .or_else(|| anyverbs_environment::variable("ANYVERBS_LIB_DIR").map(PathBuf::from));
     if let Some(dir) = named {
-        let dir = dir
-            .canonicalize()
-            .with_context(|| format!("the library directory {} does not exist", dir.display()))?;
+        let dir = match dir.canonicalize() {
+            Ok(dir) => dir,
+            Err(error) => bail!(
+                "the library directory {} cannot be used ({error}); name another with --lib-dir or ANYVERBS_LIB_DIR, or none",
+                dir.display()
+            ),
+        };
         check(&dir)?;
         return Ok(dir);
     }
@@ -59,7 +63,7 @@ pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
         None => match embedded::find(&executable)? {
             Some(dir) => Ok(dir),
             None => bail!(
-                "no library directory (looked in {}): run `cargo xtask dist`, or set ANYVERBS_LIB_DIR",
+                "no library directory (looked in {}); install anyverbs again, run `cargo xtask dist` in a checkout, or set ANYVERBS_LIB_DIR",
                 candidates
                     .iter()
                     .map(|dir| dir.display().to_string())
@@ -89,7 +93,7 @@ fn check(dir: &Path) -> anyhow::Result<()> {
         .collect();
     if !missing.is_empty() {
         bail!(
-            "{} is incomplete, without {}: run `cargo xtask dist`",
+            "{} is incomplete, without {}; install anyverbs again, or run `cargo xtask dist` in a checkout",
             dir.display(),
             missing.join(", ")
         );
@@ -102,7 +106,7 @@ pub(crate) fn check_name(dir: &Path) -> anyhow::Result<()> {
     // The loader separates both lists with colons, and LD_PRELOAD with spaces too; neither has an escape.
     if dir.as_os_str().as_encoded_bytes().iter().any(|byte| b": ;\t\n".contains(byte)) {
         bail!(
-            "the loader cannot use {:?}: its name has a space, a colon or a semicolon; move it",
+            "the loader cannot use {:?}: its name has a space, a colon or a semicolon; move it to a place without them",
             dir
         );
     }

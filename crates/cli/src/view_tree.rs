@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use anyverbs::abandoned::Membership;
 
 use crate::device::{self, Device};
@@ -58,14 +58,13 @@ impl ViewTree {
                 Err(error) => failure = Some((base, error)),
             }
         }
-        let (base, error) = failure
-            .context("the directory for temporary files is not an absolute path: set TMPDIR")?;
-        Err(error).with_context(|| {
-            format!(
-                "cannot make a directory in {}: set TMPDIR to one, or use --no-view",
-                base.display()
-            )
-        })
+        let (base, error) = failure.context(
+            "the directory for temporary files is not an absolute path; set TMPDIR to one",
+        )?;
+        bail!(
+            "cannot make a directory in {} ({error}); set TMPDIR to a directory that you can write to, or use --no-view",
+            base.display()
+        )
     }
 
     fn create(base: &Path) -> io::Result<Self> {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyverbs_environment as environment;
 
@@ -73,11 +74,7 @@ fn preloaded(settings: &Settings) -> Vec<PathBuf> {
 fn library_directory(settings: &Settings) -> Finding {
     match libraries::find(settings) {
         Ok(dir) => Finding::good(format!("the libraries are in {}", dir.display())),
-        Err(error) => Finding::new(
-            Severity::Stop,
-            "there are no libraries to give to a program",
-            format!("{error:#}"),
-        ),
+        Err(error) => Finding::stop("there are no libraries to give to a program", &error),
     }
 }
 
@@ -85,7 +82,7 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
     let devices = match devices {
         Ok(devices) => devices,
         Err(error) => {
-            return vec![Finding::new(Severity::Stop, "there is no device", format!("{error:#}"))];
+            return vec![Finding::stop("there is no device", error)];
         }
     };
     let describe = |device: &Device| {
@@ -112,12 +109,20 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
     devices.iter().map(describe).collect()
 }
 
+/// Sends a datagram: an address can be bound although its interface is down.
 fn loopback() -> Finding {
-    match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
-        Ok(_) => Finding::good("the loopback interface is up"),
+    let sent = || -> io::Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        socket.connect(socket.local_addr()?)?;
+        socket.send(&[1])?;
+        socket.recv(&mut [0]).map(|_| ())
+    };
+    match sent() {
+        Ok(()) => Finding::good("the loopback interface is up"),
         Err(error) => Finding::new(
             Severity::Stop,
-            format!("127.0.0.1 cannot be used: {error}"),
+            format!("no datagram can be sent to 127.0.0.1: {error}"),
             "ip link set lo up (as root)",
         ),
     }
@@ -224,12 +229,13 @@ fn view_directory() -> Finding {
     match crate::view_tree::ViewTree::new(&[]) {
         Ok(tree) => {
             let base = tree.path().parent().unwrap_or(Path::new("/")).display().to_string();
-            Finding::good(format!("the view of /sys and /dev can be made in {base}"))
+            Finding::good(format!(
+                "the files that show the device in /sys and /dev can lie in {base}"
+            ))
         }
-        Err(error) => Finding::new(
-            Severity::Stop,
-            format!("{error:#}"),
-            "set TMPDIR to a directory that you can write to, or use --no-view",
+        Err(error) => Finding::stop(
+            "there is no place for the files that show the device in /sys and /dev",
+            &error,
         ),
     }
 }

@@ -1,0 +1,44 @@
+//! `anyverbs doctor` on machines that have a problem.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod library_names;
+
+use std::env;
+use std::fs;
+use std::process::{Command, Output};
+
+use anyverbs_testing::unshare_or_skip;
+
+/// Asks in a network namespace of its own, where not even the loopback interface is up.
+fn doctor(variables: &[(&str, &str)]) -> Output {
+    let place = env::temp_dir().join(format!("anyverbs-doctor-asked-{}", std::process::id()));
+    library_names::fill(&place);
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", env!("CARGO_BIN_EXE_anyverbs"), "doctor"]);
+    command.env("ANYVERBS_LIB_DIR", &place).env_remove("XDG_RUNTIME_DIR");
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    fs::remove_dir_all(place).unwrap();
+    output
+}
+
+#[test]
+fn each_problem_has_its_cause_and_its_remedy() {
+    if !unshare_or_skip() {
+        return;
+    }
+    let output = doctor(&[("TMPDIR", "/nonexistent")]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for wanted in [
+        "STOP  there is no device: no network interface is up\n      -> bring one up, for instance `ip link set lo up`\n",
+        "STOP  no datagram can be sent to 127.0.0.1: Network is unreachable (os error 101)\n      -> ip link set lo up (as root)\n",
+        "STOP  there is no place for the files that show the device in /sys and /dev: cannot make a directory in /nonexistent (No such file or directory (os error 2))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
+    ] {
+        assert!(said.contains(wanted), "{wanted}\n{said}");
+    }
+    let last = said.lines().last().unwrap();
+    assert_eq!(
+        last,
+        "not ready, 3 problems. To do first: bring one up, for instance `ip link set lo up`"
+    );
+}
