@@ -40,7 +40,7 @@ Examples:
   anyverbs run --faults 'drop 1% of packets; on qp 2: send 12 never completes' -- ./my_test
   anyverbs run --print-env -- true";
 
-/// A complete RDMA device in user space: unmodified libibverbs programs, no hardware, no kernel module, no root.
+/// Run programs of libibverbs and librdmacm as they are, on an RDMA device in user space: without hardware, kernel module or root.
 #[derive(Debug, Parser)]
 #[command(name = "anyverbs", version, after_help = EXAMPLES)]
 pub(crate) struct Args {

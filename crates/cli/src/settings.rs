@@ -53,7 +53,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_DEVICE",
         "anyverbs0",
-        "Name of the device; some programs look for mlx5_0 or rxe0. Further devices count on",
+        "Name of the device; some programs look for mlx5_0 or rxe0. Further devices have the next numbers",
     ),
     both(
         "ANYVERBS_DEVICES",
