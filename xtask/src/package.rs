@@ -93,7 +93,7 @@ fn make(machine: Machine) -> anyhow::Result<Made> {
     let sbom = sbom::cyclonedx(machine, built.version)?;
     let stem = built.stem();
     let mut files = vec![
-        (format!("{stem}.tar.gz"), tarball::make(&built, &one_file, &sbom)?),
+        (format!("{stem}.tar.gz"), tarball::make(&built, &sbom)?),
         (
             format!("{stem}-debug.tar.gz"),
             built.debug.tar_gz(&format!("{stem}-debug/"), built.epoch)?,
@@ -155,7 +155,7 @@ mod tests {
     use crate::workspace::root;
 
     #[test]
-    fn cargo_binstall_is_told_the_names_of_the_tarball() {
+    fn cargo_binstall_is_told_the_name_of_the_one_file() {
         let text = fs::read_to_string(root().join("crates/cli/Cargo.toml")).unwrap();
         let manifest: toml::Table = toml::from_str(&text).unwrap();
         let told = &manifest["package"]["metadata"]["binstall"];
@@ -167,16 +167,14 @@ mod tests {
                     ("{ repo }", "https://example.com"),
                     ("{ version }", "1.2.3"),
                     ("{ target-arch }", machine.arch),
-                    ("{ bin }", "anyverbs"),
                 ]
                 .iter()
                 .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
             };
-            let url = format!("https://example.com/releases/download/v1.2.3/{stem}.tar.gz");
+            let url = format!("https://example.com/releases/download/v1.2.3/{stem}");
             assert_eq!(expand("pkg-url"), url);
-            assert_eq!(expand("bin-dir"), format!("{stem}/bin/anyverbs"));
         }
-        assert_eq!(told["pkg-fmt"].as_str(), Some("tgz"));
+        assert_eq!(told["pkg-fmt"].as_str(), Some("bin"));
     }
 
     #[test]

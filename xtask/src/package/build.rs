@@ -22,7 +22,7 @@ use crate::workspace::{cargo, root, shown, succeed, target};
 const GLIBC: (u32, u32) = (2, 28);
 /// Zig's C compiler links for any glibc. Its version is fixed so that two builds give the same bytes.
 const ZIGLANG: &str = "ziglang==0.17.1";
-/// The greatest total size of all installed files.
+/// The greatest total size of the files that a package installs.
 const MOST: usize = 10 << 20;
 
 /// A kind of machine.
@@ -121,10 +121,6 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
         objects.executable(name, stripped(file, name)?);
     }
     let share = share(machine, &folder)?;
-    let all = anyverbs.len() + objects.size() + share.size();
-    if all > MOST {
-        bail!("the files have {all} bytes together, more than {MOST}");
-    }
     let version = env!("CARGO_PKG_VERSION");
     Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, debug, share })
 }
@@ -286,6 +282,15 @@ fn strip(
     Ok((read(&stripped)?, read(&information)?))
 }
 
+/// Fails if a package installs more than users should have to hold.
+pub(super) fn check_size(name: &str, files: &Tree) -> anyhow::Result<()> {
+    let size = files.size();
+    if size > MOST {
+        bail!("the files of {name} have {size} bytes together, more than {MOST}");
+    }
+    Ok(())
+}
+
 /// Fails if an object needs a newer glibc.
 fn check_glibc(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let newer: Vec<String> = needed_versions(bytes)
@@ -410,6 +415,17 @@ mod tests {
         for new in ["2.29", "2.34", "3.0", "PRIVATE", "2.280"] {
             assert!(is_newer(new), "{new}");
         }
+    }
+
+    #[test]
+    fn what_a_package_installs_is_limited() {
+        let mut files = Tree::default();
+        files.executable("bin/anyverbs", vec![0; MOST / 2]);
+        files.executable("lib/libibverbs.so.1", vec![0; MOST / 2]);
+        files.link("lib/librdmacm.so.1", "libibverbs.so.1");
+        check_size("it", &files).unwrap();
+        files.file("share/man/man1/anyverbs.1", "x");
+        assert!(check_size("it", &files).unwrap_err().to_string().contains("of it have"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::archive::{Entry, Tree, ar};
-use super::build::{Built, read};
+use super::build::{Built, check_size, read};
 use crate::workspace::root;
 
 const LIB: &str = "usr/lib/anyverbs";
@@ -42,7 +42,7 @@ fn command(built: &Built) -> anyhow::Result<(String, Vec<u8>)> {
         Description: RDMA device in user space for programs of libibverbs\n \
         Runs programs of libibverbs and librdmacm without RDMA hardware, kernel\n \
         modules or root. Processes reach each other on one host through shared\n \
-        memory, and other hosts, among them RDMA hardware, by RoCE v2.\n";
+        memory, and other hosts by RoCE v2.\n";
     finish(built, "anyverbs", tree, fields)
 }
 
@@ -75,6 +75,7 @@ fn finish(
         copyright.extend(read(&root().join(licence))?);
     }
     tree.file(format!("usr/share/doc/{name}/copyright"), copyright);
+    check_size(name, &tree)?;
     let mut control = Tree::default();
     let (version, architecture) = (built.version, built.machine.debian);
     control.file(

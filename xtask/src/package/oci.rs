@@ -9,7 +9,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::archive::{Tree, gzip, hex, sha256};
-use super::build::{Machine, output, read};
+use super::build::{Machine, check_size, output, read};
 use crate::workspace::root;
 
 /// The archive.
@@ -24,6 +24,7 @@ pub(super) fn make(
     for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
         files.file(format!("usr/local/share/doc/anyverbs/{name}"), read(&root().join(name))?);
     }
+    check_size("the image", &files)?;
     layout(machine, version, epoch, &files)
 }
 

@@ -1,13 +1,13 @@
 //! The archive that can be unpacked and used anywhere, or installed under a prefix.
 
 use super::archive::Tree;
-use super::build::{Built, read};
+use super::build::{Built, check_size, read};
 use crate::workspace::root;
 
-pub(super) fn make(built: &Built, one_file: &[u8], sbom: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub(super) fn make(built: &Built, sbom: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut tree = Tree::default();
-    // A user who copies only this file has everything.
-    tree.executable("bin/anyverbs", one_file);
+    // Without the libraries inside, which lie beside it.
+    tree.executable("bin/anyverbs", &built.anyverbs[..]);
     tree.graft("lib/", &built.lib());
     tree.graft("share/", &built.share);
     tree.file("sbom.cdx.json", sbom);
@@ -15,5 +15,6 @@ pub(super) fn make(built: &Built, one_file: &[u8], sbom: &[u8]) -> anyhow::Resul
     for name in ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         tree.file(name, read(&root().join(name))?);
     }
+    check_size("the tarball", &tree)?;
     tree.tar_gz(&format!("{}/", built.stem()), built.epoch)
 }

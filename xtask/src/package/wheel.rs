@@ -1,7 +1,7 @@
 //! The Python wheel: the command with the libraries inside, and a small module.
 
 use super::archive::{Entry, Tree, sha256};
-use super::build::{Built, read};
+use super::build::{Built, check_size, read};
 use crate::workspace::root;
 
 const MODULE: [&str; 3] = ["__init__.py", "__main__.py", "pytest_plugin.py"];
@@ -60,6 +60,7 @@ pub(super) fn make(built: &Built, one_file: &[u8]) -> anyhow::Result<Vec<u8>> {
         format!("{info}/entry_points.txt"),
         "[console_scripts]\nanyverbs = anyverbs:main\n\n[pytest11]\nanyverbs = anyverbs.pytest_plugin\n",
     );
+    check_size("the wheel", &tree)?;
     let record = record(&tree, &format!("{info}/RECORD"));
     tree.file(format!("{info}/RECORD"), record);
     tree.zip()
