@@ -10,7 +10,7 @@ fail() {
 bin=$RUNNER_TEMP/anyverbs/bin
 mkdir -p "$bin"
 if [ -n "$ANYVERBS_SETUP_FILE" ]; then
-    cp "$ANYVERBS_SETUP_FILE" "$bin/anyverbs"
+    cp "$ANYVERBS_SETUP_FILE" "$bin/anyverbs" || fail "cannot copy the file $ANYVERBS_SETUP_FILE"
 else
     name=anyverbs-$ANYVERBS_SETUP_VERSION-$(uname -m)-linux-gnu
     url=https://github.com/anyverbs/anyverbs/releases/download/v$ANYVERBS_SETUP_VERSION/$name
