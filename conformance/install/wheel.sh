@@ -33,6 +33,13 @@ def test_run(anyverbs_run):
     assert anyverbs_run(["sh", "-c", "exit 7"]).returncode == 7
     out = anyverbs_run(["ibv_devices"], options=["--device", "other0"], stdout=subprocess.PIPE)
     assert b"other0" in out.stdout
+
+
+def test_devices_and_faults(anyverbs_run):
+    options = ["--devices", "2", "--faults", "on device anyverbs1: down for 60s after 0s"]
+    out = anyverbs_run(["ibv_devinfo"], options=options, stdout=subprocess.PIPE, check=True)
+    states = [line.split()[1] for line in out.stdout.splitlines() if b"state:" in line]
+    assert states == [b"PORT_ACTIVE", b"PORT_DOWN"]
 END
 cd /tmp
 python -m pytest -q /tmp/test_it.py
