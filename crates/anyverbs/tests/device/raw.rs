@@ -683,8 +683,8 @@ fn a_frame_wakes_who_waits_for_its_event_at_once() {
         .collect();
     assert!(child.wait().unwrap().success());
     times.sort();
-    let median = times[ROUNDS / 2];
-    eprintln!("{median:?} there and back");
-    // Polls that have just ended keep the worker away for 700 us, on either side.
-    assert!(median < Duration::from_micros(500), "{median:?}");
+    // Polls that have just ended would keep the worker away for 700 us in each round. On a busy machine some rounds take as long.
+    let quick = times[ROUNDS / 10];
+    eprintln!("{quick:?} there and back");
+    assert!(quick < Duration::from_micros(500), "{quick:?}");
 }
