@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use anyverbs_proto::time::TIME_SLICE;
 use anyverbs_proto::types::Mtu;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::{Spanned, Table, Value};
 
 use crate::dcqcn::Parameters;
@@ -72,8 +73,9 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Transport {
-    /// Path MTU: 256, 512, 1024, 2048 or 4096.
-    pub mtu: u32,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes.
+    #[serde(deserialize_with = "mtu")]
+    pub mtu: Mtu,
     /// Bytes that a queue pair may have in flight.
     pub window_bytes: u32,
     /// The receiver's treatment of packets behind a lost one.
@@ -113,7 +115,7 @@ impl Default for Transport {
     /// As the device by UDP, with the largest MTU.
     fn default() -> Self {
         Self {
-            mtu: 4096,
+            mtu: Mtu::Mtu4096,
             window_bytes: 200 << 10,
             recovery: Recovery::Selective,
             probe_us: TIME_SLICE.as_secs_f64() * 1e6,
@@ -123,16 +125,16 @@ impl Default for Transport {
     }
 }
 
-impl Transport {
-    pub(crate) fn mtu(&self) -> Mtu {
-        let mtu = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == self.mtu);
-        mtu.expect("it was checked")
-    }
+/// A path MTU, from its bytes.
+fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<Mtu, D::Error> {
+    let bytes = u32::deserialize(from)?;
+    Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or_else(|| {
+        D::Error::custom(format!("mtu = {bytes}: expected 256, 512, 1024, 2048 or 4096"))
+    })
+}
 
+impl Transport {
     fn check(&self) -> Result<(), String> {
-        if !Mtu::ALL.iter().any(|mtu| mtu.bytes() == self.mtu) {
-            return Err(format!("mtu = {}: expected 256, 512, 1024, 2048 or 4096", self.mtu));
-        }
         if !(8192..=1 << 30).contains(&self.window_bytes) {
             let given = self.window_bytes;
             return Err(format!("window_bytes = {given}: expected 8192 to 1073741824"));
@@ -445,7 +447,10 @@ mod tests {
         ))
         .unwrap();
         let [(name, transport)] = &plan.settings[..] else { panic!("one setting") };
-        assert_eq!((name.as_str(), transport.mtu, transport.control), ("a", 1024, Control::Dcqcn));
+        assert_eq!(
+            (name.as_str(), transport.mtu, transport.control),
+            ("a", Mtu::Mtu1024, Control::Dcqcn)
+        );
         assert!((transport.dcqcn.g - 0.5).abs() < 1e-9 && transport.dcqcn.f == 3);
     }
 

@@ -25,6 +25,5 @@ mod topology;
 
 pub use dcqcn::Parameters;
 pub use file::{Control, Kind, Plan, Recovery, Transport, Workload};
-pub use net::FRAME_BYTES;
 pub use run::Outcome;
 pub use topology::{Link, Topology};

@@ -16,7 +16,7 @@ pub(crate) const NS: u64 = 1000;
 
 /// Bytes of a packet on the wire besides base header, extension headers and payload: preamble and gap 20, Ethernet 18,
 /// IPv4 20, UDP 8, ICRC 4.
-pub const FRAME_BYTES: u32 = 70;
+pub(crate) const FRAME_BYTES: u32 = 70;
 
 /// Something that happens at a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -86,7 +86,7 @@ pub(crate) struct Done {
     pub(crate) succeeded: bool,
 }
 
-/// The memory that all hosts have in common: one region stands for the memory of each.
+/// State that all hosts have in common. One region stands for the memory of each.
 #[derive(Debug)]
 pub(crate) struct Common {
     mrs: MrTable,
@@ -297,7 +297,7 @@ impl Hosts {
     fn bring_up(&mut self, number: u32, peer_qp: u32) {
         use QpAttrMask as M;
         let transport = &self.common.transport;
-        let mtu = transport.mtu();
+        let mtu = transport.mtu;
         let marks = !matches!(transport.control, Control::None);
         let limits = ModifyLimits {
             ports: 1,

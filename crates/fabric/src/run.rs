@@ -131,7 +131,7 @@ impl Plan {
     /// The least time, in picoseconds, that the links of the hosts need for all bytes with their headers.
     fn bound(&self, message: u32, transport: Transport) -> f64 {
         // A base header and a frame for each packet, and once a message what names the place in memory.
-        let packets = f64::from(message.div_ceil(transport.mtu));
+        let packets = f64::from(message.div_ceil(transport.mtu.bytes()));
         let headers = packets * f64::from(FRAME_BYTES + 12) + 16.0;
         let with_headers = 1.0 + headers / f64::from(message);
         let of_host = |host| {

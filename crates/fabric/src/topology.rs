@@ -181,8 +181,8 @@ impl Topology {
     }
 
     /// The name of a node.
-    #[must_use]
-    pub fn name(&self, node: usize) -> &str {
+    #[cfg(test)]
+    pub(crate) fn name(&self, node: usize) -> &str {
         &self.names[node]
     }
 
