@@ -11,8 +11,8 @@ use anyverbs_proto::time::Time;
 use super::Driver;
 use crate::qp::State;
 
-/// Bytes of a list of rules. An answer has room for it.
-const MOST_LISTED: usize = 30_000;
+/// Bytes of a list of rules: an answer, without its mark.
+const MOST_LISTED: usize = anyverbs_net::host::MAX_ORDER - 1;
 
 impl Driver {
     /// Does what is due.
