@@ -185,19 +185,25 @@ impl Drop for Service {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_device_has_its_answers() {
-        let tree = std::env::temp_dir().join(format!("anyverbs-live-{}", std::process::id()));
-        let registry = format!("anyverbs-live-{}", std::process::id());
+    /// The files of two devices, in a tree of this name.
+    fn two_rails(name: &str) -> (PathBuf, Files) {
+        let registry = format!("anyverbs-{name}-{}", std::process::id());
+        let tree = std::env::temp_dir().join(&registry);
         let devices = ["rail0", "rail1"].map(|name| Device {
             name: name.into(),
             registry: registry.clone(),
             ..crate::device::example()
         });
-        let netlink = tree.join("netlink");
         let host = Membership::join(&registry, devices[0].udp_port).unwrap();
-        let mut files =
-            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into(), host).unwrap();
+        let netlink = Some(tree.join("netlink"));
+        let files = Files::new(tree.join("sys"), netlink, devices.into(), host).unwrap();
+        (tree, files)
+    }
+
+    #[test]
+    fn every_device_has_its_answers() {
+        let (tree, mut files) = two_rails("live");
+        let netlink = tree.join("netlink");
         files.refresh().unwrap();
         for (name, index) in [("rail0", 0u8), ("rail1", 1)] {
             for command in [9, 10, 12, 17] {
@@ -214,17 +220,8 @@ mod tests {
     #[test]
     fn a_port_that_is_down_in_a_process_of_the_view_is_down_in_the_view() {
         use anyverbs::watch::{Condition, Snapshot};
-        let tree = std::env::temp_dir().join(format!("anyverbs-down-{}", std::process::id()));
-        let registry = format!("anyverbs-down-{}", std::process::id());
-        let devices = ["rail0", "rail1"].map(|name| Device {
-            name: name.into(),
-            registry: registry.clone(),
-            ..crate::device::example()
-        });
+        let (tree, mut files) = two_rails("down");
         let netlink = tree.join("netlink");
-        let host = Membership::join(&registry, devices[0].udp_port).unwrap();
-        let mut files =
-            Files::new(tree.join("sys"), Some(netlink.clone()), devices.into(), host).unwrap();
         let process = |view: &Path| {
             let mut command = std::process::Command::new("sleep");
             command.arg("60").env("ANYVERBS_VIEW", view).spawn().unwrap()
