@@ -212,7 +212,7 @@ impl DeviceEnv<'_, '_> {
         let mut wc = wc;
         let flushed = Wc { status: WcStatus::WrFlushErr, ..*wc };
         if wc.status != WcStatus::Success {
-            // What is behind one that hangs is flushed with it: no failure comes behind a flush.
+            // A completion behind one that hangs is flushed with it: no failure comes behind a flush.
             if self.faults().is_some_and(|faults| faults.held(side).is_hung()) {
                 wc = &flushed;
             }
@@ -291,7 +291,7 @@ impl DeviceEnv<'_, '_> {
 
     /// Gives a completion to the program. False if its CQ has no room.
     fn push_held(&mut self, side: Side, held: &HeldWc) -> bool {
-        // Those that were gathered before it come first.
+        // Completions that were gathered before it come first.
         self.flush_completions();
         let Some(cq) = self.cell.cq(side) else {
             self.hand_completion(side, held.wc, held.solicited);
