@@ -506,14 +506,26 @@ fn kill_under_load() {
     let registry = std::env::var("ANYVERBS_REGISTRY").unwrap();
     for dir in ["/dev/shm", "/tmp"] {
         let ours = |name: &str| {
-            let of = |pid: &u32| name.contains("anyverbs") && name.contains(&pid.to_string());
-            name.contains(&registry) || killed.iter().any(of)
+            name.contains(&registry) || killed.iter().any(|pid| is_of_process(name, *pid))
         };
         let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
         let left: Vec<_> = names.filter(|name| ours(&name.to_string_lossy())).collect();
         assert!(left.is_empty(), "{dir}: {left:?}");
     }
     eprintln!("{:?} a round", begin.elapsed() / rounds);
+}
+
+/// Whether this is a file name of the device with this process in it. Part of a longer number is another process.
+fn is_of_process(name: &str, pid: u32) -> bool {
+    let mut numbers = name.split(|c: char| !c.is_ascii_digit());
+    name.contains("anyverbs") && numbers.any(|number| number == pid.to_string())
+}
+
+#[test]
+fn a_file_of_a_longer_process_number_is_anothers() {
+    assert!(is_of_process("anyverbs-ring-1234.tmp", 1234));
+    assert!(!is_of_process("anyverbs-ring-12345", 1234));
+    assert!(!is_of_process("other-1234", 1234));
 }
 
 /// Kills a peer in the middle of its load, after this process's own writes to it or before their end. The process that was.
