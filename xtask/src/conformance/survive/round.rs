@@ -393,7 +393,9 @@ mod tests {
 
     fn run(script: &str) -> Process {
         let output = std::env::temp_dir().join(format!("survive-{}.out", std::process::id()));
-        Process::start(Command::new("sh").args(["-c", script]), &output).unwrap()
+        let process = Process::start(Command::new("sh").args(["-c", script]), &output).unwrap();
+        std::fs::remove_file(output).unwrap();
+        process
     }
 
     #[test]
