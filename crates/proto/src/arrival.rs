@@ -29,6 +29,11 @@ impl Arrival {
         self.traffic_class & 3 == 3
     }
 
+    /// Gives it that mark.
+    pub fn mark(&mut self) {
+        self.traffic_class |= 3;
+    }
+
     /// Tells whether the packet came from the peer at `av`, to the address that is its peer. Hosts on other links may have the
     /// same link-local addresses.
     #[must_use]

@@ -268,11 +268,8 @@ impl Qp {
             // As for one that is early; the requester sends it again.
             Err(_) if self.responder.answers.are_pending() => return false,
             Err(Stop::NotReady) => {
-                env.count(Counter::RnrNakSent, 1);
-                self.responder.nak_sent = true;
                 self.note_no_receive(psn, env.now());
-                let timer = self.attr.min_rnr_timer;
-                self.send_nak(psn, Syndrome::RnrNak { timer }, env);
+                self.send_not_ready(psn, env);
                 return false;
             }
             Err(Stop::Refused(refusal)) => {
@@ -294,6 +291,41 @@ impl Qp {
         if self.responder.acks.owed && self.responder.acks.bytes >= ACK_BYTES {
             self.send_owed_ack(env);
         }
+        true
+    }
+
+    fn send_not_ready<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        env.count(Counter::RnrNakSent, 1);
+        self.responder.nak_sent = true;
+        let timer = self.attr.min_rnr_timer;
+        self.send_nak(psn, Syndrome::RnrNak { timer }, env);
+    }
+
+    /// Answers a request as if no receive were posted, though one is. False if this is not the next request of the peer, or one that
+    /// takes no receive: nothing happens.
+    pub fn refuse_without_receive<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> bool {
+        let bth = &packet.headers.bth;
+        let takes_receive = bth.opcode.is_send() && (bth.opcode.is_first() || bth.opcode.is_only())
+            || packet.headers.imm.is_some();
+        let is_next = takes_receive
+            && self.attr.state.receives()
+            && self.init.qp_type.is_reliable()
+            && bth.opcode.service == self.init.qp_type.service()
+            && arrival.is_from(&self.attr.av)
+            && bth.psn == self.responder.expected
+            && !self.responder.answers.are_pending();
+        if !is_next {
+            return false;
+        }
+        if let Some(psn) = packet.acks {
+            self.receive_ack(psn, env);
+        }
+        self.send_not_ready(bth.psn, env);
         true
     }
 
