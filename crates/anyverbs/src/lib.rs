@@ -128,6 +128,8 @@ pub use anyverbs_objects::pd::Pd;
 pub use anyverbs_objects::srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use anyverbs_objects::srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
 pub use anyverbs_objects::td::Td;
+#[doc(hidden)]
+pub use anyverbs_transport::process::strike as strike_process;
 pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyverbs::config::Config;
-use anyverbs_faults::{CALLS, Dice, Fault, Script};
+use anyverbs_faults::{CALLS, CallAction, Dice, Fault, ProcessAction, Script};
 
 use crate::{
     abi::*,
@@ -66,7 +66,7 @@ impl Plan {
         let Some(at) = CALLS.iter().position(|call| *call == name) else { return Ok(()) };
         let n = self.calls[at].fetch_add(1, Ordering::Relaxed) + 1;
         for (number, rule) in self.script.rules.iter().enumerate() {
-            let Fault::Call { call, which, errno } = rule.fault else { continue };
+            let Fault::Call { call, which, action } = rule.fault else { continue };
             if call != name || !Dice::new(self.seed, number, 0).chooses(which, n) {
                 continue;
             }
@@ -74,13 +74,27 @@ impl Plan {
             let said = self.said[number].fetch_add(1, Ordering::Relaxed) + 1;
             if said <= MOST_SAID {
                 let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
+                let happens = match action {
+                    CallAction::Fails(errno) => format!("fails with {errno}"),
+                    CallAction::Process(ProcessAction::Dies) => "kills the process".into(),
+                    CallAction::Process(ProcessAction::Pauses(time)) => {
+                        format!("pauses the process for {time:?}")
+                    }
+                };
                 tracing::error!(
                     target: "anyverbs",
-                    "injected fault (line {} of the script): call {n} of {name} fails with {errno}{more}",
+                    "injected fault (line {} of the script): call {n} of {name} {happens}{more}",
                     rule.line
                 );
             }
-            return Err(Errno(errno.number));
+            match action {
+                CallAction::Fails(errno) => return Err(Errno(errno.number)),
+                CallAction::Process(action) => {
+                    if let Err(error) = anyverbs::strike_process(action) {
+                        tracing::error!(target: "anyverbs", %error, "the fault did not happen");
+                    }
+                }
+            }
         }
         Ok(())
     }

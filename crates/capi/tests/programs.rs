@@ -283,13 +283,26 @@ fn xrc_shared_by_udp() {
     run_with("xrc_shared", &[("ANYVERBS_SHM", "0")]);
 }
 
+/// The failures that `faults.c` expects.
+const CALLS_FAIL: &str = "ibv_reg_mr 2 fails with ENOMEM; ibv_create_comp_channel 1 fails with EMFILE\n\
+    ibv_query_port 1 fails with EIO; ibv_post_send 1 fails with EAGAIN; ibv_post_recv 2 fails with ENOMEM";
+
 #[test]
 fn calls_fail_by_script() {
-    let script = "ibv_reg_mr 2 fails with ENOMEM; ibv_create_comp_channel 1 fails with EMFILE\n\
-                  ibv_query_port 1 fails with EIO; ibv_post_send 1 fails with EAGAIN; ibv_post_recv 2 fails with ENOMEM";
     // The checker's posting calls are below those of the script.
-    run_with("faults", &[("ANYVERBS_FAULTS", script)]);
-    run_with("faults", &[("ANYVERBS_FAULTS", script), ("ANYVERBS_CHECK", "1")]);
+    run_with("faults", &[("ANYVERBS_FAULTS", CALLS_FAIL)]);
+    run_with("faults", &[("ANYVERBS_FAULTS", CALLS_FAIL), ("ANYVERBS_CHECK", "1")]);
+}
+
+#[test]
+fn calls_kill_or_stop_the_process_by_script() {
+    let killed = ["sh", "-c", "\"$0\"; test $? = 137"];
+    let script = format!("{CALLS_FAIL}; ibv_post_send 2 kills the process");
+    run_below("faults", &killed, &[], &[("ANYVERBS_FAULTS", &script)]);
+    let begin = std::time::Instant::now();
+    let script = format!("{CALLS_FAIL}; ibv_alloc_pd 1 pauses the process for 1s");
+    run_with("faults", &[("ANYVERBS_FAULTS", &script)]);
+    assert!(begin.elapsed() >= std::time::Duration::from_secs(1), "{:?}", begin.elapsed());
 }
 
 #[test]

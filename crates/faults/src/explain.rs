@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{Fault, PacketAction, PacketKind, Place, Rule, Script, Span, Which, WorkAction};
+use crate::{
+    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Span,
+    Which, WorkAction,
+};
 
 impl Script {
     /// A sentence for each rule, after the seed's.
@@ -42,6 +45,11 @@ impl Rule {
                     PacketAction::Delay(least, most) => {
                         format!("late by {} to {}", show(*least), show(*most))
                     }
+                    PacketAction::Mark => "marked by a congested network (ECN)".into(),
+                    PacketAction::NotReady => {
+                        "without a receive, where one is needed: the sender gets an RNR NAK".into()
+                    }
+                    PacketAction::Limit(limit) => limited(*limit),
                 };
                 let are =
                     if matches!(which, Which::Numbers(a, b) if a == b) { "is" } else { "are" };
@@ -74,18 +82,15 @@ impl Rule {
                     }
                 }
             }
-            Fault::Call { call, which, errno } => match which {
-                Which::All => format!("each {call} fails with {errno}."),
-                Which::Numbers(n, last) if n == last => {
-                    format!("call {n} of {call} fails with {errno}.")
-                }
-                Which::Numbers(first, last) => {
-                    format!("calls {first} to {last} of {call} fail with {errno}.")
-                }
-                Which::Chance(parts) => {
-                    format!("{} of the calls of {call} fail with {errno}.", percent(*parts))
-                }
-            },
+            Fault::Call { call, which, action } => explain_call(call, *which, *action),
+            Fault::Process(ProcessAction::Dies, after) => {
+                format!("{} after the start the process is killed.", show(*after))
+            }
+            Fault::Process(ProcessAction::Pauses(lasts), after) => format!(
+                "{} after the start the process stands still, for {}.",
+                show(*after),
+                show(*lasts)
+            ),
             Fault::Down(Span { after, lasts }) => {
                 let ends = match lasts {
                     Some(lasts) => format!(
@@ -110,6 +115,51 @@ impl Rule {
                 show(*after),
                 queue_pair(place)
             ),
+        }
+    }
+}
+
+fn limited(limit: Limit) -> String {
+    let rate = limit.rate as f64;
+    let rate = match limit.rate {
+        1_000_000_000.. => format!("{}Gb/s", rate / 1e9),
+        1_000_000.. => format!("{}Mb/s", rate / 1e6),
+        _ => format!("{}kb/s", rate / 1e3),
+    };
+    let queue = limit
+        .queue
+        .map_or(String::new(), |n| format!(", and lost where {n} of the queue pair wait already"));
+    format!("sent at {rate} at most{queue}")
+}
+
+fn explain_call(call: &str, which: Which, action: CallAction) -> String {
+    let action = match action {
+        CallAction::Fails(errno) => {
+            return match which {
+                Which::All => format!("each {call} fails with {errno}."),
+                Which::Numbers(n, last) if n == last => {
+                    format!("call {n} of {call} fails with {errno}.")
+                }
+                Which::Numbers(first, last) => {
+                    format!("calls {first} to {last} of {call} fail with {errno}.")
+                }
+                Which::Chance(parts) => {
+                    format!("{} of the calls of {call} fail with {errno}.", percent(parts))
+                }
+            };
+        }
+        CallAction::Process(action) => action,
+    };
+    let calls = match which {
+        Which::All => format!("each {call}"),
+        Which::Numbers(n, last) if n == last => format!("call {n} of {call}"),
+        Which::Numbers(first, last) => format!("each of the calls {first} to {last} of {call}"),
+        Which::Chance(parts) => format!("each of {} of the calls of {call}", percent(parts)),
+    };
+    match action {
+        ProcessAction::Dies => format!("before {calls} the process is killed."),
+        ProcessAction::Pauses(lasts) => {
+            format!("before {calls} the process stands still for {}.", show(lasts))
         }
     }
 }

@@ -75,15 +75,17 @@ pub enum Fault {
         /// Which of these.
         which: Which,
     },
-    /// A call fails.
+    /// A call fails, or the process does as it makes it.
     Call {
         /// Its name, one of [`CALLS`].
         call: &'static str,
         /// Which of these calls.
         which: Which,
-        /// The error number that the program sees.
-        errno: Errno,
+        /// Their fate.
+        action: CallAction,
     },
+    /// The process ends or stands still, after this time.
+    Process(ProcessAction, Duration),
     /// Ports are down.
     Down(Span),
     /// Devices fail for good, after this time.
@@ -105,6 +107,48 @@ pub enum PacketAction {
     Corrupt,
     /// It leaves later, by a time between these.
     Delay(Duration, Duration),
+    /// It has the mark of a network that is congested (ECN, RFC 3168) when it arrives.
+    Mark,
+    /// If it asks for a receive, it finds none, and its sender is told to try again (RNR NAK).
+    NotReady,
+    /// It leaves when those before it have, at a rate.
+    Limit(Limit),
+}
+
+/// The rate of a network, and its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Bits in a second.
+    pub rate: u64,
+    /// So many packets of a queue pair wait. Another one is lost.
+    pub queue: Option<u64>,
+}
+
+impl Limit {
+    /// The time that so many bytes take.
+    #[must_use]
+    pub fn time(&self, bytes: usize) -> Duration {
+        let nanos = u128::from(bytes as u64) * 8 * 1_000_000_000 / u128::from(self.rate.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// The fate of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallAction {
+    /// It does nothing, and the program sees this error number.
+    Fails(Errno),
+    /// The process ends or stands still before it does anything.
+    Process(ProcessAction),
+}
+
+/// The fate of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessAction {
+    /// It is killed.
+    Dies,
+    /// It is stopped, for this time.
+    Pauses(Duration),
 }
 
 /// A kind of packets.

@@ -5,8 +5,11 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::names::{self, Errno, Status};
-use crate::words::{Words, chance, number, seed, time};
-use crate::{Fault, PacketAction, PacketKind, Place, Rule, Script, Span, Which, WorkAction};
+use crate::words::{Words, chance, number, rate, seed, time};
+use crate::{
+    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Span,
+    Which, WorkAction,
+};
 
 /// A place in a script that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -22,21 +25,11 @@ pub struct ScriptError {
 
 const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
 const A_NUMBER: &str = "a number from 1 on";
-const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, send, receive, down, fatal, fails, or the name of a call";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, fatal, fails, process, or the name of a call";
 
 /// Faults that users know from elsewhere, and that are not built.
-const UNBUILT: [(&str, &str); 10] = [
-    ("mark", "ECN marks"),
-    ("ecn", "ECN marks"),
-    ("rate", "rates of the network"),
-    ("queue", "queues of the network"),
-    ("gid", "GIDs that go and come"),
-    ("lid", "LIDs that change"),
-    ("process", "faults of processes"),
-    ("pause", "faults of processes"),
-    ("memory", "faults of memory"),
-    ("rnr", "storms of RNR NAKs"),
-];
+const UNBUILT: [(&str, &str); 3] =
+    [("gid", "GIDs that go and come"), ("lid", "LIDs that change"), ("memory", "faults of memory")];
 
 impl Script {
     /// Reads a script. Lines and semicolons end a rule, and # begins a comment.
@@ -108,6 +101,9 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
             "reorder" => PacketAction::Reorder,
             "corrupt" => PacketAction::Corrupt,
             "delay" => PacketAction::Delay(Duration::ZERO, Duration::ZERO),
+            "limit" => PacketAction::Limit(Limit { rate: 0, queue: None }),
+            "mark" => PacketAction::Mark,
+            "rnr" => PacketAction::NotReady,
             _ => return None,
         })
     };
@@ -124,6 +120,14 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
     }
     if words.take(&["fails", "fail"]) {
         return Ok(Fault::Fails(moment(words)?));
+    }
+    if words.take(&["process"]) {
+        if *place != Place::default() {
+            return Err(words.refuse_last(
+                "the process is more than a device or queue pair: leave \"on ...:\" out",
+            ));
+        }
+        return process(words);
     }
     let unbuilt = words.peek().and_then(|word| {
         UNBUILT.iter().find(|(known, _)| known.eq_ignore_ascii_case(word)).map(|(_, what)| what)
@@ -160,12 +164,41 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
             .refuse_last("a call is no affair of a device or queue pair: leave \"on ...:\" out"));
     }
     let which = numbers(words, chance)?;
-    words.expect(&["fails", "fail"])?;
-    words.expect(&["with"])?;
-    let errno =
-        words.read(&format!("one of the error numbers {}", names::errnos()), Errno::find)?;
+    let action = call_action(words)?;
     words.end("the end of the rule")?;
-    Ok(Fault::Call { call, which, errno })
+    Ok(Fault::Call { call, which, action })
+}
+
+/// `fails with ENOMEM`, `kills the process`, `pauses the process for 2s`.
+fn call_action(words: &mut Words<'_>) -> Result<CallAction, ScriptError> {
+    if words.take(&["kills", "kill"]) {
+        words.expect(&["the"])?;
+        words.expect(&["process"])?;
+        return Ok(CallAction::Process(ProcessAction::Dies));
+    }
+    if words.take(&["pauses", "pause"]) {
+        words.expect(&["the"])?;
+        words.expect(&["process"])?;
+        words.expect(&["for"])?;
+        return Ok(CallAction::Process(ProcessAction::Pauses(words.value(A_TIME, time)?)));
+    }
+    if !words.take(&["fails", "fail"]) {
+        return Err(words.error("\"fails\", \"kills\" or \"pauses\""));
+    }
+    words.expect(&["with"])?;
+    let expected = format!("one of the error numbers {}", names::errnos());
+    Ok(CallAction::Fails(words.read(&expected, Errno::find)?))
+}
+
+/// `dies after 1s`, `pauses for 2s after 1s`.
+fn process(words: &mut Words<'_>) -> Result<Fault, ScriptError> {
+    if words.take(&["dies"]) {
+        return Ok(Fault::Process(ProcessAction::Dies, moment(words)?));
+    }
+    words.expect(&["dies", "pauses"])?;
+    let span = span(words)?;
+    let Some(lasts) = span.lasts else { return Err(words.error("\"for\" and a time")) };
+    Ok(Fault::Process(ProcessAction::Pauses(lasts), span.after))
 }
 
 /// `packet 5`, `packets 5 to 9`, `1% of received ack packets`, and what follows them.
@@ -174,18 +207,7 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
     if chance.is_some() {
         words.expect(&["of"])?;
     }
-    let received = words.take(&["received"]);
-    if received
-        && !matches!(action, PacketAction::Drop | PacketAction::Duplicate | PacketAction::Corrupt)
-    {
-        return Err(
-            words.refuse_last("received packets can be dropped, duplicated and corrupted only")
-        );
-    }
-    if !received && action == PacketAction::Corrupt {
-        return Err(words.error("\"received\", for a packet is found corrupt where it arrives"));
-    }
-    let _ = !received && words.take(&["sent"]);
+    let received = direction(words, action)?;
     let kind = words.read_if(|word| {
         Some(match word.to_ascii_lowercase().as_str() {
             "request" => PacketKind::Request,
@@ -207,19 +229,60 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
         return Err(words.error(&format!("\"packets\"{kinds}")));
     }
     let which = numbers(words, chance)?;
-    if let PacketAction::Delay(least, most) = &mut action {
-        words.expect(&["by"])?;
-        *least = words.value(A_TIME, time)?;
-        *most = *least;
-        if words.take(&["to"]) {
-            *most = words.value(A_TIME, time)?;
-            if most < least {
-                return Err(words.refuse_last("the longest delay is shorter than the shortest"));
+    match &mut action {
+        PacketAction::Delay(least, most) => delay(words, least, most)?,
+        PacketAction::Limit(limit) => {
+            words.expect(&["to"])?;
+            limit.rate = words.value("a rate such as 10Gb/s or 500Mb/s", rate)?;
+            if words.take(&["queue"]) {
+                limit.queue = Some(words.value(A_NUMBER, number)?);
             }
         }
+        _ => {}
     }
     let span = span(words)?;
     Ok(Fault::Packets { action, received, kind, which, span })
+}
+
+/// `received` or `sent`, where the action allows it. True: received.
+fn direction(words: &mut Words<'_>, action: PacketAction) -> Result<bool, ScriptError> {
+    use PacketAction as A;
+    let received = words.take(&["received"]);
+    let of_arrivals = match action {
+        A::Corrupt => Some("a packet is found corrupt where it arrives"),
+        A::Mark => Some("a mark is seen where the packet arrives"),
+        A::NotReady => Some("a packet finds no receive where it arrives"),
+        _ => None,
+    };
+    match (received, of_arrivals) {
+        (false, Some(reason)) => Err(words.error(&format!("\"received\", for {reason}"))),
+        (true, None) if !matches!(action, A::Drop | A::Duplicate) => Err(words.refuse_last(
+            "received packets can be dropped, duplicated, corrupted, marked, or find no receive; the sender's script delays, reorders and limits them",
+        )),
+        (true, _) => Ok(true),
+        (false, None) => {
+            words.take(&["sent"]);
+            Ok(false)
+        }
+    }
+}
+
+/// `by 1ms to 5ms`
+fn delay(
+    words: &mut Words<'_>,
+    least: &mut Duration,
+    most: &mut Duration,
+) -> Result<(), ScriptError> {
+    words.expect(&["by"])?;
+    *least = words.value(A_TIME, time)?;
+    *most = *least;
+    if words.take(&["to"]) {
+        *most = words.value(A_TIME, time)?;
+        if most < least {
+            return Err(words.refuse_last("the longest delay is shorter than the shortest"));
+        }
+    }
+    Ok(())
 }
 
 /// The number behind a thing that is counted, or the chance that stood before it.

@@ -16,7 +16,11 @@ fn each_kind_of_rule_is_read_and_explained() {
          on qp 2: send 12 never completes\nsend 3 completes with RETRY_EXC_ERR after 10ms\n\
          receives 1 to 2 complete after 200us\nibv_reg_mr 3 fails with ENOMEM\n\
          1% of ibv_post_send fail with EAGAIN\ncorrupt received ack packet 2\n\
-         on device mlx5_1: fatal after 1s\non qp 1: fails after 0.5s",
+         on device mlx5_1: fatal after 1s\non qp 1: fails after 0.5s\n\
+         mark 1% of received packets\non qp 2: rnr received send packets 5 to 9\n\
+         on device mlx5_2: limit packets to 2.5Gb/s queue 64 after 1s; limit request packets to 100Mbit/s\n\
+         process dies after 3s; process pauses for 2s after 1s\n\
+         ibv_post_send 5 kills the process; ibv_reg_mr pauses the process for 10ms",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -34,6 +38,14 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 11: ACK packet 2 that each queue pair receives is found corrupt, and dropped.",
         "Line 12: 1s after the start mlx5_1 fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
         "Line 13: 500ms after the start the process's queue pair 1 goes to the error state, with IBV_EVENT_QP_FATAL.",
+        "Line 14: 1% of the packets that each queue pair receives are marked by a congested network (ECN).",
+        "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are without a receive, where one is needed: the sender gets an RNR NAK.",
+        "Line 16: all packets that each queue pair of mlx5_2 sends are sent at 2.5Gb/s at most, and lost where 64 of the queue pair wait already, from 1s after the start on.",
+        "Line 16: all request packets that each queue pair sends are sent at 100Mb/s at most.",
+        "Line 17: 3s after the start the process is killed.",
+        "Line 17: 1s after the start the process stands still, for 2s.",
+        "Line 18: before call 5 of ibv_post_send the process is killed.",
+        "Line 18: before each ibv_reg_mr the process stands still for 10ms.",
     ];
     assert_eq!(said, wanted);
 }
@@ -109,15 +121,45 @@ fn errors_point_at_the_place() {
         ),
         (
             "delay received packets by 1ms",
-            "line 1, column 7: received packets can be dropped, duplicated and corrupted only",
+            "line 1, column 7: received packets can be dropped, duplicated, corrupted, marked, or find no receive; the sender's script delays, reorders and limits them",
         ),
         (
             "delay packets by 5ms to 1ms",
             "line 1, column 25: the longest delay is shorter than the shortest",
         ),
         (
+            "memory vanishes",
+            "line 1, column 1: faults of memory are not built; docs/recipes/faults.md lists what is",
+        ),
+        (
             "mark packet 5",
-            "line 1, column 1: ECN marks are not built; docs/recipes/faults.md lists what is",
+            "line 1, column 6: expected \"received\", for a mark is seen where the packet arrives, found \"packet\"",
+        ),
+        (
+            "rnr packets",
+            "line 1, column 5: expected \"received\", for a packet finds no receive where it arrives, found \"packets\"",
+        ),
+        ("limit packets", "line 1, column 14: expected \"to\", found the end of the rule"),
+        (
+            "limit packets to 10",
+            "line 1, column 18: expected a rate such as 10Gb/s or 500Mb/s, found \"10\"",
+        ),
+        (
+            "limit packets to 0kb/s",
+            "line 1, column 18: a rate is from 1kb/s to 1000Gb/s, not 0kb/s",
+        ),
+        ("process", "line 1, column 8: expected \"dies\" or \"pauses\", found the end of the rule"),
+        (
+            "process pauses after 1s",
+            "line 1, column 24: expected \"for\" and a time, found the end of the rule",
+        ),
+        (
+            "on qp 1: process dies after 1s",
+            "line 1, column 10: the process is more than a device or queue pair: leave \"on ...:\" out",
+        ),
+        (
+            "ibv_post_send 5",
+            "line 1, column 16: expected \"fails\", \"kills\" or \"pauses\", found the end of the rule",
         ),
         ("seed 1\nseed 2", "line 2, column 1: the script has a seed already"),
         ("fatal", "line 1, column 6: expected \"after\", found the end of the rule"),
@@ -127,7 +169,7 @@ fn errors_point_at_the_place() {
         ),
         (
             "\u{e4}\u{e4} \u{1b}",
-            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, send, receive, down, fatal, fails, or the name of a call, found \"\u{e4}\u{e4}\"",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
         ),
     ] {
         let error = Script::parse(text).map(|_| text).unwrap_err();
@@ -248,6 +290,16 @@ fn no_text_makes_it_panic() {
         "\u{2028}",
         "\t",
         "corrupt",
+        "limit",
+        "queue",
+        "10Gb/s",
+        "rnr",
+        "mark",
+        "process",
+        "dies",
+        "pauses",
+        "kills",
+        "the",
         "receive",
         "port",
         "1",
@@ -283,7 +335,14 @@ fn the_example_files_are_scripts() {
         names.push(path.file_name().unwrap().to_owned());
     }
     names.sort();
-    let wanted = ["lumina.fault", "mooncake.fault", "nbs.fault", "rccl.fault", "rpma.fault"];
+    let wanted = [
+        "congestion.fault",
+        "lumina.fault",
+        "mooncake.fault",
+        "nbs.fault",
+        "rccl.fault",
+        "rpma.fault",
+    ];
     assert_eq!(names, wanted);
 }
 

@@ -183,6 +183,20 @@ pub(crate) fn time(word: &str) -> Option<Result<Duration, String>> {
     Some(time.ok_or_else(|| format!("a time is from 0s to {}s, 100 days", LONGEST.as_secs())))
 }
 
+/// A rate such as `10Gb/s`, in bits a second.
+pub(crate) fn rate(word: &str) -> Option<Result<u64, String>> {
+    let unit = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let value = decimal(&word[..word.len() - unit.len()])?;
+    let bits = match unit.to_ascii_lowercase().as_str() {
+        "gb/s" | "gbit/s" => value * 1e9,
+        "mb/s" | "mbit/s" => value * 1e6,
+        "kb/s" | "kbit/s" => value * 1e3,
+        _ => return None,
+    };
+    let is_one = (1e3..=1e12).contains(&bits);
+    Some(if is_one { Ok(bits as u64) } else { Err("a rate is from 1kb/s to 1000Gb/s".into()) })
+}
+
 fn is_whole(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit())
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyverbs_faults::{Dice, Fault, Rule, Script, Span};
+use anyverbs_faults::{Dice, Fault, PacketAction, ProcessAction, Rule, Script, Span};
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::NEVER;
 use anyverbs_objects::config::Config;
@@ -50,6 +50,8 @@ pub struct Active {
     pub rule: &'static Rule,
     /// Its times count from here.
     pub since: Time,
+    /// When each device is done with the packets before, in nanoseconds, if the rule limits their rate.
+    pub busy_until: &'static [AtomicU64],
 }
 
 /// The rules that a queue pair knows.
@@ -81,15 +83,19 @@ pub enum Happening {
     Fatal(usize, &'static Rule),
     /// Queue pairs go to the error state.
     Fails(&'static Rule),
+    /// The process ends or stands still.
+    Process(ProcessAction, &'static Rule),
 }
 
 impl Happening {
     /// The rule.
     pub fn rule(self) -> &'static Rule {
         match self {
-            Self::Down(_, rule) | Self::Up(_, rule) | Self::Fatal(_, rule) | Self::Fails(rule) => {
-                rule
-            }
+            Self::Down(_, rule)
+            | Self::Up(_, rule)
+            | Self::Fatal(_, rule)
+            | Self::Fails(rule)
+            | Self::Process(_, rule) => rule,
         }
     }
 }
@@ -143,7 +149,10 @@ impl Faults {
     /// A rule holds from this time on.
     fn arm(&self, plan: &mut Plan, rule: Rule, since: Time) {
         let rule: &'static Rule = Box::leak(Box::new(rule));
-        plan.rules.push(Active { number: plan.count, rule, since });
+        let limits = matches!(rule.fault, Fault::Packets { action: PacketAction::Limit(_), .. });
+        let clocks: Vec<_> = self.devices.iter().take_while(|_| limits).map(|_| 0.into()).collect();
+        let busy_until = Box::leak(clocks.into_boxed_slice());
+        plan.rules.push(Active { number: plan.count, rule, since, busy_until });
         plan.count += 1;
         let mut happens = |after: Duration, happening| {
             let at = since.as_nanos().saturating_add(nanos(after)).min(NEVER - 1);
@@ -166,6 +175,7 @@ impl Faults {
                 those.for_each(|device| happens(after, Happening::Fatal(device, rule)));
             }
             Fault::Fails(after) => happens(after, Happening::Fails(rule)),
+            Fault::Process(action, after) => happens(after, Happening::Process(action, rule)),
             Fault::Packets { .. } | Fault::Work { .. } | Fault::Call { .. } => {}
         }
         self.publish(plan);
@@ -328,7 +338,7 @@ impl Faults {
             Happening::Fatal(device, _) => {
                 change(device, &|device| device.failed.store(true, Ordering::Release))
             }
-            Happening::Fails(_) => false,
+            Happening::Fails(_) | Happening::Process(..) => false,
         }
     }
 }
@@ -362,6 +372,7 @@ mod tests {
             Happening::Up(device, _) => format!("up {device}"),
             Happening::Fatal(device, _) => format!("fatal {device}"),
             Happening::Fails(_) => "fails".into(),
+            Happening::Process(..) => "process".into(),
         }
     }
 

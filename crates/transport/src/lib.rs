@@ -10,6 +10,8 @@
 
 pub mod multicast;
 mod probes;
+#[doc(hidden)]
+pub mod process;
 pub mod progress;
 pub mod qp;
 mod start;

@@ -166,6 +166,139 @@ fn packets_that_wait_are_bounded_and_the_last_ones_are_lost() {
     });
 }
 
+#[test]
+fn a_marked_packet_notifies_the_sender() {
+    let name = "a_marked_packet_notifies_the_sender";
+    with(name, "on qp 2: mark received packets 2 to 3", &[], || {
+        let (a, b) = pair(QpType::Rc);
+        send_through(&a, &b);
+        let counters = a.context.counters().unwrap();
+        assert_eq!(counters.read(Counter::EcnMarked), 2);
+        assert!(counters.read(Counter::CnpSent) > 0 && counters.read(Counter::CnpHandled) > 0);
+        assert_eq!(injected(&a.context), 2);
+    });
+}
+
+#[test]
+fn a_storm_of_rnr_naks_delays_messages_and_loses_none() {
+    let name = "a_storm_of_rnr_naks_delays_messages_and_loses_none";
+    for variables in [&[][..], &BY_UDP] {
+        with(name, "on qp 2: rnr received send packets 2 to 5", variables, || {
+            let (a, b) = pair(QpType::Rc);
+            send_through(&a, &b);
+            let counters = a.context.counters().unwrap();
+            assert_eq!(counters.read(Counter::RnrNakSent), 4);
+            assert_eq!(injected(&a.context), 4);
+        });
+    }
+}
+
+#[test]
+fn requests_without_a_receive_get_no_rnr_nak() {
+    let name = "requests_without_a_receive_get_no_rnr_nak";
+    with(name, "rnr received packets; on qp 2: rnr received packets", &[], || {
+        let (a, b) = pair(QpType::Rc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+        a.send(2, SendOp::Read(dst.remote(0)), &[src.sge(0, 8)]);
+        assert!(a.poll(2).iter().all(|wc| wc.status == WcStatus::Success));
+        assert_eq!(injected(&a.context), 0);
+    });
+}
+
+#[test]
+fn packets_leave_at_a_limited_rate_that_queue_pairs_share() {
+    let name = "packets_leave_at_a_limited_rate_that_queue_pairs_share";
+    with(name, "limit packets to 8Mb/s", &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let other = Endpoint::new(QpType::Ud);
+        other.connect(b.address());
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
+        let from_other = Buffer::new(&other.pd, 4096);
+        (0..20).for_each(|_| b.recv(0, &[dst.sge(0, 2048)]));
+        let begin = Instant::now();
+        for _ in 0..10 {
+            for (e, src) in [(&a, &src), (&other, &from_other)] {
+                let to = UdDest {
+                    av: e.av(b.address()),
+                    qpn: b.qp.qpn(),
+                    qkey: QKEY,
+                    pd: e.pd.number(),
+                };
+                e.send_to(0, SendOp::Send, &[src.sge(0, 1000)], Some(to));
+                e.poll(1);
+            }
+        }
+        b.poll(20);
+        // 1000 bytes and their headers take a millisecond each.
+        assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
+    });
+}
+
+#[test]
+fn packets_behind_a_full_queue_are_lost() {
+    let name = "packets_behind_a_full_queue_are_lost";
+    with(name, "limit packets to 1kb/s queue 3", &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        for n in 0..10 {
+            b.recv(0, &[dst.sge(0, 64)]);
+            a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
+            a.poll(1);
+        }
+        assert_eq!(injected(&a.context), 7);
+        // At this rate the first one takes half a second, and the others wait for it.
+        drop(a);
+        assert_eq!(b.poll(3).iter().map(|wc| wc.imm).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+    });
+}
+
+/// The state of a process, as in proc(5).
+fn process_state(id: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+#[test]
+fn a_process_stands_still_and_goes_on() {
+    with("a_process_stands_still_and_goes_on", "seed 1", &[], || {
+        let script = "process pauses for 1s after 1s";
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", script)]);
+        let e = Endpoint::new(QpType::Rc);
+        let [src, dst] = [(); 2].map(|()| Buffer::new(&e.pd, OFFERED));
+        let (_, remote) = peer.connect(&e, &dst);
+        let wait_for = |wanted: bool| {
+            let begin = Instant::now();
+            while (process_state(peer.id()) == 'T') != wanted {
+                assert!(begin.elapsed() < Duration::from_secs(30), "stopped: {}", !wanted);
+                std::thread::yield_now();
+            }
+        };
+        wait_for(true);
+        let begin = Instant::now();
+        wait_for(false);
+        assert!(begin.elapsed() > Duration::from_millis(500), "{:?}", begin.elapsed());
+        exercise(&e, &src, &dst, remote);
+    });
+}
+
+#[test]
+fn a_process_is_killed_and_its_peer_learns_of_it() {
+    use std::os::unix::process::ExitStatusExt;
+    with("a_process_is_killed_and_its_peer_learns_of_it", "seed 1", &[], || {
+        let script = "process dies after 1s";
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", script)]);
+        let e = Endpoint::new(QpType::Rc);
+        let src = Buffer::new(&e.pd, 64);
+        let (_, remote) = peer.connect(&e, &src);
+        assert_eq!(peer.wait().signal(), Some(libc::SIGKILL));
+        e.send(1, SendOp::Write(remote), &[src.sge(0, 8)]);
+        assert_eq!(e.poll(1)[0].status, WcStatus::RetryExcErr);
+    });
+}
+
 /// The datagrams of 200 that arrive.
 fn arrived() -> Vec<u32> {
     let (a, b) = pair(QpType::Ud);

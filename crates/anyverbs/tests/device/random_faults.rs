@@ -60,7 +60,7 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
     let spans = ["", "", " for 200ms", " after 50ms", " after 20ms for 100ms"];
     let span = random.one_of(&spans);
     let side = random.one_of(&["send", "send", "receive"]);
-    match random.below(16) {
+    match random.below(19) {
         0..=2 => format!("drop {way}{kind}packets {number}"),
         3 => format!("drop {chance}% of {way}{kind}packets{span}"),
         4 => format!("drop {way}{kind}packets after {ms}ms for 100ms"),
@@ -82,6 +82,12 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
             let status = random.one_of(&statuses);
             let late = random.one_of(&["", " after 20ms"]);
             format!("send {first} completes with {status}{late}")
+        }
+        15 => format!("mark {chance}% of received {kind}packets{span}"),
+        16 => format!("rnr received {kind}packets {number}"),
+        17 => {
+            let (rate, queue) = (50 + 10 * random.below(10), random.one_of(&["", " queue 20"]));
+            format!("limit {kind}packets to {rate}Mb/s{queue}{span}")
         }
         _ => {
             allows.fails = true;

@@ -109,8 +109,12 @@ impl Peer {
     }
 
     /// Waits for its end.
-    pub(crate) fn wait(&mut self) {
-        self.child.wait().unwrap();
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn go_on(&self) {

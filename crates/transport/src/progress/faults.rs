@@ -41,6 +41,12 @@ impl Driver {
                     self.fail_of(rule);
                 }
                 Happening::Fails(_) => self.fail_of(rule),
+                Happening::Process(action, _) => {
+                    self.tell_of(rule, &crate::process::told(action));
+                    if let Err(error) = crate::process::strike(action) {
+                        tracing::error!(target: "anyverbs", %error, "the fault did not happen");
+                    }
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ mod waiting;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use anyverbs_faults::{Fault, PacketAction, Rule, Status, WorkAction};
+use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Active, Faults, Known, QpPlace};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
@@ -84,6 +84,12 @@ pub(super) enum Verdict {
     Corrupt,
     /// It leaves at this time, or behind the next one.
     Later(Time, bool),
+    /// It leaves at the rate of the rule at this place.
+    Limited(usize, Limit),
+    /// It has the mark of a congested network.
+    Marked,
+    /// It finds no receive.
+    NotReady,
 }
 
 /// The effect of a rule, for log and trace.
@@ -125,9 +131,12 @@ impl QpFaults {
             self.spoils_at = self.spoils_at.map(|_| now);
             self.held.iter_mut().for_each(|held| held.release(now));
         }
-        for Active { number, rule, since } in new {
+        for Active { number, rule, since, busy_until } in new {
             if self.is_of(rule) {
-                self.rules.add(rule, self.plan.dice(number, self.place), since, self.work);
+                let dice = self.plan.dice(number, self.place);
+                let busy_until = busy_until.get(self.place.device);
+                let new = Armed { rule, dice, since, seen: 0, said: 0, busy_until };
+                self.rules.add(new, self.work);
             }
         }
     }
@@ -168,6 +177,16 @@ impl QpFaults {
                 PacketAction::Delay(least, most) => {
                     (Verdict::Later(now + dice.time((least, most), n), false), "is late")
                 }
+                PacketAction::Limit(limit) => {
+                    let waiting = self.parked.len() as u64;
+                    if limit.queue.is_none_or(|queue| waiting < queue) && !self.parked.is_full() {
+                        // The log would have every packet.
+                        return (Verdict::Limited(at, limit), None);
+                    }
+                    (Verdict::Times(0), "finds a full queue and is lost")
+                }
+                PacketAction::Mark => (Verdict::Marked, "has the mark of congestion"),
+                PacketAction::NotReady => (Verdict::NotReady, "finds no receive"),
             };
             let direction = if received { "received" } else { "sent" };
             let bth = &headers.bth;
@@ -184,6 +203,11 @@ impl QpFaults {
     /// Counts a packet that was judged.
     pub(super) fn count(&mut self, received: bool, headers: &Headers) {
         self.rules.count(received, headers.bth.opcode);
+    }
+
+    /// A packet of so many bytes is sent at the rate of the rule at a place: when it has left.
+    pub(super) fn leaves(&mut self, at: usize, limit: Limit, bytes: usize, now: Time) -> Time {
+        self.rules.at(at).map_or(now, |rule| rule.leaves(limit, bytes, now))
     }
 
     /// A send is about to be posted at a place of the send queue.

@@ -1,5 +1,6 @@
 //! The part of a queue pair's environment that a script of faults asks for. Nobody else comes here.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use anyverbs_proto::wr::AddressVector;
 use super::env::DeviceEnv;
 use super::faults::{HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Verdict};
 use super::qp_context::QpContext;
+
+/// Bytes of a packet besides its payload: Ethernet, IPv4, UDP, BTH, ICRC.
+const FRAME: usize = 14 + 20 + 8 + 12 + 4;
 
 /// How often a completion that waits for room in its CQ looks for it.
 const ROOM_AGAIN: Duration = Duration::from_millis(1);
@@ -88,7 +92,9 @@ impl DeviceEnv<'_, '_> {
             return Some(Err(TransmitError::Blocked));
         }
         let result = match verdict {
-            Verdict::Times(0) | Verdict::Corrupt => self.lose(headers),
+            Verdict::Times(0) | Verdict::Corrupt | Verdict::Marked | Verdict::NotReady => {
+                self.lose(headers)
+            }
             Verdict::Times(times) => {
                 let first = self.send_seen(av, (headers, payload), note);
                 for _ in 1..times {
@@ -98,15 +104,12 @@ impl DeviceEnv<'_, '_> {
                 first
             }
             Verdict::Later(due, is_overtaken) => {
-                let mut bytes = vec![0; payload.len()];
-                let core = self.transport.core;
-                let copied = payload.copy_to(&core.mrs, &core.memory, &mut bytes);
-                let lost = copied.map_err(Into::into).and_then(|()| self.lose(headers));
-                if let (Ok(()), Some(faults)) = (lost, self.faults()) {
-                    let packet = Parked { av: *av, headers: *headers, payload: bytes };
-                    faults.parked.add((due, is_overtaken), packet);
-                }
-                lost
+                self.park(av, (headers, payload), |_| (due, is_overtaken))
+            }
+            Verdict::Limited(at, limit) => {
+                let bytes = payload.len() + FRAME;
+                let due = |faults: &mut QpFaults| (faults.leaves(at, limit, bytes, now), false);
+                self.park(av, (headers, payload), due)
             }
         };
         if result.is_err() {
@@ -124,6 +127,24 @@ impl DeviceEnv<'_, '_> {
         }
         self.look_again();
         Some(Ok(()))
+    }
+
+    /// A packet leaves later.
+    fn park(
+        &mut self,
+        av: &AddressVector,
+        (headers, payload): (&Headers, &Payload<'_>),
+        due: impl FnOnce(&mut QpFaults) -> (Time, bool),
+    ) -> Result<(), TransmitError> {
+        let mut bytes = vec![0; payload.len()];
+        let core = self.transport.core;
+        payload.copy_to(&core.mrs, &core.memory, &mut bytes)?;
+        self.lose(headers)?;
+        if let Some(faults) = self.faults() {
+            let due = due(faults);
+            faults.parked.add(due, Parked { av: *av, headers: *headers, payload: bytes });
+        }
+        Ok(())
     }
 
     /// Gives a packet to its link, and tells the watch.
@@ -177,26 +198,6 @@ impl DeviceEnv<'_, '_> {
     #[cold]
     pub(super) fn release_all(&mut self) {
         self.release_parked(Some(Time::from_nanos(u64::MAX)));
-    }
-
-    /// A packet has come: how often it is given to the queue pair.
-    #[cold]
-    pub(crate) fn times_received(&mut self, headers: &Headers) -> u8 {
-        let now = self.now();
-        let Some(faults) = self.faults() else { return 1 };
-        let (verdict, injected) = faults.judge(now, true, headers);
-        faults.count(true, headers);
-        if let Some(injected) = &injected {
-            self.tell(injected);
-        }
-        match verdict {
-            Verdict::Times(times) => times,
-            Verdict::Corrupt => {
-                self.count(Counter::DropIcrc, 1);
-                0
-            }
-            Verdict::Later(..) => 1,
-        }
     }
 
     /// A completion was made. True: it waits, or was given to the program here.
@@ -333,7 +334,46 @@ impl DeviceEnv<'_, '_> {
         by_ring: bool,
         (arrival, packet): (&Arrival, &Incoming<'_>),
     ) {
-        for _ in 0..self.times_received(&packet.headers) {
+        let now = self.now();
+        let verdict = self.faults().map(|faults| {
+            let judged = faults.judge(now, true, &packet.headers);
+            faults.count(true, &packet.headers);
+            judged
+        });
+        let (verdict, injected) = verdict.unwrap_or((Verdict::Times(1), None));
+        let mut arrival = Cow::Borrowed(arrival);
+        let times = match verdict {
+            Verdict::Times(times) => times,
+            Verdict::Corrupt => {
+                self.count(Counter::DropIcrc, 1);
+                0
+            }
+            Verdict::Marked => {
+                self.count(Counter::EcnMarked, 1);
+                arrival.to_mut().mark();
+                1
+            }
+            Verdict::NotReady if !machine.refuse_without_receive(&arrival, packet, self) => {
+                // It needs none, or is not the next one: the rule does nothing.
+                self.receive_times(machine, (by_ring, 1), (&arrival, packet));
+                return;
+            }
+            Verdict::NotReady => 0,
+            Verdict::Later(..) | Verdict::Limited(..) => 1,
+        };
+        if let Some(injected) = &injected {
+            self.tell(injected);
+        }
+        self.receive_times(machine, (by_ring, times), (&arrival, packet));
+    }
+
+    fn receive_times(
+        &mut self,
+        machine: &mut anyverbs_proto::qp::Qp,
+        (by_ring, times): (bool, u8),
+        (arrival, packet): (&Arrival, &Incoming<'_>),
+    ) {
+        for _ in 0..times {
             if let Some(watch) = &self.link.watch {
                 watch.received(by_ring, arrival, packet);
             }

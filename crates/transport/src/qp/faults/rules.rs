@@ -1,6 +1,8 @@
 //! The rules that hold for a queue pair, so ordered that a packet meets only those that count it, and a request only those for its side.
 
-use anyverbs_faults::{Dice, Fault, PacketKind, Rule, Which};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_faults::{Dice, Fault, Limit, PacketKind, Rule, Which};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::opcode::{Opcode, Operation};
 
@@ -15,6 +17,20 @@ pub(super) struct Armed {
     pub(super) seen: u64,
     /// Lines of the log about it.
     pub(super) said: u32,
+    /// When the device is done with the packets before, in nanoseconds, if the rule limits their rate.
+    pub(super) busy_until: Option<&'static AtomicU64>,
+}
+
+impl Armed {
+    /// A packet of so many bytes is sent at a limited rate: when it has left.
+    pub(super) fn leaves(&self, limit: Limit, bytes: usize, now: Time) -> Time {
+        let takes = limit.time(bytes);
+        let Some(busy_until) = self.busy_until else { return now + takes };
+        let after = |until: u64| Time::from_nanos(until.max(now.as_nanos())) + takes;
+        let next = |until| Some(after(until).as_nanos());
+        let before = busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        before.map_or(now, after)
+    }
 }
 
 /// The kinds of packets that rules tell apart, and two more: other requests, and what is neither a request nor a response.
@@ -33,8 +49,8 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Adds one. There were so many sends and receives before it.
-    pub(super) fn add(&mut self, rule: &'static Rule, dice: Dice, since: Time, work: [u64; 2]) {
-        let at = self.armed.len();
+    pub(super) fn add(&mut self, new: Armed, work: [u64; 2]) {
+        let (at, rule) = (self.armed.len(), new.rule);
         let mut seen = 0;
         match &rule.fault {
             Fault::Packets { received, kind, .. } => {
@@ -49,9 +65,13 @@ impl Rules {
                 self.work[side].push(at);
             }
             // Others than the queue pair do these.
-            Fault::Call { .. } | Fault::Down(_) | Fault::Fatal(_) | Fault::Fails(_) => return,
+            Fault::Call { .. }
+            | Fault::Down(_)
+            | Fault::Fatal(_)
+            | Fault::Fails(_)
+            | Fault::Process(..) => return,
         }
-        self.armed.push(Armed { rule, dice, since, seen, said: 0 });
+        self.armed.push(Armed { seen, ..new });
     }
 
     /// The rules that count a packet, in the order of the script, each with its place.
@@ -129,7 +149,8 @@ mod tests {
         let script: &'static Script = Box::leak(Box::new(Script::parse(text).unwrap()));
         let mut rules = Rules::default();
         for (n, rule) in script.rules.iter().enumerate() {
-            rules.add(rule, Dice::new(1, n, 1), Time::from_nanos(0), [0; 2]);
+            let (dice, since) = (Dice::new(1, n, 1), Time::from_nanos(0));
+            rules.add(Armed { rule, dice, since, seen: 0, said: 0, busy_until: None }, [0; 2]);
         }
         rules
     }

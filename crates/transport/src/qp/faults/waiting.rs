@@ -59,8 +59,12 @@ impl Ord for Late {
 }
 
 impl ParkedPackets {
+    pub(in crate::qp) fn len(&self) -> usize {
+        self.late.len() + self.overtaken.len()
+    }
+
     pub(in crate::qp) fn is_full(&self) -> bool {
-        self.late.len() + self.overtaken.len() >= MOST_PARKED
+        self.len() >= MOST_PARKED
     }
 
     /// Adds one, if there is room.
