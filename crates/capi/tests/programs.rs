@@ -391,6 +391,12 @@ fn the_checker_reports_a_post_that_the_persona_refuses() {
 }
 
 #[test]
+fn the_checker_tells_places_apart_by_the_frames_of_the_program() {
+    let (status, said, found) = check(["leaks-of-five-places", "wrong", "plain"], "1", "");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 5]), "{said}");
+}
+
+#[test]
 fn the_checker_lets_destructors_of_the_program_run() {
     let number = std::process::id();
     let library = libraries().join(format!("libat_end{number}.so"));

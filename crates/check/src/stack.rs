@@ -97,9 +97,10 @@ fn own_stack() -> Range<usize> {
 }
 
 impl Stack {
-    /// The first return addresses, at most so many.
+    /// The first return addresses in the program, at most so many.
     pub(crate) fn innermost(&self, most: usize) -> &[usize] {
-        &self.0[..most.min(self.0.len())]
+        let of_program = self.of_program();
+        &of_program[..most.min(of_program.len())]
     }
 
     /// That of the caller. Unwinding takes microseconds, so a stack that was taken before is found again.
@@ -137,14 +138,20 @@ impl Stack {
         (Self(addresses.into()), returns)
     }
 
-    /// The frames of the program. Those of this library, which stand before them, are left out, unless the program has it inside.
+    /// The frames of the program.
     pub(crate) fn frames(&self) -> Vec<Frame> {
+        self.of_program().iter().flat_map(|address| Frame::at(*address)).collect()
+    }
+
+    /// The return addresses in the program. Those in this library, which stand before them, are left out, unless the program has it
+    /// inside.
+    fn of_program(&self) -> &[usize] {
         let own = object(Self::here as *const c_void as usize);
         // SAFETY: takes no pointers.
         let is_program = own == object(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize);
         let is_own = |address: &usize| !is_program && object(*address) == own;
         let first = self.0.iter().position(|address| !is_own(address));
-        self.0[first.unwrap_or(0)..].iter().flat_map(|address| Frame::at(*address)).collect()
+        &self.0[first.unwrap_or(0)..]
     }
 }
 

@@ -576,6 +576,20 @@ static void leak(struct end *a, struct end *b)
 		OK(ibv_destroy_cq(cq));
 }
 
+/* More than there are reports of one place. */
+static void leaks_of_five_places(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_cq *cqs[5];
+	cqs[0] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	cqs[1] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	cqs[2] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	cqs[3] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	cqs[4] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+	for (int n = 0; n < 5; n++)
+		TRUE(cqs[n] != NULL);
+}
+
 int main(int argc, char **argv)
 {
 	TRUE(argc == 4);
@@ -613,6 +627,7 @@ int main(int argc, char **argv)
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "leak", IBV_QPT_RC, leak },
+		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 	};
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
