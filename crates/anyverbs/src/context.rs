@@ -138,6 +138,19 @@ impl Context {
         self.core()?.offers(feature)
     }
 
+    /// Refuses a value beyond a limit of the device.
+    ///
+    /// # Errors
+    /// [`CreateError::PersonaLimit`], [`CreateError::Limit`], [`CreateError::Device`].
+    pub fn within(
+        &self,
+        what: &'static str,
+        value: u32,
+        limit_of: impl Fn(&DeviceAttr) -> u32,
+    ) -> Result<(), CreateError> {
+        self.core()?.within(what, value, limit_of)
+    }
+
     /// State of a port (`ibv_query_port`).
     ///
     /// # Errors

@@ -4,10 +4,11 @@ use std::{
     any::{Any, type_name},
     cell::Cell,
     collections::VecDeque,
+    fmt,
     sync::Arc,
 };
 
-use anyverbs_check::{Activity, Kind, Ledger, QueuePair, Region, checker};
+use anyverbs_check::{Activity, Kind, Ledger, QueuePair, Refusal, Region, checker};
 
 use parking_lot::Mutex;
 
@@ -92,28 +93,59 @@ pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
 }
 
 thread_local! {
+    /// The call that the program makes, if a persona may refuse it.
+    static CALL: Cell<Option<&'static str>> = const { Cell::new(None) };
     /// The thread posts work with the ledger locked.
     static IS_POSTING: Cell<bool> = const { Cell::new(false) };
     /// The refusal by a persona of what it posted.
-    static REFUSAL: Cell<Option<String>> = const { Cell::new(None) };
+    static REFUSAL: Cell<Option<Refusal>> = const { Cell::new(None) };
 }
 
-/// The device refuses a call for what its persona lacks.
-pub(crate) fn refused_by_persona(why: &str) {
-    if IS_POSTING.get() {
-        REFUSAL.set(Some(why.to_owned()));
-    } else if let Some(checker) = checker() {
-        checker.ledger().refused_by_persona(why);
+/// A call that a persona may refuse, while it lives. A report names it.
+pub(crate) struct Call(bool);
+
+impl Call {
+    /// The call begins. If another call makes it, the program made that one.
+    pub(crate) fn new(name: &'static str) -> Self {
+        let is_first = checker().is_some() && CALL.get().is_none();
+        if is_first {
+            CALL.set(Some(name));
+        }
+        Self(is_first)
     }
 }
 
-/// Tells the ledger what the program posts. `tell` calls the device with the ledger locked, so a refusal is reported after it.
-pub(crate) fn posts(ledger: &mut Ledger, tell: impl FnOnce(&mut Ledger)) {
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.0 {
+            CALL.set(None);
+        }
+    }
+}
+
+/// The device refuses a call for what its persona lacks: a feature or a field.
+#[cold]
+pub(crate) fn refused_by_persona(lacks: &'static str, why: &dyn fmt::Display) {
+    let Some(checker) = checker() else { return };
+    let call = CALL.get().unwrap_or("the call");
+    let refusal = Refusal { call, lacks, why: why.to_string() };
+    if IS_POSTING.get() {
+        REFUSAL.set(Some(refusal));
+    } else {
+        checker.ledger().refused_by_persona(&refusal);
+    }
+}
+
+/// Tells the ledger what the program posts by a call. `tell` calls the device with the ledger locked, so a refusal is reported after
+/// it.
+pub(crate) fn posts(ledger: &mut Ledger, name: &'static str, tell: impl FnOnce(&mut Ledger)) {
+    let call = Call::new(name);
     IS_POSTING.set(true);
     tell(ledger);
     IS_POSTING.set(false);
-    if let Some(why) = REFUSAL.take() {
-        ledger.refused_by_persona(&why);
+    drop(call);
+    if let Some(refusal) = REFUSAL.take() {
+        ledger.refused_by_persona(&refusal);
     }
 }
 

@@ -64,9 +64,6 @@ impl Said {
 /// out on purpose.
 pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
     let Some(cause) = cause else { return tracing::debug!("refused: {what}{error}") };
-    if cause == Cause::Persona {
-        check::refused_by_persona(&format!("{what}{error}"));
-    }
     static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
     let line = format!("refused: {what}{error}; see `anyverbs explain {cause}`");
     if SAID.is_new(&line) {
@@ -79,13 +76,23 @@ macro_rules! with_pages {
         impl From<anyverbs::error::$error> for Errno {
             fn from(error: anyverbs::error::$error) -> Self {
                 say("", &error, error.cause());
+                if let Some(lacks) = error.lacks() {
+                    check::refused_by_persona(lacks, &error);
+                }
                 Self(error.errno())
             }
         }
     )* };
 }
 
-with_pages!(CreateError RegisterError ModifyObjectError);
+with_pages!(CreateError RegisterError);
+
+impl From<anyverbs::error::ModifyObjectError> for Errno {
+    fn from(error: anyverbs::error::ModifyObjectError) -> Self {
+        say("", &error, error.cause());
+        Self(error.errno())
+    }
+}
 
 /// The device's errors carry their error number.
 macro_rules! from_device {

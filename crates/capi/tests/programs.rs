@@ -337,7 +337,9 @@ fn check_program(
     let file = |kind: &str| env::temp_dir().join(format!("anyverbs-check-{number}.{kind}"));
     let (report, rules) = (file("json"), file("rules"));
     fs::write(&rules, suppressions).unwrap();
-    let persona = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/without_srq.toml");
+    let is_small = words[0].starts_with("beyond-limits");
+    let persona = if is_small { "small_limits.toml" } else { "without_srq.toml" };
+    let persona = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(persona);
     let mut command = Command::new("timeout");
     if words[0].contains("persona") {
         command.env("ANYVERBS_PERSONA", persona);
@@ -388,6 +390,33 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
 fn the_checker_reports_a_post_that_the_persona_refuses() {
     let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
     assert_eq!((status, &found[..]), (Some(66), &["refused-by-persona".to_owned()][..]), "{said}");
+    let what = "ibv_post_send is refused: persona without_srq: it lacks atomics";
+    assert!(said.contains(what), "{said}");
+}
+
+#[test]
+fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
+    let run = |kind| check(["beyond-limits-of-a-persona", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, found), (Some(66), vec!["refused-by-persona".to_owned(); 9]), "{said}");
+    for (call, field, asked, limit) in [
+        ("ibv_create_qp", "max_send_wr", 17, 16),
+        ("ibv_create_qp", "max_recv_wr", 17, 16),
+        ("ibv_create_qp", "max_send_sge", 4, 3),
+        ("ibv_create_qp", "max_recv_sge", 4, 3),
+        ("ibv_create_qp", "max_inline_data", 101, 100),
+        ("ibv_create_cq", "cqe", 65, 64),
+        ("ibv_create_srq", "max_wr of an SRQ", 11, 10),
+        ("ibv_create_srq", "max_sge of an SRQ", 3, 2),
+        ("ibv_modify_qp", "max_rd_atomic", 6, 5),
+    ] {
+        let what = format!(
+            "{call} is refused: persona small_limits: {field} is {asked}, and the limit is {limit}\n"
+        );
+        assert!(said.contains(&what), "{what}: {said}");
+    }
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
 }
 
 #[test]

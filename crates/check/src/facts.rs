@@ -216,3 +216,14 @@ pub struct Completion {
     /// The number of its cause, if it failed.
     pub cause: u32,
 }
+
+/// A call that the device refuses for what its persona lacks.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Its name.
+    pub call: &'static str,
+    /// The feature, or the field that is beyond a limit.
+    pub lacks: &'static str,
+    /// The device's sentence, which has the value and the limit.
+    pub why: String,
+}

@@ -8,7 +8,7 @@ mod work;
 use std::collections::VecDeque;
 
 use crate::catalogue::Check;
-use crate::facts::{Kind, Piece, QueuePair, Region, Work};
+use crate::facts::{Kind, Piece, QueuePair, Refusal, Region, Work};
 use crate::map::Map;
 use crate::memory::{self, Read};
 use crate::report::{Finding, Reporter};
@@ -226,9 +226,13 @@ impl Ledger {
     }
 
     /// The device refuses a call for what its persona lacks.
-    pub fn refused_by_persona(&mut self, why: &str) {
-        let what = format!("the call is refused: {why}");
-        self.report(Check::Persona, what, vec![here(&Stack::here())]);
+    pub fn refused_by_persona(&mut self, refusal: &Refusal) {
+        let Refusal { call, lacks, why } = refusal;
+        let what = format!("{call} is refused: {why}");
+        // A program may ask for several of them in one place.
+        let about = format!("{call} {lacks}");
+        let stacks = vec![here(&Stack::here())];
+        self.reporter.report(&Finding { check: Check::Persona, about, what, stacks });
     }
 
     /// Nothing is known of what is outstanding in a queue: an SRQ of XRC or one that matches tags, whose completions do not say that
@@ -320,7 +324,7 @@ impl Ledger {
     }
 
     fn report(&mut self, check: Check, what: String, stacks: Vec<(String, Stack)>) {
-        self.reporter.report(&Finding { check, what, stacks });
+        self.reporter.report(&Finding { check, about: String::new(), what, stacks });
     }
 }
 

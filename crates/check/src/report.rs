@@ -25,6 +25,8 @@ pub(crate) const REMEDY: &str = "What to do";
 #[derive(Debug)]
 pub(crate) struct Finding {
     pub(crate) check: Check,
+    /// Tells it apart from others of the same place.
+    pub(crate) about: String,
     /// One sentence, without its full stop.
     pub(crate) what: String,
     /// Where it went wrong, then where things came from, each with a heading.
@@ -39,8 +41,8 @@ pub(crate) struct Reporter {
     file: Option<PathBuf>,
     /// The id of a check (empty for any), and a part of a function's name or of a path.
     suppressions: Vec<(String, String)>,
-    /// How often each mistake was found: a check, and the innermost frames of its stacks.
-    seen: HashMap<(Check, Places), u32>,
+    /// How often each mistake was found: a check, its subject, and the innermost frames of its stacks.
+    seen: HashMap<(Check, String, Places), u32>,
     pub(crate) findings: u32,
 }
 
@@ -83,7 +85,7 @@ impl Reporter {
     pub(crate) fn report(&mut self, finding: &Finding) {
         let stacks =
             finding.stacks.iter().map(|(_, stack)| stack.innermost(INNERMOST).into()).collect();
-        let alike = self.seen.entry((finding.check, stacks)).or_default();
+        let alike = self.seen.entry((finding.check, finding.about.clone(), stacks)).or_default();
         *alike += 1;
         let alike = *alike;
         if alike > MOST_ALIKE {
@@ -213,7 +215,8 @@ mod tests {
 
     fn finding() -> Finding {
         let stacks = vec![("It was made here".to_owned(), Stack::here())];
-        Finding { check: Check::Leak, what: "something was not ended".into(), stacks }
+        let (about, what) = (String::new(), "something was not ended".into());
+        Finding { check: Check::Leak, about, what, stacks }
     }
 
     #[test]

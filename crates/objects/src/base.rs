@@ -29,7 +29,7 @@ use crate::error::CreateError;
 use crate::features::Feature;
 use crate::fork;
 use crate::gid::GidTables;
-use crate::limits::DeviceAttr;
+use crate::limits::{self, DeviceAttr};
 use crate::memory::ProcessMemory;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
@@ -196,6 +196,28 @@ impl Core {
             return Ok(());
         }
         Err(CreateError::Persona { persona: self.persona_name().to_owned(), lacks: feature })
+    }
+
+    /// Refuses a value beyond a limit of the device.
+    ///
+    /// # Errors
+    /// [`CreateError::PersonaLimit`] if the engine holds more than the persona, [`CreateError::Limit`].
+    pub fn within(
+        &self,
+        what: &'static str,
+        value: u32,
+        limit_of: impl Fn(&DeviceAttr) -> u32,
+    ) -> Result<(), CreateError> {
+        let limit = limit_of(&self.attr);
+        if value <= limit || limit == limit_of(&limits::DEFAULT) {
+            return CreateError::check(what, value, limit);
+        }
+        Err(CreateError::PersonaLimit {
+            persona: self.persona_name().to_owned(),
+            what,
+            value,
+            limit,
+        })
     }
 
     /// The name of the persona; empty without one.

@@ -496,7 +496,7 @@ impl Cq {
         if init.cqe == 0 {
             return Err(CreateError::Invalid("cqe"));
         }
-        CreateError::check("cqe", init.cqe, core.attr.max_cqe)?;
+        core.within("cqe", init.cqe, |max| max.max_cqe)?;
         if init.comp_vector >= core.attr.num_comp_vectors {
             return Err(CreateError::Invalid("comp_vector"));
         }

@@ -43,6 +43,7 @@ impl CreateError {
         match self {
             Self::Invalid(_)
             | Self::Limit { .. }
+            | Self::PersonaLimit { .. }
             | Self::Foreign(_)
             | Self::XrcDomainExists
             | Self::Flow(_)
@@ -232,6 +233,10 @@ mod tests {
         for (error, errno) in [
             (CreateError::Invalid(""), EINVAL),
             (CreateError::Limit { what: "", value: 2, limit: 1 }, EINVAL),
+            (
+                CreateError::PersonaLimit { persona: String::new(), what: "", value: 2, limit: 1 },
+                EINVAL,
+            ),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Persona { persona: String::new(), lacks: Feature::Srq }, EOPNOTSUPP),

@@ -81,6 +81,18 @@ pub enum CreateError {
         /// The largest that the device has.
         limit: u32,
     },
+    /// `EINVAL`: the engine takes the value, and it is beyond a limit of the device's persona.
+    #[error("persona {persona}: {what} is {value}, and the limit is {limit}")]
+    PersonaLimit {
+        /// Its name.
+        persona: String,
+        /// The field.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u32,
+        /// The largest that the persona has.
+        limit: u32,
+    },
     /// `ENOMEM`: the device holds no more of these.
     #[error("the device holds no more {0}")]
     Exhausted(&'static str),
@@ -407,11 +419,22 @@ impl CreateError {
     pub fn cause(&self) -> Option<Cause> {
         match self {
             // Libraries find the largest by trying (libfabric's verbs provider): that is no mistake.
-            Self::Limit { what: "max_inline_data", .. } => None,
-            Self::Limit { .. } => Some(Cause::Limit),
+            Self::Limit { what: "max_inline_data", .. }
+            | Self::PersonaLimit { what: "max_inline_data", .. } => None,
+            Self::Limit { .. } | Self::PersonaLimit { .. } => Some(Cause::Limit),
             Self::Persona { .. } => Some(Cause::Persona),
             Self::NoTraffic { .. } => Some(Cause::GidWithoutTraffic),
             Self::Invalid(_) => Some(Cause::AttributeValue),
+            _ => None,
+        }
+    }
+
+    /// The feature that the persona lacks, or the field that is beyond its limit.
+    #[must_use]
+    pub fn lacks(&self) -> Option<&'static str> {
+        match self {
+            Self::Persona { lacks, .. } => Some(lacks.text()),
+            Self::PersonaLimit { what, .. } => Some(what),
             _ => None,
         }
     }
@@ -439,6 +462,15 @@ impl RegisterError {
         match self {
             Self::NotMapped => Some(Cause::NotMapped),
             Self::Persona { .. } => Some(Cause::Persona),
+            _ => None,
+        }
+    }
+
+    /// The feature that the persona lacks.
+    #[must_use]
+    pub fn lacks(&self) -> Option<&'static str> {
+        match self {
+            Self::Persona { lacks, .. } => Some(lacks.text()),
             _ => None,
         }
     }

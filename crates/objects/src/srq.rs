@@ -290,8 +290,8 @@ impl Srq {
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }
-        CreateError::check("max_wr of an SRQ", init.max_wr, core.attr.max_srq_wr)?;
-        CreateError::check("max_sge of an SRQ", init.max_sge, core.attr.max_srq_sge)?;
+        core.within("max_wr of an SRQ", init.max_wr, |max| max.max_srq_wr)?;
+        core.within("max_sge of an SRQ", init.max_sge, |max| max.max_srq_sge)?;
         let ticket =
             core.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;

@@ -24,7 +24,7 @@ use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
 use anyverbs_queue_memory::Queue;
-use anyverbs_transport::qp::{held, inline_room};
+use anyverbs_transport::qp::{check_sizes, held, inline_room};
 
 use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
@@ -213,21 +213,13 @@ impl RawQp {
 
 /// Checks the requested sizes; returns those that the device gives.
 fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (init.cap, &switch.core().attr);
+    let mut cap = init.cap;
     if init.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
-    for (value, most, what) in [
-        (cap.max_send_wr, max.max_qp_wr, "max_send_wr"),
-        (cap.max_recv_wr, max.max_qp_wr, "max_recv_wr"),
-        (cap.max_send_sge, max.max_sge, "max_send_sge"),
-        (cap.max_recv_sge, max.max_sge, "max_recv_sge"),
-        (cap.max_inline_data, max.max_inline_data, "max_inline_data"),
-        (init.max_tso_header, MAX_HEADER as u32, "max_tso_header"),
-    ] {
-        CreateError::check(what, value, most)?;
-    }
+    check_sizes(switch.core(), &cap)?;
+    CreateError::check("max_tso_header", init.max_tso_header, MAX_HEADER as u32)?;
     cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)
 }

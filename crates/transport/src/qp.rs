@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyverbs_locks::{Mutex, MutexGuard, rank};
+use anyverbs_objects::base::Core;
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
 use anyverbs_objects::cq::Cq;
@@ -669,18 +670,22 @@ fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, Creat
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
-    for (value, most, what) in [
-        (cap.max_send_wr, max.max_qp_wr, "max_send_wr"),
-        (cap.max_recv_wr, max.max_qp_wr, "max_recv_wr"),
-        (cap.max_send_sge, max.max_sge, "max_send_sge"),
-        (cap.max_recv_sge, max.max_sge, "max_recv_sge"),
-        (cap.max_inline_data, max.max_inline_data, "max_inline_data"),
-    ] {
-        CreateError::check(what, value, most)?;
-    }
+    check_sizes(transport.core, &cap)?;
     let room = inline_room(&cap).min(max.max_inline_data);
     cap.max_inline_data = cap.max_inline_data.max(room);
     Ok(cap)
+}
+
+/// Refuses sizes beyond a limit of the device.
+///
+/// # Errors
+/// [`CreateError::Limit`], [`CreateError::PersonaLimit`].
+pub fn check_sizes(core: &Core, cap: &QpCap) -> Result<(), CreateError> {
+    core.within("max_send_wr", cap.max_send_wr, |max| max.max_qp_wr)?;
+    core.within("max_recv_wr", cap.max_recv_wr, |max| max.max_qp_wr)?;
+    core.within("max_send_sge", cap.max_send_sge, |max| max.max_sge)?;
+    core.within("max_recv_sge", cap.max_recv_sge, |max| max.max_sge)?;
+    core.within("max_inline_data", cap.max_inline_data, |max| max.max_inline_data)
 }
 
 /// Inline data that every queue pair takes: as much as the elements themselves would take. Programs post a little inline

@@ -5,6 +5,7 @@ use std::{ffi::c_int, ptr, slice, sync::Arc};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, give},
     rdmacm::{
         Id, address_of_length,
@@ -24,6 +25,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_create_ep");
     // SAFETY: the caller's promise.
     let (res, init) = unsafe { (res.as_ref(), init.as_mut()) };
     zero(res.filter(|_| !id.is_null()).ok_or(Errno::EINVAL).and_then(|res| {

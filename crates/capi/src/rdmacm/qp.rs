@@ -6,6 +6,7 @@ use std::{ffi::c_int, ptr, sync::Arc};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::Errno,
     faults,
     rdmacm::{
@@ -28,6 +29,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
 ) -> c_int {
     faults::may_fail!("rdma_create_qp", zero);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_create_qp");
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
@@ -67,6 +69,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_create_qp_ex");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };

@@ -6,6 +6,7 @@ use std::{ffi::c_int, ptr};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::Errno,
     rdmacm::{
         Id,
@@ -26,6 +27,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_create_srq");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
@@ -55,6 +57,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     attr: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_create_srq_ex");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };

@@ -8,6 +8,7 @@ use anyverbs::undone_if_cancelled;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, give},
     rdmacm::{Id, acknowledge, event, id, qp, zero},
 };
@@ -71,6 +72,7 @@ fn request(listener: &Arc<Id>) -> Result<*mut rdma_cm_id, Errno> {
     let undo = || unsafe { Arc::decrement_strong_count(Arc::as_ptr(listener)) };
     let event = undone_if_cancelled(undo, || event::next(channel))?;
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("rdma_get_request");
     // SAFETY: as in `complete`.
     let (kind, status, new) = unsafe { ((*event).event, (*event).status, (*event).id) };
     if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {

@@ -47,6 +47,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 ) -> *mut ibv_cq {
     faults::may_fail!("ibv_create_cq", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_cq");
     // A negative number is too large for any device.
     let attr = ibv_cq_init_attr_ex {
         cqe: cqe as u32,
@@ -72,6 +73,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ) -> *mut ibv_cq_ex {
     faults::may_fail!("ibv_create_cq", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_cq_ex");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {

@@ -12,6 +12,7 @@ use anyverbs_sanitizers as sanitizers;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Pd, access, context, publish_mr},
@@ -35,6 +36,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_alloc_dm");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {

@@ -7,6 +7,7 @@ use anyverbs::raw;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, Counters, Device, FlowAction, FlowSpecs, qp},
@@ -30,6 +31,7 @@ pub(crate) unsafe extern "C" fn create_flow(
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_flow");
     // SAFETY: the caller's promise.
     pointer(unsafe { create(qp_, attr) })
 }

@@ -7,6 +7,7 @@ use anyverbs::raw;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -44,6 +45,7 @@ pub(crate) unsafe extern "C" fn create_flow_action_esp(
     attr: *mut ibv_flow_action_esp_attr,
 ) -> *mut ibv_flow_action {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_flow_action_esp");
     pointer(context(context_).and_then(|context| {
         // SAFETY: the caller's promise.
         let given = unsafe { Parameters::read(attr)? };

@@ -132,6 +132,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     flags: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_reg_dmabuf_mr");
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let access = access(flags as c_uint)?;
         let range = (offset, length as u64, iova);
@@ -150,6 +151,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     attr: *mut ibv_mr_init_attr,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_reg_mr_ex");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| reg_ex(pd, attr)))
@@ -244,6 +246,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_reg_mr");
     reg(pd, addr, length, addr as u64, access as c_uint)
 }
 
@@ -256,6 +259,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_reg_mr_iova");
     reg(pd, addr, length, iova, access as c_uint)
 }
 
@@ -268,6 +272,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_reg_mr_iova2");
     reg(pd, addr, length, iova, access)
 }
 
@@ -282,6 +287,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     access: c_int,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_rereg_mr");
     match rereg(mr, flags as c_uint, pd, addr, length, access as c_uint) {
         Ok(()) => 0,
         Err(e) => {

@@ -10,6 +10,7 @@ use anyverbs::{Access, BindInfo, SendFlags, SendOp, SendWr, WindowType};
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Mr, Pd, access},
@@ -27,6 +28,7 @@ pub(crate) struct MwInner {
 /// Slot of `ibv_alloc_mw`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_alloc_mw");
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let device = pd.inner.device.alloc_mw(match kind {
             IBV_MW_TYPE_1 => WindowType::Type1,

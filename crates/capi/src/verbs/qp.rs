@@ -175,6 +175,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
 ) -> *mut ibv_qp {
     faults::may_fail!("ibv_create_qp", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_qp");
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
@@ -193,6 +194,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     faults::may_fail!("ibv_create_qp", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_qp_ex");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
@@ -367,6 +369,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_open_qp");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -551,6 +554,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 ) -> c_int {
     faults::may_fail!("ibv_modify_qp", value);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_modify_qp");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
@@ -560,7 +564,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         match &qp.inner.device {
             Device::Transport(device) => {
                 let attr = qp_attr(&qp.inner.context, attr, mask)?;
-                device.modify(&attr, mask).map_err(|error| refused(device.qpn(), &attr, error))?;
+                let refused = |error| refused(&qp.inner.context, device.qpn(), &attr, error);
+                device.modify(&attr, mask).map_err(refused)?;
             }
             Device::Raw(device) => modify_raw(device, attr, mask)?,
         }
@@ -587,11 +592,24 @@ fn no_value(what: &dyn fmt::Display) -> Errno {
 
 /// Says why a modify was refused.
 #[cold]
-fn refused(qpn: Qpn, attr: &QpAttr, error: ModifyObjectError) -> Errno {
-    let values = match error {
-        ModifyObjectError::Qp(ModifyError::Value(bits)) => format!(" ({})", attr.values(bits)),
-        _ => String::new(),
-    };
+fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError) -> Errno {
+    let mut values = String::new();
+    if let ModifyObjectError::Qp(ModifyError::Value(bits)) = error {
+        values = format!(" ({})", attr.values(bits));
+        for (bit, what, value) in [
+            (QpAttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic),
+            (QpAttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", attr.max_dest_rd_atomic),
+        ] {
+            let within = context.inner.device.within(what, value.into(), |max| max.max_qp_rd_atom);
+            let Err(beyond) = within else { continue };
+            if bits.contains(bit) {
+                values.push_str(&format!("; {beyond}"));
+                if let Some(lacks) = beyond.lacks() {
+                    check::refused_by_persona(lacks, &beyond);
+                }
+            }
+        }
+    }
     let what = format!("ibv_modify_qp of queue pair {:#08x}: ", qpn.get());
     say(&what, &format_args!("{error}{values}"), error.cause());
     Errno(error.errno())

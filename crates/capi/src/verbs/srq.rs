@@ -33,6 +33,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
 ) -> *mut ibv_srq {
     faults::may_fail!("ibv_create_srq", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_srq");
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
@@ -49,6 +50,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     faults::may_fail!("ibv_create_srq", pointer);
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_srq_ex");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };

@@ -163,7 +163,7 @@ pub(super) unsafe extern "C" fn post_send(
         at = next.next;
     }
     let mut errno = 0;
-    check::posts(&mut ledger, |ledger| {
+    check::posts(&mut ledger, "ibv_post_send", |ledger| {
         ledger.post_sends(qp as usize, works, || {
             // SAFETY: as above.
             let (result, taken) = unsafe { count(wr, |wr| wr.next, bad, post) };
@@ -316,7 +316,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     let works = batch.works();
     let (offered, mut errno) = (works.len(), 0);
-    check::posts(&mut checker.ledger(), |ledger| {
+    check::posts(&mut checker.ledger(), "ibv_wr_complete", |ledger| {
         ledger.post_sends(qp as usize, works, || {
             errno = complete();
             (if errno == 0 { offered } else { 0 }, errno == libc::ENOMEM)

@@ -8,6 +8,7 @@ use anyverbs_sanitizers as sanitizers;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Pd, context, cq, post_receives},
@@ -49,6 +50,7 @@ pub(crate) unsafe extern "C" fn create_wq(
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_wq");
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
@@ -168,6 +170,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_create_rwq_ind_table");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {

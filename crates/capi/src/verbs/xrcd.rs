@@ -12,6 +12,7 @@ use anyverbs::XrcdInitAttr;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -47,6 +48,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     let _uncancelled = Uncancelled::new();
+    let _call = check::Call::new("ibv_open_xrcd");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {

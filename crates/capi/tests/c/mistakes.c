@@ -567,6 +567,44 @@ static void posts_what_a_persona_lacks(struct end *a, struct end *b)
 		EQ(ibv_post_send(a->qp, &wr, &bad), EOPNOTSUPP);
 }
 
+/* The device plays one with small limits. All queue pairs are asked for in one place. */
+static void beyond_limits_of_a_persona(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_qp_cap caps[] = {
+		{ .max_send_wr = 16 + wrong, .max_send_sge = 1 },
+		{ .max_send_wr = 1, .max_send_sge = 1, .max_recv_wr = 16 + wrong },
+		{ .max_send_wr = 1, .max_send_sge = 3 + wrong },
+		{ .max_send_wr = 1, .max_send_sge = 1, .max_recv_sge = 3 + wrong },
+		{ .max_send_wr = 1, .max_send_sge = 1, .max_inline_data = 100 + wrong },
+	};
+	for (size_t n = 0; n < sizeof caps / sizeof *caps; n++) {
+		struct ibv_qp_init_attr init = { .send_cq = a->cq, .recv_cq = a->cq, .cap = caps[n], .qp_type = IBV_QPT_RC };
+		struct ibv_qp *qp = ibv_create_qp(a->mr->pd, &init);
+		TRUE(wrong ? !qp && errno == EINVAL : qp != NULL);
+		if (qp)
+			OK(ibv_destroy_qp(qp));
+	}
+	struct ibv_cq *cq = ibv_create_cq(a->cq->context, 64 + wrong, NULL, NULL, 0);
+	TRUE(wrong ? !cq && errno == EINVAL : cq != NULL);
+	if (cq)
+		OK(ibv_destroy_cq(cq));
+	struct ibv_srq_init_attr sizes[] = { { .attr = { .max_wr = 10 + wrong, .max_sge = 1 } },
+		{ .attr = { .max_wr = 1, .max_sge = 2 + wrong } } };
+	for (size_t n = 0; n < 2; n++) {
+		struct ibv_srq *srq = ibv_create_srq(a->mr->pd, &sizes[n]);
+		TRUE(wrong ? !srq && errno == EINVAL : srq != NULL);
+		if (srq)
+			OK(ibv_destroy_srq(srq));
+	}
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .max_rd_atomic = 5 + wrong };
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	OK(ibv_modify_qp(a->qp, &reset, IBV_QP_STATE));
+	to_init(a->qp), to_rtr(a->qp, b->qp->qp_num);
+	EQ(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_MAX_QP_RD_ATOMIC), wrong ? EINVAL : 0);
+}
+
 static void leak(struct end *a, struct end *b)
 {
 	(void)b;
@@ -626,6 +664,7 @@ int main(int argc, char **argv)
 		{ "qkey-mismatch", IBV_QPT_UD, qkey_mismatch },
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
+		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },
 		{ "leak", IBV_QPT_RC, leak },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 	};
