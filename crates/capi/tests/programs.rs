@@ -419,6 +419,26 @@ fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
 }
 
+/// A queue that was made for one thread is polled by one, and another thread makes the call.
+#[test]
+fn the_checker_reports_each_call_of_a_second_thread() {
+    for (id, call) in [
+        ("cq-resized-by-two-threads", "ibv_resize_cq"),
+        ("cq-notified-by-two-threads", "ibv_req_notify_cq"),
+        ("cq-read-on-by-two-threads", "ibv_next_poll"),
+    ] {
+        let (status, said, found) = check([id, "wrong", "plain"], "1", "");
+        let wanted = vec!["cq-polled-by-two-threads".to_owned()];
+        assert_eq!((status, found), (Some(66), wanted), "{id}: {said}");
+        assert!(
+            said.contains(&format!("a thread calls {call} for the completion queue")),
+            "{said}"
+        );
+        let (status, said, found) = check([id, "right", "plain"], "1", "");
+        assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
+    }
+}
+
 #[test]
 fn the_checker_tells_places_apart_by_the_frames_of_the_program() {
     let (status, said, found) = check(["leaks-of-five-places", "wrong", "plain"], "1", "");

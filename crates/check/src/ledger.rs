@@ -3,6 +3,7 @@
 mod dead;
 mod ends;
 mod failed;
+mod turns;
 mod work;
 
 use std::collections::VecDeque;
@@ -55,10 +56,18 @@ struct CompletionQueue {
     expected: usize,
     /// It was reported that it is too small.
     is_reported: bool,
-    /// The thread that polls, and where, if the queue was made for one thread.
-    poller: Option<(libc::pthread_t, Stack)>,
-    /// It was reported that a second thread polls.
+    /// The thread that uses it, if it was made for one thread: in a call, or from `ibv_start_poll` to `ibv_end_poll`.
+    turn: Option<Turn>,
+    /// It was reported that a second thread uses it.
     is_shared: bool,
+}
+
+/// A thread's turn at a completion queue.
+#[derive(Clone, Debug)]
+struct Turn {
+    thread: libc::pthread_t,
+    call: &'static str,
+    stack: Stack,
 }
 
 /// The queues of a queue pair, or of an SRQ.
@@ -191,38 +200,6 @@ impl Ledger {
     /// A completion queue holds this many completions from now on; `None` if it may lose the oldest.
     pub fn sized_cq(&mut self, address: usize, capacity: Option<u32>) {
         self.cqs.entry(address).or_default().capacity = capacity;
-    }
-
-    /// A thread begins to poll a completion queue that was made for one thread. True if no thread polled it: then `ends_poll` follows.
-    pub fn begins_poll(&mut self, address: usize) -> bool {
-        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_shared) else { return false };
-        // SAFETY: it has no preconditions.
-        let thread = unsafe { libc::pthread_self() };
-        let stack = Stack::here();
-        match &cq.poller {
-            Some((other, _)) if *other == thread => {}
-            None => {
-                cq.poller = Some((thread, stack));
-                return true;
-            }
-            Some((_, other)) => {
-                let other = ("The other thread polls here".to_owned(), other.clone());
-                cq.is_shared = true;
-                let what = format!(
-                    "two threads poll the completion queue at {address:#x} at once, and it was made with IBV_CREATE_CQ_ATTR_SINGLE_THREADED"
-                );
-                let made = self.origin(address, "The completion queue was made here");
-                self.report(Check::CqThreads, what, vec![here(&stack), other, made]);
-            }
-        }
-        false
-    }
-
-    /// A poll has ended, by the thread that began it or by one that took its turn over.
-    pub fn ends_poll(&mut self, address: usize) {
-        if let Some(cq) = self.cqs.get_mut(&address) {
-            cq.poller = None;
-        }
     }
 
     /// The device refuses a call for what its persona lacks.

@@ -16,7 +16,7 @@ use crate::{
         CompChannel, Context, Pd, PollSession, context,
         sanitized::sanitize_iterator,
         set_iterator,
-        watched::{activity, watch_iterator},
+        watched::{activity, in_turn, watch_iterator},
     },
 };
 
@@ -163,7 +163,10 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
 pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(cq(cq_).and_then(|cq| {
-        cq.inner.device.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
+        let resize = || cq.inner.device.resize(cqe);
+        // SAFETY: found, hence live.
+        unsafe { in_turn(cq.public(), "ibv_resize_cq", resize) }?;
         // SAFETY: the object is live.
         unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
         if !cq.inner.ignores_overrun {

@@ -65,6 +65,7 @@ type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ib
 type PostSrqRecv =
     unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+type ReqNotify = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 type OnCq = unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int;
 type OnQp = unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int;
 type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int;
@@ -118,8 +119,9 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let notify = choose::<ReqNotify>(watched::req_notify_cq, verbs::req_notify_cq);
     // SAFETY: as above.
-    posting(|| unsafe { verbs::req_notify_cq(cq, solicited_only) })
+    posting(|| unsafe { notify(cq, solicited_only) })
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {

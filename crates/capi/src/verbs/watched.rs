@@ -21,6 +21,7 @@ pub(super) fn watch(ops: &mut ibv_context_ops) {
         ops.post_recv = Some(post_recv);
         ops.post_srq_recv = Some(post_srq_recv);
         ops.poll_cq = Some(poll_cq);
+        ops.req_notify_cq = Some(req_notify_cq);
     }
 }
 
@@ -262,13 +263,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 /// As there.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
-    let single = checker().filter(|_| unsafe { is_single_threaded(cq.cast()) });
-    let begun = single.filter(|checker| checker.ledger().begins_poll(cq as usize));
-    // SAFETY: as above.
-    let polled = unsafe { verbs::poll_cq(cq, entries, wc) };
-    if let Some(checker) = begun {
-        checker.ledger().ends_poll(cq as usize);
-    }
+    let polled = unsafe { in_turn(cq.cast(), "ibv_poll_cq", || verbs::poll_cq(cq, entries, wc)) };
     if polled == 0 {
         // SAFETY: as above.
         unsafe { tell_overrun(cq.cast()) };
@@ -362,11 +357,10 @@ pub(super) unsafe extern "C" fn start_poll(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let single = checker().filter(|_| is_single_threaded(cq));
-        let begun = single.filter(|checker| checker.ledger().begins_poll(cq as usize));
+        let turn = turn(cq, "ibv_start_poll");
         let errno = cq_ex::start_poll(cq, attr);
-        if let Some(checker) = begun.filter(|_| errno != 0) {
-            checker.ledger().ends_poll(cq as usize);
+        if let Some(checker) = turn.filter(|_| errno != 0) {
+            checker.ledger().ends_turn(cq as usize);
         }
         tell_present(cq, errno);
         errno
@@ -380,20 +374,50 @@ pub(super) unsafe extern "C" fn start_poll(
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
     unsafe {
+        turn(cq, "ibv_end_poll");
         cq_ex::end_poll(cq);
-        if let Some(checker) = checker().filter(|_| is_single_threaded(cq)) {
-            checker.ledger().ends_poll(cq as usize);
+        if let Some(checker) = checker() {
+            checker.ledger().ends_turn(cq as usize);
         }
     }
 }
 
-/// Whether the program promised that one thread at a time uses this queue.
+/// As [`verbs::req_notify_cq`].
+///
+/// # Safety
+/// As there.
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { in_turn(cq.cast(), "ibv_req_notify_cq", || verbs::req_notify_cq(cq, solicited_only)) }
+}
+
+/// A thread's turn begins at a queue of which the program promised that one thread at a time uses it. `None` if it does not begin now.
 ///
 /// # Safety
 /// `cq` is NULL or live.
-unsafe fn is_single_threaded(cq: *mut ibv_cq_ex) -> bool {
+unsafe fn turn(cq: *mut ibv_cq_ex, call: &'static str) -> Option<&'static Checker> {
+    let checker = checker()?;
     // SAFETY: the caller's promise.
-    unsafe { object::deref(cq) }.is_some_and(|cq| cq.inner.is_single_threaded)
+    let is_single = unsafe { object::deref(cq) }.is_some_and(|cq| cq.inner.is_single_threaded);
+    (is_single && checker.ledger().begins_turn(cq as usize, call)).then_some(checker)
+}
+
+/// Makes a call in the thread's turn.
+///
+/// # Safety
+/// As for [`turn`].
+pub(super) unsafe fn in_turn<T>(
+    cq: *mut ibv_cq_ex,
+    name: &'static str,
+    call: impl FnOnce() -> T,
+) -> T {
+    // SAFETY: the caller's promise.
+    let turn = unsafe { turn(cq, name) };
+    let result = call();
+    if let Some(checker) = turn {
+        checker.ledger().ends_turn(cq as usize);
+    }
+    result
 }
 
 /// As [`cq_ex::next_poll`].
@@ -403,7 +427,7 @@ unsafe fn is_single_threaded(cq: *mut ibv_cq_ex) -> bool {
 pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let errno = cq_ex::next_poll(cq);
+        let errno = in_turn(cq, "ibv_next_poll", || cq_ex::next_poll(cq));
         tell_present(cq, errno);
         errno
     }

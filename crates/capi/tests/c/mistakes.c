@@ -320,6 +320,78 @@ static void cq_polled_by_two_threads(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(of_one_thread)));
 }
 
+/* Calls beside a poll, of a queue that was made for one thread. */
+static void *resizes(void *unused)
+{
+	OK(ibv_resize_cq(ibv_cq_ex_to_cq(of_one_thread), 9));
+	return unused;
+}
+
+static void *asks_for_an_event(void *unused)
+{
+	OK(ibv_req_notify_cq(ibv_cq_ex_to_cq(of_one_thread), 0));
+	return unused;
+}
+
+static void *reads_on(void *unused)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	if (wrong) {
+		/* This device refuses it. */
+		EQ(ibv_next_poll(of_one_thread), EINVAL);
+	} else {
+		OK(ibv_start_poll(of_one_thread, &attr));
+		EQ(ibv_next_poll(of_one_thread), ENOENT);
+		ibv_end_poll(of_one_thread);
+	}
+	return unused;
+}
+
+/* A thread polls, and another one makes the call before it is done. Right: after it is done. */
+static void two_threads(struct end *a, void *(*call)(void *))
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(a->cq->context);
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
+	of_one_thread = ibv_create_cq_ex(a->cq->context, &attr);
+	TRUE(of_one_thread != NULL);
+	struct end e = *a;
+	e.qp = make_qp(a->mr->pd, ibv_cq_ex_to_cq(of_one_thread), IBV_QPT_RC, NULL, 0);
+	to_init(e.qp);
+	OK(post_recv(&e, 1, 8) || post_recv(&e, 2, 8));
+	to_err(e.qp);
+	struct ibv_poll_cq_attr poll = { 0 };
+	OK(ibv_start_poll(of_one_thread, &poll));
+	pthread_t other;
+	if (!wrong)
+		ibv_end_poll(of_one_thread);
+	OK(pthread_create(&other, NULL, call, NULL));
+	OK(pthread_join(other, NULL));
+	if (wrong)
+		ibv_end_poll(of_one_thread);
+	OK(ibv_destroy_qp(e.qp));
+	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(of_one_thread)));
+	OK(ibv_destroy_comp_channel(channel));
+}
+
+static void resized_by_two_threads(struct end *a, struct end *b)
+{
+	(void)b;
+	two_threads(a, resizes);
+}
+
+static void notified_by_two_threads(struct end *a, struct end *b)
+{
+	(void)b;
+	two_threads(a, asks_for_an_event);
+}
+
+static void read_on_by_two_threads(struct end *a, struct end *b)
+{
+	(void)b;
+	two_threads(a, reads_on);
+}
+
 static void lkey_used_as_rkey(struct end *a, struct end *b)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
@@ -650,6 +722,9 @@ int main(int argc, char **argv)
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },
 		{ "cq-polled-by-two-threads", IBV_QPT_RC, cq_polled_by_two_threads },
+		{ "cq-resized-by-two-threads", IBV_QPT_RC, resized_by_two_threads },
+		{ "cq-notified-by-two-threads", IBV_QPT_RC, notified_by_two_threads },
+		{ "cq-read-on-by-two-threads", IBV_QPT_RC, read_on_by_two_threads },
 		{ "lkey-used-as-rkey", IBV_QPT_RC, lkey_used_as_rkey },
 		{ "rights-too-weak", IBV_QPT_RC, rights_too_weak },
 		{ "pd-mismatch", IBV_QPT_RC, pd_mismatch },
