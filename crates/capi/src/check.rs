@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use anyverbs_check::{Activity, Kind, Ledger, QueuePair, Refusal, Region, checker};
+use anyverbs::{DropReason, Drops};
+use anyverbs_check::{Activity, Dropped, Kind, Ledger, QueuePair, Refusal, Region, checker};
 
 use parking_lot::Mutex;
 
@@ -64,11 +65,21 @@ pub(crate) fn made_qp(
     }
 }
 
-/// So many datagrams for this process had another Q_Key than the queue pair that they named. The queue pair has this one.
-pub(crate) fn dropped_by_qkey(pointer: *const ibv_qp, count: u64, qkey: u32) {
-    if let Some(checker) = checker() {
-        checker.ledger().dropped_by_qkey(pointer as usize, count, qkey);
-    }
+/// Tells of datagrams that a queue pair has dropped.
+pub(crate) fn dropped(pointer: *const ibv_qp, own_qkey: u32, reason: DropReason, drops: &Drops) {
+    let Some(checker) = checker() else { return };
+    let reason = match reason {
+        DropReason::QKey => Dropped::QKey { own: own_qkey, other: drops.qkey.0 },
+        DropReason::NoReceive => Dropped::NoReceive,
+        DropReason::TooLong => Dropped::TooLong { len: drops.len, room: drops.room },
+    };
+    let from = format!("queue pair {:#x} of {}", drops.src_qpn.get(), drops.source);
+    checker.ledger().dropped(pointer as usize, reason, drops.count, &from);
+}
+
+/// The addresses of the queue pairs of type UD whose receives complete in this queue.
+pub(crate) fn datagram_qps(cq: *const ibv_cq_ex) -> Vec<usize> {
+    checker().map(|checker| checker.ledger().datagram_qps(cq as usize)).unwrap_or_default()
 }
 
 /// Nothing is known of what is outstanding in this SRQ or queue pair.

@@ -419,6 +419,30 @@ fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
 }
 
+#[test]
+fn the_checker_says_whose_datagram_was_dropped() {
+    for (id, why) in [
+        ("qkey-mismatch", "with Q_Key 0x22222222, and that of the queue pair is 0x11111111"),
+        ("datagram-without-receive", "and no receive was posted"),
+        ("datagram-too-long", "with 48 bytes (40 of them the GRH), and there was room for 47"),
+    ] {
+        let (_, said, _) = check([id, "wrong", "plain"], "1", "");
+        let line =
+            said.lines().find(|line| line.contains("has dropped datagrams")).unwrap_or(&said);
+        let (whose, first) =
+            line.split_once("; the first came from queue pair 0x").unwrap_or_default();
+        assert!(whose.ends_with(" (1 so far)") && first.ends_with(why), "{said}");
+    }
+}
+
+/// A program that waits for good is told while it polls.
+#[test]
+fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
+    let (status, said, found) = check(["waits-for-a-datagram", "wrong", "plain"], "1", "");
+    let wanted = vec!["datagram-without-receive".to_owned()];
+    assert_eq!((status, found), (Some(5), wanted), "{said}");
+}
+
 /// A queue that was made for one thread is polled by one, and another thread makes the call.
 #[test]
 fn the_checker_reports_each_call_of_a_second_thread() {

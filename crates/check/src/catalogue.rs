@@ -61,6 +61,8 @@ checks! {
     ForkedChild "posted-from-forked-child";
     FailedWcOpcode "failed-wc-opcode";
     QkeyMismatch "qkey-mismatch";
+    DatagramUnreceived "datagram-without-receive";
+    DatagramTooLong "datagram-too-long";
     Persona "refused-by-persona";
     Leak "leak";
 }

@@ -227,3 +227,24 @@ pub struct Refusal {
     /// The device's sentence, which has the value and the limit.
     pub why: String,
 }
+
+/// The reason why a queue pair dropped datagrams, with facts about the first of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dropped {
+    /// Its Q_Key was not the queue pair's own.
+    QKey {
+        /// The queue pair's.
+        own: u32,
+        /// The datagram's.
+        other: u32,
+    },
+    /// There was no receive.
+    NoReceive,
+    /// It was longer than the receive.
+    TooLong {
+        /// Bytes, with the GRH.
+        len: u64,
+        /// Bytes that there was room for.
+        room: u64,
+    },
+}

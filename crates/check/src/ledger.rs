@@ -1,5 +1,6 @@
 //! Everything that the program has made or posted, and that has not ended.
 
+mod datagrams;
 mod dead;
 mod ends;
 mod failed;
@@ -83,6 +84,8 @@ struct Queues {
     is_unwatched: bool,
     /// The send queue is full for good, and this was reported.
     is_stuck: bool,
+    /// Checks by which dropped datagrams were reported.
+    dropped: Vec<Check>,
     /// The program read that the queue pair takes no more receives of its SRQ.
     saw_last_wqe: bool,
     /// Where the queue pair is ended without this.
@@ -115,7 +118,6 @@ pub struct Ledger {
     pinned: Pinned,
     dead: Dead,
     has_posted_in_child: bool,
-    has_reported_qkey: bool,
     /// The fields of failed completions that the program read, each once.
     undefined: Vec<&'static str>,
     has_told_of_poison: bool,
@@ -144,7 +146,6 @@ impl Ledger {
             pinned: Pinned::default(),
             dead: Dead::default(),
             has_posted_in_child: false,
-            has_reported_qkey: false,
             undefined: Vec::new(),
             has_told_of_poison: false,
             uses_cm: false,

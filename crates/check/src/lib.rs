@@ -24,7 +24,9 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
-pub use facts::{Activity, Completion, Elements, Kind, Piece, QueuePair, Refusal, Region, Work};
+pub use facts::{
+    Activity, Completion, Dropped, Elements, Kind, Piece, QueuePair, Refusal, Region, Work,
+};
 pub use ledger::Ledger;
 pub use memory::Read;
 use report::Reporter;

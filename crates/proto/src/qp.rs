@@ -6,6 +6,7 @@
 pub mod attr;
 mod congestion;
 mod datagram;
+pub mod drops;
 pub mod facts;
 pub mod grh;
 pub mod pacing;

@@ -36,6 +36,7 @@ use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::drops::{DropReason, Drops};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
@@ -388,6 +389,14 @@ impl Qp {
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn is_draining(&self) -> Result<bool, ModifyObjectError> {
         Ok(self.lock()?.machine.is_draining())
+    }
+
+    /// Datagrams that it dropped for a reason since the last RESET.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn drops(&self, reason: DropReason) -> Result<Option<Drops>, ModifyObjectError> {
+        Ok(self.lock()?.machine.drops(reason))
     }
 
     /// State now.

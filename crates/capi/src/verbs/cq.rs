@@ -1,6 +1,9 @@
 //! Completion queues and `ibv_poll_cq`. The iterator of an extended CQ is in `cq_ex.rs`.
 
-use std::{ffi::c_int, sync::Arc};
+use std::{
+    ffi::c_int,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
 
@@ -30,6 +33,8 @@ pub(crate) struct CqInner {
     ignores_overrun: bool,
     /// The program promised that one thread at a time uses it.
     pub(crate) is_single_threaded: bool,
+    /// For the checker: datagrams that the device had dropped when it looked last.
+    pub(crate) dropped: AtomicU64,
 }
 
 /// The CQ behind a program's pointer.
@@ -149,7 +154,14 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     sanitize_iterator(&mut public);
     let iterator = PollSession::default();
     let is_single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
-    let inner = CqInner { device, context, iterator, ignores_overrun, is_single_threaded };
+    let inner = CqInner {
+        device,
+        context,
+        iterator,
+        ignores_overrun,
+        is_single_threaded,
+        dropped: AtomicU64::new(0),
+    };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.
     object::lookup(published)?.inner.device.set_cookie(published as u64);

@@ -9,8 +9,8 @@ use std::{
 use anyverbs_causes::Cause;
 
 use anyverbs::{
-    Counter, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType,
-    Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature,
+    DropReason, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState,
+    QpType, Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature,
     raw::RawQp,
 };
 use anyverbs_sanitizers as sanitizers;
@@ -466,20 +466,27 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
-        if check::is_on() && qp.inner.qp_type == Some(QpType::Ud) {
-            look_for_drops(&qp);
-        }
+        look_at_ud(&qp);
         check::ending(qp_, activity, || qp.inner.device.destroy())?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))
 }
 
+/// A queue pair that may have dropped datagrams ends, or forgets them.
+fn look_at_ud(qp: &Qp) {
+    if check::is_on() && qp.inner.qp_type == Some(QpType::Ud) {
+        look_for_drops(qp);
+    }
+}
+
 /// Tells the checker of datagrams that nobody else reports.
-fn look_for_drops(qp: &Qp) {
-    let counters = qp.inner.context.inner.device.counters();
-    if let (Ok(counters), Ok((attr, ..))) = (counters, qp.inner.device.query()) {
-        let dropped = counters.read(Counter::DropQkey);
-        check::dropped_by_qkey(qp.public().cast(), dropped, attr.qkey.0);
+pub(super) fn look_for_drops(qp: &Qp) {
+    let Ok(device) = qp.inner.device.transport() else { return };
+    let Ok((attr, _)) = device.query() else { return };
+    for reason in DropReason::ALL {
+        if let Ok(Some(drops)) = device.drops(reason) {
+            check::dropped(qp.public().cast(), attr.qkey.0, reason, &drops);
+        }
     }
 }
 
@@ -561,6 +568,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
         let mask = mask.difference(pointless(qp.inner.qp_type));
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == IBV_QPS_RESET {
+            look_at_ud(&qp);
+        }
         match &qp.inner.device {
             Device::Transport(device) => {
                 let attr = qp_attr(&qp.inner.context, attr, mask)?;

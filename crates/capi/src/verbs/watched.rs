@@ -1,9 +1,12 @@
 //! The data path of a program that is checked (`anyverbs run --check`): it tells the checker what is posted and polled. Without
 //! it no call comes here: a context gets these functions in place of its own.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    sync::atomic::Ordering,
+};
 
-use anyverbs::{QpState, WcEx};
+use anyverbs::{DropReason, QpState, WcEx};
 use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, checker};
 
 use crate::{
@@ -11,7 +14,7 @@ use crate::{
     check,
     errno::Errno,
     object,
-    verbs::{self, cq_ex, wr},
+    verbs::{self, cq_ex, qp::look_for_drops, wr},
 };
 
 /// Lets the checker see what is posted and polled by this table.
@@ -266,7 +269,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     let polled = unsafe { in_turn(cq.cast(), "ibv_poll_cq", || verbs::poll_cq(cq, entries, wc)) };
     if polled == 0 {
         // SAFETY: as above.
-        unsafe { tell_overrun(cq.cast()) };
+        unsafe { tell_of_empty(cq.cast()) };
     } else if polled < 0 {
         check::uses_dead(cq);
     }
@@ -506,14 +509,25 @@ fn present(ex: &WcEx) -> Completion {
     }
 }
 
-/// Tells of a queue that has lost completions.
+/// A queue was found empty. It may have lost completions, or the datagrams were dropped for which the program waits.
 ///
 /// # Safety
 /// `cq` is NULL or live.
-unsafe fn tell_overrun(cq: *mut ibv_cq_ex) {
+unsafe fn tell_of_empty(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
-    if unsafe { object::deref(cq) }.is_some_and(|cq| cq.inner.device.is_overrun()) {
+    let Some(inner) = (unsafe { object::deref(cq) }).map(|cq| &cq.inner) else { return };
+    if inner.device.is_overrun() {
         check::overrun(cq);
+    }
+    let Ok(counters) = inner.context.inner.device.counters() else { return };
+    let dropped = DropReason::ALL.into_iter().map(|reason| counters.read(reason.counter())).sum();
+    if inner.dropped.swap(dropped, Ordering::Relaxed) == dropped {
+        return;
+    }
+    for qp in check::datagram_qps(cq) {
+        if let Ok(qp) = object::lookup(qp as *const ibv_qp_ex) {
+            look_for_drops(&qp);
+        }
     }
 }
 
@@ -524,7 +538,7 @@ unsafe fn tell_overrun(cq: *mut ibv_cq_ex) {
 unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
     if errno == libc::ENOENT {
         // SAFETY: the caller's promise.
-        unsafe { tell_overrun(cq) };
+        unsafe { tell_of_empty(cq) };
     }
     let Some(checker) = checker() else { return };
     if errno != 0 {

@@ -132,22 +132,6 @@ impl Ledger {
         }
     }
 
-    /// So many datagrams for this process had another Q_Key than the queue pair that they named. This queue pair, which ends, has
-    /// this one.
-    pub fn dropped_by_qkey(&mut self, address: usize, count: u64, qkey: u32) {
-        if count == 0 || std::mem::replace(&mut self.has_reported_qkey, true) {
-            return;
-        }
-        let number =
-            self.queues.get(&address).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
-        let what = format!(
-            "datagrams were dropped, since their Q_Key was not that of the queue pair that they named ({count} in this process); that of queue pair {number:#x} is {qkey:#x}"
-        );
-        let seen = ("It was seen here, as the queue pair ended".into(), Stack::here());
-        let made = self.origin(address, "The queue pair was made here");
-        self.report(Check::QkeyMismatch, what, vec![seen, made]);
-    }
-
     /// A completion queue has lost completions.
     pub fn overrun(&mut self, address: usize) {
         let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_reported) else { return };

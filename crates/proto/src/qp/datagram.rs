@@ -13,6 +13,7 @@ use crate::wire::packet::{Headers, ICRC_LEN};
 use crate::wr::{SendFlags, SendOp};
 
 use super::attr::QpState;
+use super::drops::DropReason;
 use super::grh::{self, GRH_LEN};
 use super::pacing::Pacing;
 use super::{Arrival, Incoming, PACKET_COST, Qp};
@@ -126,16 +127,17 @@ impl Qp {
         let headers = &packet.headers;
         let Some(deth) = headers.deth else { return env.count(Counter::DropMalformed, 1) };
         if deth.qkey != self.attr.qkey {
-            return env.count(Counter::DropQkey, 1);
+            return self.drop_datagram(DropReason::QKey, 0, (arrival, packet, deth), env);
         }
         self.note_established(env);
         if !self.take_datagram_recv(env) {
-            return env.count(Counter::DropNoRecv, 1);
+            return self.drop_datagram(DropReason::NoReceive, 0, (arrival, packet, deth), env);
         }
         let len = GRH_LEN as u64 + packet.payload.len() as u64;
         let recv = self.datagram_recv();
-        if packet.payload.len() > self.mtu() as usize || len > recv.room() {
-            return env.count(Counter::DropRecvTooShort, 1);
+        let room = recv.room().min(GRH_LEN as u64 + u64::from(self.mtu()));
+        if len > room {
+            return self.drop_datagram(DropReason::TooLong, room, (arrival, packet, deth), env);
         }
         let wire_len = packet.len() + ICRC_LEN;
         let grh = grh::build(arrival, wire_len);

@@ -19,6 +19,7 @@ use crate::wire::opcode::{Opcode, Operation};
 use crate::wr::{SendFlags, SendOp, Sge};
 
 use super::attr::{QpState, QpType};
+use super::drops::{AllDrops, DropReason, Drops};
 use super::responder::Refusal;
 use super::{Arrival, Incoming, Qp};
 
@@ -48,11 +49,23 @@ pub(super) struct Trouble {
     no_receive: Option<(Psn, Time)>,
     /// The place of a request that a script of faults lets fail, and whether it waits for the time of that.
     spoiled: Option<(u32, bool)>,
+    /// Datagrams that were dropped.
+    drops: AllDrops,
 }
 
 impl Qp {
     fn trouble(&mut self) -> &mut Trouble {
         self.trouble.get_or_insert_default()
+    }
+
+    /// Datagrams that were dropped for a reason since the last RESET.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> Option<Drops> {
+        self.trouble.as_ref()?.drops[reason as usize]
+    }
+
+    pub(super) fn drops_mut(&mut self) -> &mut AllDrops {
+        &mut self.trouble().drops
     }
 
     /// For [`crate::wc::Wc::vendor_err`].

@@ -1,0 +1,53 @@
+//! Datagrams that queue pairs have dropped.
+
+use crate::catalogue::Check;
+use crate::facts::Dropped;
+use crate::stack::Stack;
+
+use super::Ledger;
+
+impl Dropped {
+    fn check(self) -> Check {
+        match self {
+            Self::QKey { .. } => Check::QkeyMismatch,
+            Self::NoReceive => Check::DatagramUnreceived,
+            Self::TooLong { .. } => Check::DatagramTooLong,
+        }
+    }
+}
+
+impl Ledger {
+    /// A queue pair has dropped `count` datagrams so far, the first one `from` there. It is reported once.
+    pub fn dropped(&mut self, address: usize, reason: Dropped, count: u64, from: &str) {
+        let check = reason.check();
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let Some(qp) = queues.qp.filter(|_| !queues.dropped.contains(&check)) else { return };
+        queues.dropped.push(check);
+        let why = match reason {
+            Dropped::QKey { own, other } => {
+                format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")
+            }
+            Dropped::NoReceive if qp.srq == 0 => "and no receive was posted".to_owned(),
+            Dropped::NoReceive => "and the SRQ had no receive".to_owned(),
+            Dropped::TooLong { len, room } => {
+                format!("with {len} bytes (40 of them the GRH), and there was room for {room}")
+            }
+        };
+        let what = format!(
+            "UD queue pair {:#x} has dropped datagrams ({count} so far); the first came from {from}, {why}",
+            qp.number
+        );
+        let seen = ("It was seen here, later".into(), Stack::here());
+        let made = self.origin(address, "The queue pair was made here");
+        self.report(check, what, vec![seen, made]);
+    }
+
+    /// The addresses of the queue pairs of type UD whose receives complete in this queue.
+    #[must_use]
+    pub fn datagram_qps(&self, cq: usize) -> Vec<usize> {
+        let is_of =
+            |queues: &super::Queues| queues.qp.is_some_and(|qp| qp.is_datagram && qp.recv_cq == cq);
+        let qps = self.queues.iter().filter(|(_, queues)| is_of(queues));
+        qps.map(|(address, _)| *address).collect()
+    }
+}

@@ -1,0 +1,78 @@
+//! Datagrams that a queue pair drops. No completion tells of them, at neither end.
+
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::types::{Gid, QKey, Qpn};
+use crate::wire::deth::Deth;
+
+use super::grh::GRH_LEN;
+use super::{Arrival, Incoming, Qp};
+
+/// The reason why a datagram is dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DropReason {
+    /// Its Q_Key is not that of the queue pair.
+    QKey,
+    /// There is no receive.
+    NoReceive,
+    /// It is longer than the receive, or than the path MTU.
+    TooLong,
+}
+
+impl DropReason {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::QKey, Self::NoReceive, Self::TooLong];
+
+    /// The port's counter of them.
+    #[must_use]
+    pub fn counter(self) -> Counter {
+        match self {
+            Self::QKey => Counter::DropQkey,
+            Self::NoReceive => Counter::DropNoRecv,
+            Self::TooLong => Counter::DropRecvTooShort,
+        }
+    }
+}
+
+/// Datagrams that were dropped for one reason, and the first of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Drops {
+    /// How many there were.
+    pub count: u64,
+    /// Address of the sender.
+    pub source: Gid,
+    /// Queue pair of the sender.
+    pub src_qpn: Qpn,
+    /// Its Q_Key.
+    pub qkey: QKey,
+    /// Bytes, with the GRH.
+    pub len: u64,
+    /// Bytes that the receive and the path MTU had room for; 0 without a receive.
+    pub room: u64,
+}
+
+/// Drops by reason.
+pub(super) type AllDrops = [Option<Drops>; DropReason::ALL.len()];
+
+impl Qp {
+    /// Drops a datagram.
+    #[cold]
+    pub(super) fn drop_datagram<E: Env>(
+        &mut self,
+        reason: DropReason,
+        room: u64,
+        (arrival, packet, deth): (&Arrival, &Incoming<'_>, Deth),
+        env: &mut E,
+    ) {
+        env.count(reason.counter(), 1);
+        let drops = self.drops_mut()[reason as usize].get_or_insert(Drops {
+            count: 0,
+            source: arrival.source,
+            src_qpn: deth.src_qpn,
+            qkey: deth.qkey,
+            len: (GRH_LEN + packet.payload.len()) as u64,
+            room,
+        });
+        drops.count += 1;
+    }
+}
