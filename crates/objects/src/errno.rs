@@ -68,7 +68,7 @@ impl RegisterError {
         match self {
             Self::Access | Self::Range | Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
             Self::Unsupported(_) | Self::Persona { .. } => libc::EOPNOTSUPP,
-            Self::NotMapped => libc::EFAULT,
+            Self::NotMapped(_) | Self::Protected(_) => libc::EFAULT,
             Self::Bound => libc::EBUSY,
             Self::System(errno) => *errno,
             Self::Exhausted => libc::ENOMEM,
@@ -261,7 +261,8 @@ mod tests {
             (RegisterError::Unsupported(1), EOPNOTSUPP),
             (RegisterError::Persona { persona: "", lacks: Feature::Odp }, EOPNOTSUPP),
             (RegisterError::Range, EINVAL),
-            (RegisterError::NotMapped, EFAULT),
+            (RegisterError::NotMapped(0), EFAULT),
+            (RegisterError::Protected(0), EFAULT),
             (RegisterError::Invalid(""), EINVAL),
             (RegisterError::Bound, EBUSY),
             (RegisterError::System(EMFILE), EMFILE),

@@ -171,9 +171,14 @@ pub enum RegisterError {
     /// `EINVAL`: the range wraps around the end of the address space.
     #[error("the range wraps around")]
     Range,
-    /// `EFAULT`: part of the range is not mapped, or may not be written where the region may.
-    #[error("part of the range is not mapped, or not with these rights")]
-    NotMapped,
+    /// `EFAULT`: nothing is mapped at this address of the range.
+    #[error("nothing is mapped at {0:#x}")]
+    NotMapped(u64),
+    /// `EFAULT`: the memory at this address may not be read, or not written where the region may.
+    #[error(
+        "the memory at {0:#x} may not be read, or not written as IBV_ACCESS_LOCAL_WRITE asks for"
+    )]
+    Protected(u64),
     /// `EINVAL`: the text gives the reason.
     #[error("invalid {0}")]
     Invalid(&'static str),
@@ -460,7 +465,7 @@ impl RegisterError {
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         match self {
-            Self::NotMapped => Some(Cause::NotMapped),
+            Self::NotMapped(_) | Self::Protected(_) => Some(Cause::NotMapped),
             Self::Persona { .. } => Some(Cause::Persona),
             _ => None,
         }

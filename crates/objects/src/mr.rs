@@ -113,7 +113,8 @@ fn check_memory(
         return Ok(());
     }
     core.memory.maps.check(addr, len, needs).map_err(|unfit| match unfit {
-        Unfit::NotMapped => RegisterError::NotMapped,
+        Unfit::NotMapped(at) => RegisterError::NotMapped(at),
+        Unfit::Protected(at) => RegisterError::Protected(at),
         Unfit::NotHuge => RegisterError::Invalid("memory: not all pages are huge"),
         Unfit::Volatile => RegisterError::Invalid("memory: not all of it is of a persistent file"),
     })

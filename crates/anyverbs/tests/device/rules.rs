@@ -63,10 +63,10 @@ fn regions_are_checked() {
     assert_eq!(reg(at, 8, Access::REMOTE_READ), Ok(()));
     assert_eq!(reg(0, 0, Access::empty()), Ok(()));
     assert_eq!(reg(u64::MAX, 2, Access::empty()), Err(RegisterError::Range));
-    assert_eq!(reg(8, 8, Access::empty()), Err(RegisterError::NotMapped));
+    assert_eq!(reg(8, 8, Access::empty()), Err(RegisterError::NotMapped(8)));
     assert_eq!(reg(8, 8, Access::ON_DEMAND), Ok(()));
     assert_eq!(reg(0, u64::MAX, Access::ON_DEMAND), Ok(()));
-    assert_eq!(reg(0, u64::MAX, Access::empty()), Err(RegisterError::NotMapped));
+    assert_eq!(reg(0, u64::MAX, Access::empty()), Err(RegisterError::NotMapped(0)));
     let unsupported = Access::NULL;
     assert_eq!(reg(at, 8, unsupported), Err(RegisterError::Unsupported(unsupported.bits())));
     let everything = Access::ON_DEMAND | Access::FLUSH_PERSISTENT;
@@ -76,7 +76,7 @@ fn regions_are_checked() {
     // Memory that may not be written is not registered for writing.
     let code = &raw const CODE as u64;
     assert_eq!(reg(code, 8, Access::empty()), Ok(()));
-    assert_eq!(reg(code, 8, Access::LOCAL_WRITE), Err(RegisterError::NotMapped));
+    assert_eq!(reg(code, 8, Access::LOCAL_WRITE), Err(RegisterError::Protected(code)));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use anyverbs::{Access, Advice, Rereg, Sge};
+use anyverbs::{Access, Advice, Rereg, Sge, error::RegisterError};
+use anyverbs_causes::Cause;
 
 use anyverbs_check::Region;
 use anyverbs_sanitizers as sanitizers;
@@ -15,7 +16,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, pointer, value},
+    errno::{Errno, pointer, say, value},
     faults,
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd, watched::activity},
@@ -52,9 +53,19 @@ fn reg(
         let access = access(flags)?;
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
-        let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
+        let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) };
+        let device = device.map_err(|error| refused(addr as u64, length, error))?;
         Ok(publish_memory(&pd, device, addr, length, iova, access))
     }))
+}
+
+/// Says why memory was not registered. If it is not mapped, the whole range helps to see why.
+#[cold]
+fn refused(addr: u64, length: usize, error: RegisterError) -> Errno {
+    let cause = error.cause().filter(|cause| *cause == Cause::NotMapped);
+    let Some(cause) = cause else { return error.into() };
+    say(&format!("a region of {length} bytes at {addr:#x}: "), &error, Some(cause));
+    Errno(error.errno())
 }
 
 /// Gives a region of the program's own memory to the program.

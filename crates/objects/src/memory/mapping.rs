@@ -70,8 +70,10 @@ pub(crate) struct Needs {
 /// Why memory is not as it is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// Part of it is not mapped, or not with these rights.
-    NotMapped,
+    /// Nothing is mapped at this address.
+    NotMapped(u64),
+    /// The memory at this address may not be read, or not be written as it is needed.
+    Protected(u64),
     /// Part of it is of small pages.
     NotHuge,
     /// Part of it is lost with the power.
@@ -90,7 +92,7 @@ impl Maps {
 
     /// Whether every page of a range is mapped now, as it is needed.
     pub(crate) fn check(&self, addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
-        let end = addr.checked_add(len).ok_or(Unfit::NotMapped)?;
+        let end = addr.checked_add(len).ok_or(Unfit::NotMapped(u64::MAX))?;
         if len == 0 {
             return Ok(());
         }
@@ -106,14 +108,14 @@ impl Maps {
                     if text.is_empty() {
                         // Without /proc rights are found out when the memory is used.
                         let unknown = needs.huge || needs.persistent || !is_resident(addr, len);
-                        return if unknown { Err(Unfit::NotMapped) } else { Ok(()) };
+                        return if unknown { Err(Unfit::NotMapped(at)) } else { Ok(()) };
                     }
                     find(text, at)
                 }
             };
-            let area = area.ok_or(Unfit::NotMapped)?;
+            let area = area.ok_or(Unfit::NotMapped(at))?;
             if !area.readable || needs.writable && !area.writable {
-                return Err(Unfit::NotMapped);
+                return Err(Unfit::Protected(at));
             }
             if needs.huge && area.page_size <= page_size() as u64 {
                 return Err(Unfit::NotHuge);

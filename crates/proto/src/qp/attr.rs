@@ -269,7 +269,7 @@ impl fmt::Display for Bits {
 }
 
 impl QpAttr {
-    /// The values of these attributes, as a program gave them: `timeout 40, retry_cnt 9`.
+    /// The values of these attributes, as a program gave them, with the largest that are allowed: `timeout 40 of at most 31`.
     #[must_use]
     pub fn values(&self, bits: QpAttrMask) -> String {
         use QpAttrMask as M;
@@ -282,12 +282,18 @@ impl QpAttr {
             (M::PORT, format!("port_num {}", self.port)),
             (M::PKEY_INDEX, format!("pkey_index {}", self.pkey_index)),
             (M::AV, address),
-            (M::PATH_MTU, format!("path_mtu of {} bytes", self.path_mtu.bytes())),
+            (
+                M::PATH_MTU,
+                format!(
+                    "path_mtu of {} bytes, more than the interface takes",
+                    self.path_mtu.bytes()
+                ),
+            ),
             (M::RATE_LIMIT, format!("rate_limit {}", self.rate_limit)),
-            (M::TIMEOUT, format!("timeout {}", self.timeout)),
-            (M::RETRY_CNT, format!("retry_cnt {}", self.retry_cnt)),
-            (M::RNR_RETRY, format!("rnr_retry {}", self.rnr_retry)),
-            (M::MIN_RNR_TIMER, format!("min_rnr_timer {}", self.min_rnr_timer)),
+            (M::TIMEOUT, format!("timeout {} of at most 31", self.timeout)),
+            (M::RETRY_CNT, format!("retry_cnt {} of at most 7", self.retry_cnt)),
+            (M::RNR_RETRY, format!("rnr_retry {} of at most 7", self.rnr_retry)),
+            (M::MIN_RNR_TIMER, format!("min_rnr_timer {} of at most 31", self.min_rnr_timer)),
             (M::MAX_QP_RD_ATOMIC, format!("max_rd_atomic {}", self.max_rd_atomic)),
             (M::MAX_DEST_RD_ATOMIC, format!("max_dest_rd_atomic {}", self.max_dest_rd_atomic)),
         ]

@@ -31,13 +31,13 @@ fn present_mappings_are_known() {
         assert_eq!(check(addr, 3 * PAGE as u64, any), Ok(()));
         assert_eq!(check(addr + 100, 0, any), Ok(()));
         assert_eq!(check(0, 0, any), Ok(()));
-        assert_eq!(check(0, 1, any), Err(Unfit::NotMapped));
+        assert_eq!(check(0, 1, any), Err(Unfit::NotMapped(0)));
         // SAFETY: a page of our own mapping.
         unsafe { libc::munmap(m.as_ptr().wrapping_byte_add(PAGE), PAGE) };
         assert_eq!(check(addr + 1, PAGE as u64 - 1, any), Ok(()));
-        assert_eq!(check(addr + 1, PAGE as u64, any), Err(Unfit::NotMapped));
-        assert_eq!(check(u64::MAX - 10, 20, any), Err(Unfit::NotMapped));
-        assert_eq!(check(0, u64::MAX, any), Err(Unfit::NotMapped));
+        assert_eq!(check(addr + 1, PAGE as u64, any), Err(Unfit::NotMapped(addr + PAGE as u64)));
+        assert_eq!(check(u64::MAX - 10, 20, any), Err(Unfit::NotMapped(u64::MAX)));
+        assert_eq!(check(0, u64::MAX, any), Err(Unfit::NotMapped(0)));
         assert!(is_resident(addr, PAGE as u64) && !is_resident(addr, PAGE as u64 + 1));
     });
 }
@@ -50,9 +50,9 @@ fn rights_are_known() {
     let (addr, page) = (m.addr(), PAGE as u64);
     assert_eq!(check(addr, page, write), Ok(()));
     assert_eq!(check(addr, 3 * page, Needs::default()), Ok(()));
-    assert_eq!(check(addr, page + 1, write), Err(Unfit::NotMapped));
+    assert_eq!(check(addr, page + 1, write), Err(Unfit::Protected(addr + page)));
     protect(&m, 1, libc::PROT_NONE);
-    assert_eq!(check(addr, 3 * page, Needs::default()), Err(Unfit::NotMapped));
+    assert_eq!(check(addr, 3 * page, Needs::default()), Err(Unfit::Protected(addr + page)));
 }
 
 #[test]

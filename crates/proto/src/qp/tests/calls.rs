@@ -676,18 +676,19 @@ fn the_values_of_attributes_are_those_of_the_mask() {
     for (bit, value) in [
         (M::PORT, "port_num 1"),
         (M::PKEY_INDEX, "pkey_index 2"),
-        (M::PATH_MTU, "path_mtu of 2048 bytes"),
+        (M::PATH_MTU, "path_mtu of 2048 bytes, more than the interface takes"),
         (M::RATE_LIMIT, "rate_limit 3"),
-        (M::TIMEOUT, "timeout 4"),
-        (M::RETRY_CNT, "retry_cnt 5"),
-        (M::RNR_RETRY, "rnr_retry 6"),
-        (M::MIN_RNR_TIMER, "min_rnr_timer 7"),
+        (M::TIMEOUT, "timeout 4 of at most 31"),
+        (M::RETRY_CNT, "retry_cnt 5 of at most 7"),
+        (M::RNR_RETRY, "rnr_retry 6 of at most 7"),
+        (M::MIN_RNR_TIMER, "min_rnr_timer 7 of at most 31"),
         (M::MAX_QP_RD_ATOMIC, "max_rd_atomic 8"),
         (M::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic 9"),
     ] {
         assert_eq!(attr.values(bit), value);
     }
-    assert_eq!(attr.values(M::RETRY_CNT | M::TIMEOUT | M::STATE), "timeout 4, retry_cnt 5");
+    let both = attr.values(M::RETRY_CNT | M::TIMEOUT | M::STATE);
+    assert_eq!(both, "timeout 4 of at most 31, retry_cnt 5 of at most 7");
     assert_eq!(attr.values(M::empty()), "");
     let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }.values(M::AV);
     assert!(av.starts_with("ah_attr with port_num 1, sgid_index 3, dgid "), "{av}");
