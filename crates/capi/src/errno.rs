@@ -64,9 +64,13 @@ impl Said {
 /// out on purpose.
 pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
     let Some(cause) = cause else { return tracing::debug!("refused: {what}{error}") };
+    say_once(&format!("refused: {what}{error}; see `anyverbs explain {cause}`"));
+}
+
+/// Logs an error, unless it was logged before.
+pub(crate) fn say_once(line: &str) {
     static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
-    let line = format!("refused: {what}{error}; see `anyverbs explain {cause}`");
-    if SAID.is_new(&line) {
+    if SAID.is_new(line) {
         tracing::error!(target: "anyverbs", "{line}");
     }
 }

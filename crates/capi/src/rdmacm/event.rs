@@ -2,22 +2,23 @@
 
 use std::{
     ffi::{c_int, c_void},
-    ptr,
+    io, ptr,
     sync::{Arc, Weak},
 };
 
 use anyverbs::cm;
 use anyverbs_sanitizers as sanitizers;
-use cm::{EventKind, EventParam};
+use cm::{Address, EventKind, EventParam};
 
 use crate::{
     abi::*,
     cancel,
-    errno::{Errno, give},
+    errno::{Errno, give, say_once},
     object::{self, Object},
     rdmacm::{
         Channel, Id,
         id::{self, On},
+        sockaddr::address,
         zero,
     },
     verbs,
@@ -136,12 +137,43 @@ fn accept_event(
         | EventKind::Disconnected => id::refresh_qp_state(id),
         _ => {}
     }
+    tell_failure(id, kind, status);
     let (param, private_data) = param(&event);
     let public =
         rdma_cm_event { id: subject, listen_id: listener, event: kind as u32, status, param };
     let inner = EventInner { _private_data: private_data, of: Arc::clone(id) };
     Ok(object::publish(public, 0, inner))
 }
+
+/// Says why there is no connection.
+fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
+    let why = match (kind, status) {
+        (EventKind::Rejected, NO_LISTENER) => "no program listens on this port there".to_owned(),
+        (EventKind::Rejected, BY_PROGRAM) => "the program there called rdma_reject".to_owned(),
+        (EventKind::Rejected, _) => format!("the peer's device refused it for reason {status}"),
+        (EventKind::Unreachable, ..0) => {
+            "nobody answers, though the request was repeated".to_owned()
+        }
+        (EventKind::Unreachable, _) => format!("the peer answered with status {status}"),
+        (EventKind::AddrError | EventKind::RouteError, _) => {
+            io::Error::from_raw_os_error(status.saturating_abs()).to_string()
+        }
+        _ => return,
+    };
+    let (fields, name) = (id::fields(id), kind.name());
+    // SAFETY: the id has room for an address of any family there.
+    let to = unsafe { address((&raw const fields.route.addr.dst).cast()) };
+    let to = match to {
+        Ok(Address::Ip(ip)) => format!(" to {ip}"),
+        Ok(Address::Ib(ib)) => format!(" to {}", ib.gid),
+        Err(_) => String::new(),
+    };
+    say_once(&format!("no connection{to}: {why}; see `anyverbs explain {name}`"));
+}
+
+/// Reasons of a reject (IBA 12.6.7.2): no such service, and the consumer.
+const NO_LISTENER: c_int = 8;
+const BY_PROGRAM: c_int = 28;
 
 /// The id of a request, with its listener's channel or, under a synchronous listener, one of its own.
 fn adopt(new: cm::Id, listener: &Id) -> Result<Arc<Id>, Errno> {

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <rdma/rdma_cma.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -224,6 +225,20 @@ static void alone(void)
 		char *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		munmap(memory + 4096, 4096);
 		printf("ibv_reg_mr: %s\n", ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE) ? "made" : strerror(errno));
+	} else if (is("call-connect")) {
+		/* A synchronous id. */
+		struct rdma_cm_id *id;
+		struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(7471), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+		OK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+		OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
+		OK(rdma_resolve_route(id, 2000));
+		struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+		OK(rdma_create_qp(id, NULL, &init));
+		int ret = rdma_connect(id, NULL);
+		printf("rdma_connect: %s\n", ret ? strerror(errno) : "connected");
+		rdma_destroy_qp(id);
+		OK(rdma_destroy_id(id));
 	} else if (is("call-send-queue-full")) {
 		connect_ends(&a, &b);
 		int ret = 0, n;
