@@ -435,6 +435,18 @@ fn the_checker_says_whose_datagram_was_dropped() {
     }
 }
 
+#[test]
+fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
+    for calls in ["plain", "extended"] {
+        let (status, said, found) = check(["inline-read-without-fence", "wrong", calls], "1", "");
+        let wanted = vec!["read-without-fence".to_owned()];
+        assert_eq!((status, found), (Some(66), wanted), "{calls}: {said}");
+        assert!(said.contains("a SEND (wr_id 0x2) of queue pair"), "{calls}: {said}");
+        let (status, said, found) = check(["inline-read-without-fence", "right", calls], "1", "");
+        assert_eq!((status, found), (Some(0), Vec::new()), "{calls}: {said}");
+    }
+}
+
 /// A program that waits for good is told while it polls.
 #[test]
 fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {

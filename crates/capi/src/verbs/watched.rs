@@ -14,7 +14,7 @@ use crate::{
     check,
     errno::Errno,
     object,
-    verbs::{self, cq_ex, qp::look_for_drops, wr},
+    verbs::{self, Batch, cq_ex, qp::look_for_drops, wr},
 };
 
 /// Lets the checker see what is posted and polled by this table.
@@ -341,10 +341,16 @@ unsafe extern "C" fn wr_set_inline_data_list(
     if let Some(checker) = checker().filter(|_| !qp.is_null() && !list.is_null()) {
         let count = count.min(anyverbs::MAX_SGE);
         // SAFETY: the caller's promise.
-        let len = (0..count).map(|n| unsafe { (*list.add(n)).length as u64 }).sum();
+        let list = (0..count).map(|n| unsafe { list.add(n).read() });
+        let pieces = list.map(|buf| Piece {
+            addr: buf.addr as u64,
+            len: u32::try_from(buf.length).unwrap_or(u32::MAX),
+            lkey: 0,
+        });
         // SAFETY: as above.
-        let wr_id = unsafe { (&raw const (*qp).wr_id).read() };
-        checker.ledger().sets_inline(qp as usize, wr_id, len);
+        let batch = unsafe { object::deref(qp) }.and_then(|qp| qp.inner.batch.as_ref());
+        let built = batch.map(Batch::works).unwrap_or_default();
+        checker.ledger().sets_inline(qp as usize, pieces.collect(), built);
     }
     // SAFETY: the caller's promise.
     unsafe { wr::wr_set_inline_data_list(qp, count, list) };

@@ -9,8 +9,7 @@
 #include <unistd.h>
 
 static bool wrong, extended;
-/* The exit status. */
-static int result;
+static int result; /* the exit status */
 
 /* As make_end, with queues of the wanted kind. */
 static struct end make(struct ibv_pd *pd, enum ibv_qp_type type)
@@ -95,8 +94,7 @@ static void send_datagram(struct end *e, uint32_t dest, struct ibv_ah *ah)
 
 static void qp_destroyed_with_work(struct end *a, struct end *b)
 {
-	OK(post_recv(b, 1, 64));
-	OK(post_recv(b, 2, 64));
+	OK(post_recv(b, 1, 64) || post_recv(b, 2, 64));
 	OK(send_some(a, 3, 8, 0));
 	/* Right: its completion says that the unsignaled one before it is complete, too. */
 	OK(send_some(a, 4, 8, wrong ? 0 : IBV_SEND_SIGNALED));
@@ -286,9 +284,7 @@ static pthread_barrier_t both;
 static void *polled_by_two_threads(void *unused)
 {
 	pthread_barrier_wait(&both);
-	struct timespec now, end;
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	end.tv_sec++;
+	double end = now() + 1;
 	do {
 		struct ibv_poll_cq_attr attr = { 0 };
 		struct ibv_wc wc;
@@ -300,8 +296,7 @@ static void *polled_by_two_threads(void *unused)
 			OK(ibv_poll_cq(ibv_cq_ex_to_cq(of_one_thread), 1, &wc));
 		if (!wrong)
 			pthread_mutex_unlock(&turn);
-		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
+	} while (now() < end);
 	return unused;
 }
 
@@ -337,8 +332,7 @@ static void *reads_on(void *unused)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
 	if (wrong) {
-		/* This device refuses it. */
-		EQ(ibv_next_poll(of_one_thread), EINVAL);
+		EQ(ibv_next_poll(of_one_thread), EINVAL); /* this device refuses it */
 	} else {
 		OK(ibv_start_poll(of_one_thread, &attr));
 		EQ(ibv_next_poll(of_one_thread), ENOENT);
@@ -348,8 +342,9 @@ static void *reads_on(void *unused)
 }
 
 /* A thread polls, and another one makes the call before it is done. Right: after it is done. */
-static void two_threads(struct end *a, void *(*call)(void *))
+static void two_threads(struct end *a, struct end *b, void *(*call)(void *))
 {
+	(void)b;
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(a->cq->context);
 	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
 		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
@@ -376,20 +371,17 @@ static void two_threads(struct end *a, void *(*call)(void *))
 
 static void resized_by_two_threads(struct end *a, struct end *b)
 {
-	(void)b;
-	two_threads(a, resizes);
+	two_threads(a, b, resizes);
 }
 
 static void notified_by_two_threads(struct end *a, struct end *b)
 {
-	(void)b;
-	two_threads(a, asks_for_an_event);
+	two_threads(a, b, asks_for_an_event);
 }
 
 static void read_on_by_two_threads(struct end *a, struct end *b)
 {
-	(void)b;
-	two_threads(a, reads_on);
+	two_threads(a, b, reads_on);
 }
 
 static void lkey_used_as_rkey(struct end *a, struct end *b)
@@ -454,20 +446,30 @@ static void receive_not_posted(struct end *a, struct end *b)
 	EQ(status_of_next(a), wrong ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_SUCCESS);
 }
 
-static void read_without_fence(struct end *a, struct end *b)
+/* A READ, a SEND of the bytes that it brings, and one of others, which is right. */
+static void read_and_send(struct end *a, struct end *b, unsigned int flags)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
 		.wr.rdma = { .remote_addr = (uintptr_t)b->buf, .rkey = b->mr->rkey } };
-	OK(post_recv(b, 1, 64));
-	OK(post_recv(b, 2, 64));
-	OK(post(a, &wr));
-	OK(send_some(a, 2, 8, wrong ? 0 : IBV_SEND_FENCE));
-	/* Right: other bytes. */
 	struct end other = *a;
 	other.buf += 8;
+	OK(post_recv(b, 1, 64) || post_recv(b, 2, 64));
+	OK(post(a, &wr));
+	/* A fence comes too late for inline data. */
+	OK(send_some(wrong || !(flags & IBV_SEND_INLINE) ? a : &other, 2, 8, flags));
 	OK(send_some(&other, 3, 8, IBV_SEND_SIGNALED));
 	OK(status_of_next(a));
+}
+
+static void read_without_fence(struct end *a, struct end *b)
+{
+	read_and_send(a, b, wrong ? 0 : IBV_SEND_FENCE);
+}
+
+static void inline_read_without_fence(struct end *a, struct end *b)
+{
+	read_and_send(a, b, IBV_SEND_INLINE | IBV_SEND_FENCE);
 }
 
 /* Takes from this thread the right to pin as much as it likes. */
@@ -608,8 +610,7 @@ static void deliver_datagram(struct end *a, struct end *b, uint32_t qkey)
 	OK(post_recv(a, 9, 64));
 	remote_qkey = 0x11111111;
 	send_datagram(a, a->qp->qp_num, ah);
-	OK(status_of_next(a));
-	OK(status_of_next(a));
+	OK(status_of_next(a) || status_of_next(a));
 	OK(ibv_destroy_ah(ah));
 }
 
@@ -678,7 +679,6 @@ static void posts_what_a_persona_lacks(struct end *a, struct end *b)
 /* The device plays one with small limits. All queue pairs are asked for in one place. */
 static void beyond_limits_of_a_persona(struct end *a, struct end *b)
 {
-	(void)b;
 	struct ibv_qp_cap caps[] = {
 		{ .max_send_wr = 16 + wrong, .max_send_sge = 1 },
 		{ .max_send_wr = 1, .max_send_sge = 1, .max_recv_wr = 16 + wrong },
@@ -732,8 +732,7 @@ static void leaks_of_five_places(struct end *a, struct end *b)
 	cqs[2] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
 	cqs[3] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
 	cqs[4] = ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
-	for (int n = 0; n < 5; n++)
-		TRUE(cqs[n] != NULL);
+	TRUE(cqs[0] && cqs[1] && cqs[2] && cqs[3] && cqs[4]);
 }
 
 int main(int argc, char **argv)
@@ -767,6 +766,7 @@ int main(int argc, char **argv)
 		{ "receive-too-small", IBV_QPT_RC, receive_too_small },
 		{ "receive-not-posted", IBV_QPT_RC, receive_not_posted },
 		{ "read-without-fence", IBV_QPT_RC, read_without_fence },
+		{ "inline-read-without-fence", IBV_QPT_RC, inline_read_without_fence },
 		{ "memory-beyond-memlock", IBV_QPT_RC, memory_beyond_memlock },
 		{ "srq-last-wqe", IBV_QPT_RC, srq_last_wqe },
 		{ "use-after-destroy", IBV_QPT_RC, use_after_destroy },

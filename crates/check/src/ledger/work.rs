@@ -117,9 +117,17 @@ impl Ledger {
         self.report(Check::CqTooSmall, what, vec![here(stack), made]);
     }
 
-    /// The program gives inline data to a request of `ibv_wr_start`.
-    pub fn sets_inline(&mut self, qp: usize, wr_id: u64, len: u64) {
-        self.check_inline(qp, "request", wr_id, len, &Stack::here());
+    /// The program gives inline data to the last of the requests that it has built since `ibv_wr_start`. The data is copied now, from
+    /// these pieces of memory.
+    pub fn sets_inline(&mut self, qp: usize, pieces: Vec<Piece>, built: Vec<Work>) {
+        let Some(last) = built.last() else { return };
+        let stack = Stack::here();
+        let work = Work { is_inline: true, pieces, ..last.clone() };
+        let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
+        self.check_inline(qp, work.name, work.wr_id, len, &stack);
+        let as_posted = |work| Posted { work, stack: stack.clone(), checksum: None };
+        let built: Vec<_> = built.into_iter().map(as_posted).collect();
+        self.check_order(qp, &work, &built, &stack);
     }
 
     fn check_inline(&mut self, address: usize, name: &str, wr_id: u64, len: u64, stack: &Stack) {
