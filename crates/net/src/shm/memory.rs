@@ -58,23 +58,27 @@ pub trait SharedWords: Memory {
 /// A mapping of a shared object, unmapped when the last [`Area`] of it is gone.
 #[derive(Debug)]
 struct Mapping {
-    base: NonNull<u8>,
+    base: Address,
     len: usize,
     /// The process that made it. A forked child has no such mapping (`MADV_DONTFORK`), and must not unmap another one
     /// in its place.
     owner: u32,
 }
 
-// SAFETY: an address and a length. Atomics and the guarded copies in assembly touch the bytes there, from any thread.
-unsafe impl Send for Mapping {}
+/// An address in a mapping.
+#[derive(Clone, Copy, Debug)]
+struct Address(NonNull<u8>);
+
+// SAFETY: atomics and the guarded copies in assembly touch the bytes there, from any thread.
+unsafe impl Send for Address {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for Address {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.owner == std::process::id() {
             // SAFETY: this process mapped exactly this range, and no `Area` is left that could touch it.
-            let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+            let _ = unsafe { munmap(self.base.0.as_ptr().cast(), self.len) };
         }
     }
 }
@@ -90,7 +94,7 @@ pub(crate) enum Access {
 #[derive(Clone, Debug)]
 pub struct Area {
     mapping: Arc<Mapping>,
-    start: usize,
+    base: Address,
     len: usize,
 }
 
@@ -103,11 +107,11 @@ impl Area {
         };
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
         let base = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = Address(NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
         let mapping = Mapping { base, len, owner: std::process::id() };
         // SAFETY: the mapping just made. A child that touched it would write with two pens.
-        unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) }?;
-        Ok(Self { mapping: Arc::new(mapping), start: 0, len })
+        unsafe { madvise(base.0.as_ptr().cast(), len, Advice::LinuxDontFork) }?;
+        Ok(Self { mapping: Arc::new(mapping), base, len })
     }
 
     /// As [`map`](Self::map), for writing, and forked children keep it.
@@ -123,9 +127,9 @@ impl Area {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::SHARED) }?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = Address(NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
         let mapping = Mapping { base, len, owner: std::process::id() };
-        Ok(Self { mapping: Arc::new(mapping), start: 0, len })
+        Ok(Self { mapping: Arc::new(mapping), base, len })
     }
 
     /// The bytes from `start` on, `len` of them.
@@ -134,7 +138,9 @@ impl Area {
     /// When they are not inside.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         assert!(start <= self.len && len <= self.len - start, "a part lies inside");
-        Self { mapping: Arc::clone(&self.mapping), start: self.start + start, len }
+        // SAFETY: inside the mapping, as asserted.
+        let base = Address(unsafe { self.base.0.add(start) });
+        Self { mapping: Arc::clone(&self.mapping), base, len }
     }
 
     /// Takes the right to write away from whole pages of the mapping.
@@ -163,12 +169,10 @@ impl Area {
     /// When they are not all inside.
     #[inline]
     pub(crate) fn at(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(
-            at <= self.len && len <= self.len - at,
-            "shared memory is accessed inside its bounds"
-        );
-        // SAFETY: inside the mapping: `start + len` is, by construction, and `at` is inside of that.
-        unsafe { self.mapping.base.as_ptr().add(self.start + at) }
+        let is_inside = self.len.checked_sub(len).is_some_and(|last| at <= last);
+        assert!(is_inside, "shared memory is accessed inside its bounds");
+        // SAFETY: inside the mapping: `len` bytes from `base` are, by construction, and `at` is inside of them.
+        unsafe { self.base.0.as_ptr().add(at) }
     }
 
     /// Adds to a word, sequentially consistent.
