@@ -74,7 +74,8 @@ impl Answer {
     }
 }
 
-/// The sending end of a lane. Its owner sends from one thread at a time; any thread may ask whether there is an answer.
+/// The sending end of a lane. Its owner sends and takes answers from one thread at a time; any thread may ask whether there is
+/// an answer.
 #[derive(Debug)]
 pub struct LaneWriter<M = Area> {
     own: M,
@@ -123,9 +124,10 @@ impl<M: Memory> LaneWriter<M> {
     #[inline]
     pub fn take_answer(&self) -> Option<Answer> {
         let word = self.peer.load(self.place.answer, Ordering::Acquire);
-        if self.seen.swap(word, Ordering::Relaxed) == word {
+        if self.seen.load(Ordering::Relaxed) == word {
             return None;
         }
+        self.seen.store(word, Ordering::Relaxed);
         let answer = Answer::decode(word);
         let is_possible =
             self.is_answer_to_this(&answer) && self.next().wrapping_sub(answer.next) <= CELLS;
