@@ -87,8 +87,6 @@ pub struct Lanes {
     channels: [Option<Arc<Channel>>; 2],
     /// Counts what leaves.
     tally: Option<Arc<Tally>>,
-    /// An answer that was taken, and not used.
-    put_back: Option<Psn>,
     /// The PSN of a SEND from the peer that was there before its turn.
     out_of_turn: Option<Psn>,
 }
@@ -198,24 +196,15 @@ impl Lanes {
     #[inline]
     #[must_use]
     pub fn has_answer(&self) -> bool {
-        self.put_back.is_some()
-            || match &self.to_peer {
-                ToPeer::Asked(lane) | ToPeer::Open(lane) => lane.has_answer(),
-                ToPeer::Untried | ToPeer::None(_) => false,
-            }
-    }
-
-    /// An answer that was taken is to be taken once more.
-    pub fn put_back(&mut self, executed: Psn) {
-        self.put_back = Some(executed);
-    }
-
-    /// Takes the peer's answer, if there is a new one: the PSN of the last request that it has executed.
-    #[inline]
-    pub fn take_answer(&mut self) -> Option<Psn> {
-        if let Some(executed) = self.put_back.take() {
-            return Some(executed);
+        match &self.to_peer {
+            ToPeer::Asked(lane) | ToPeer::Open(lane) => lane.has_answer(),
+            ToPeer::Untried | ToPeer::None(_) => false,
         }
+    }
+
+    /// Takes the peer's answer, if there is a new one: the PSN of the last request that it has executed, if it has any.
+    #[inline]
+    pub fn take_answer(&mut self) -> Option<Option<Psn>> {
         let (ToPeer::Asked(lane) | ToPeer::Open(lane)) = &self.to_peer else { return None };
         let answer = lane.take_answer()?;
         if !answer.is_open {
@@ -224,7 +213,7 @@ impl Lanes {
         } else if let ToPeer::Asked(lane) = &self.to_peer {
             self.to_peer = ToPeer::Open(Arc::clone(lane));
         }
-        answer.executed.map(Psn::new)
+        Some(answer.executed.map(Psn::new))
     }
 
     /// Reads a lane that the peer has opened.
@@ -315,7 +304,7 @@ impl Lanes {
         }
         self.channels[0] = None;
         self.close();
-        (self.tally, self.put_back, self.out_of_turn) = (None, None, None);
+        (self.tally, self.out_of_turn) = (None, None);
     }
 }
 

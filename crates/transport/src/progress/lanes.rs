@@ -134,12 +134,15 @@ impl Driver {
         if state.is_dead() {
             return None;
         }
-        let (mut found, is_over) = self.drain_short(cell, &mut state, &mut into);
+        let (mut found, is_over, answer) = self.drain_short(cell, &mut state, &mut into);
         if is_over {
             return found;
         }
         let mut call = Call::new(cell);
         let mut arrivals = Arrivals::new(cell, into);
+        if let (Some(psn), State { machine, link, .. }) = (answer, &mut *state) {
+            machine.receive_executed(psn, &mut call.env_with(link, &mut arrivals));
+        }
         if let Some(more) = drain(&mut state, &mut call, &mut arrivals, ring) {
             let found = found.get_or_insert_default();
             found.taken += more.taken;
@@ -153,17 +156,18 @@ impl Driver {
         found
     }
 
-    /// As [`drain`], by the short ways. False if something is left for that. No ACK is owed for what is executed here: the lane's
-    /// answer tells of it.
+    /// As [`drain`], by the short ways. False if something is left for that, and an answer if the general way has to take it. No
+    /// ACK is owed for what is executed here: the lane's answer tells of it.
     #[inline]
     fn drain_short(
         &self,
         cell: &QpCell,
         state: &mut State,
         into: &mut Option<&mut dyn Caller>,
-    ) -> (Option<Found>, bool) {
+    ) -> (Option<Found>, bool, Option<Psn>) {
         let State { machine, link, .. } = state;
         let (mut found, mut any, mut is_over) = (Found::default(), false, true);
+        let mut left = None;
         let ShortWays { sends, receives, .. } = link.same_host.short_ways;
         let (mrs, memory) = (&self.core.mrs, &self.core.memory);
         let mut region = LastLocal::default();
@@ -201,15 +205,12 @@ impl Driver {
             found.bytes += (Bth::LEN + len) as u64;
         }
         any |= found.taken > 0;
-        if is_over && link.same_host.lanes.has_answer() {
+        if is_over && let Some(answer) = link.same_host.lanes.take_answer() {
             any = true;
-            if let Some(psn) = link.same_host.lanes.take_answer().filter(|psn| machine.awaits(*psn))
-            {
+            if let Some(psn) = answer.filter(|psn| machine.awaits(*psn)) {
                 let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
                 if !sends || !machine.complete_short(psn, complete) {
-                    // The general way takes it, under this hold of the lock.
-                    link.same_host.lanes.put_back(psn);
-                    is_over = false;
+                    (left, is_over) = (Some(psn), false);
                 }
             }
         }
@@ -217,7 +218,7 @@ impl Driver {
             link.same_host.lanes.answer(machine.executed());
             link.same_host.lanes.tell_answer();
         }
-        (any.then_some(found), is_over)
+        (any.then_some(found), is_over, left)
     }
 
     /// Gives a completion to the thread that polls for it, or to its queue.
@@ -320,11 +321,11 @@ pub(super) fn drain(
         found.taken += 1;
         found.bytes += (Bth::LEN + payload.len()) as u64;
     }
-    if link.same_host.lanes.has_answer() {
+    if let Some(answer) = link.same_host.lanes.take_answer() {
         any = true;
-    }
-    if let Some(psn) = link.same_host.lanes.take_answer() {
-        machine.receive_executed(psn, &mut call.env_with(link, arrivals));
+        if let Some(psn) = answer {
+            machine.receive_executed(psn, &mut call.env_with(link, arrivals));
+        }
     }
     if found.taken > 0 {
         let executed = machine.executed();

@@ -179,7 +179,7 @@ impl Poster<'_> {
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
-        if let Some(executed) = link.same_host.lanes.take_answer() {
+        if let Some(Some(executed)) = link.same_host.lanes.take_answer() {
             // A request that has to follow those SENDs may go at once.
             machine.receive_executed(executed, &mut call.env(link));
         }
