@@ -226,7 +226,7 @@ impl Lanes {
     }
 
     /// The next SEND, if one has come. An error: no writer writes such a cell.
-    #[inline]
+    #[inline(always)]
     pub fn peek(&self) -> Result<Option<Short>, NotACell> {
         let Some((lane, cell)) = self.from_peer.as_ref().and_then(|l| Some((l, l.peek()?))) else {
             return Ok(None);
