@@ -17,7 +17,7 @@ pub fn strike(action: ProcessAction) -> io::Result<()> {
     }
 }
 
-/// What happens, for the log.
+/// The effect, for the log.
 #[must_use]
 pub fn told(action: ProcessAction) -> String {
     match action {
