@@ -1,6 +1,7 @@
 //! Turns a caller's path into the path that libc gets.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::path::{self, Inside};
 use crate::tree;
@@ -50,9 +51,94 @@ pub(crate) unsafe fn translated<R>(
 ) -> R {
     // SAFETY: the caller's promise.
     match unsafe { inside(at, path) } {
-        None => f(path),
+        None => {
+            if MAY_BE_INSIDE.load(Ordering::Relaxed) {
+                // SAFETY: the caller's promise.
+                unsafe { freshen(at, path) };
+            }
+            f(path)
+        }
         Some((dir, inside)) => in_tree(dir, inside, fails, f),
     }
+}
+
+/// Whether the working directory or an open directory of this process may lie in the tree. Elsewhere a relative path needs no look.
+static MAY_BE_INSIDE: AtomicBool = AtomicBool::new(false);
+
+/// The process starts, perhaps in a directory of the tree.
+pub(crate) fn init() {
+    let Some(dir) = tree::dir() else { return };
+    let mut buffer = [0u8; PATH_MAX];
+    if place_of(libc::AT_FDCWD, &mut buffer).is_some_and(|len| buffer[..len].starts_with(dir)) {
+        MAY_BE_INSIDE.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Makes the file fresh that a relative path names, if it lies in the tree and changes. Keeps `errno`.
+///
+/// # Safety
+/// As [`inside`].
+#[cold]
+#[inline(never)]
+unsafe fn freshen(at: c_int, path: *const c_char) {
+    let Some(dir) = tree::dir() else { return };
+    if path.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if path.first() == Some(&b'/') {
+        return;
+    }
+    let mut buffer = [0u8; PATH_MAX];
+    let Some(len) = place_of(at, &mut buffer) else { return };
+    let end = len + 1 + path.len();
+    if !buffer[..len].starts_with(dir) || end > buffer.len() {
+        return;
+    }
+    buffer[len] = b'/';
+    buffer[len + 1..end].copy_from_slice(path);
+    if path::changes(&buffer[dir.len()..end]) {
+        tree::refresh();
+    }
+}
+
+/// Writes the path of an open directory, or of the working directory for `AT_FDCWD`. It goes past libc's functions, since this
+/// object's own would take the tree off the path. Keeps `errno`.
+fn place_of(at: c_int, buffer: &mut [u8; PATH_MAX]) -> Option<usize> {
+    // SAFETY: errno is valid, and each call gets a buffer of its length and a NUL-terminated path.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let len = if at == libc::AT_FDCWD {
+            // The length has the NUL.
+            libc::syscall(libc::SYS_getcwd, buffer.as_mut_ptr(), buffer.len()) - 1
+        } else {
+            let link = link_of(at);
+            libc::syscall(
+                libc::SYS_readlinkat,
+                libc::AT_FDCWD,
+                link.as_ptr(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+            )
+        };
+        set_errno(errno);
+        usize::try_from(len).ok().filter(|len| *len > 0)
+    }
+}
+
+/// `/proc/self/fd/<fd>` and a NUL.
+fn link_of(fd: c_int) -> [u8; 32] {
+    const PREFIX: &[u8] = b"/proc/self/fd/";
+    let mut link = [0; 32];
+    link[..PREFIX.len()].copy_from_slice(PREFIX);
+    let digits = fd.unsigned_abs().checked_ilog10().map_or(1, |log| log as usize + 1);
+    let mut rest = fd.unsigned_abs();
+    for digit in link[PREFIX.len()..PREFIX.len() + digits].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    link
 }
 
 /// The slow half of [`translated`], apart from it so that other calls do not carry its buffer.
@@ -64,7 +150,8 @@ pub(crate) fn in_tree<R>(
     fails: R,
     f: impl FnOnce(*const c_char) -> R,
 ) -> R {
-    if inside.changes() {
+    MAY_BE_INSIDE.store(true, Ordering::Relaxed);
+    if path::changes(inside.rest) {
         tree::refresh();
     }
     let mut buffer = [0u8; PATH_MAX];

@@ -34,14 +34,6 @@ impl Inside<'_> {
         self.root[0] == b"dev" && self.rest.iter().any(|&byte| byte != b'/')
     }
 
-    /// Whether this names a file that changes: one of `counters` or `hw_counters`, or the state of a port.
-    pub(crate) fn changes(&self) -> bool {
-        const COUNTERS: &[u8] = b"counters/";
-        self.rest.ends_with(b"/state")
-            || self.rest.ends_with(b"/phys_state")
-            || self.rest.windows(COUNTERS.len()).any(|part| part == COUNTERS)
-    }
-
     /// Writes `<dir>/<root><rest>` and a NUL; `None` if that does not fit.
     pub(crate) fn write_below(&self, dir: &[u8], out: &mut [u8]) -> Option<()> {
         let mut at = 0;
@@ -58,6 +50,14 @@ impl Inside<'_> {
         put(self.rest)?;
         put(b"\0")
     }
+}
+
+/// Whether a path below the tree names a file that changes: one of `counters` or `hw_counters`, or the state of a port.
+pub(crate) fn changes(path: &[u8]) -> bool {
+    const COUNTERS: &[u8] = b"counters/";
+    path.ends_with(b"/state")
+        || path.ends_with(b"/phys_state")
+        || path.windows(COUNTERS.len()).any(|part| part == COUNTERS)
 }
 
 /// The part of the view that `path`, taken from `/`, lies in; with the PCI bus if there is one. Repeated slashes and `.` components are seen through;

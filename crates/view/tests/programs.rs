@@ -332,3 +332,58 @@ fn counters_and_states_are_fresh_when_they_are_opened() {
     assert_eq!(text(&tree.run("cat", &states.each_ref().map(String::as_str))), "4\n5\n");
     launcher.join().unwrap();
 }
+
+/// A relative path is fresh as well: from the working directory, also where a program starts in it, and from an open directory.
+#[test]
+fn counters_are_fresh_by_a_relative_path() {
+    use std::io::Write as _;
+    let tree = Tree::new("relative");
+    let ib = tree.0.join("sys/devices/virtual/anyverbs/anyverbs0/infiniband/anyverbs0");
+    let counters = ib.join("ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    fs::write(counters.join("sent_pkts"), "old\n").unwrap();
+    fs::write(ib.join("ports/1/state"), "old\n").unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(tree.0.join(".fresh")).unwrap();
+    let questions = listener.try_clone().unwrap();
+    let port = ib.join("ports/1");
+    let launcher = std::thread::spawn(move || {
+        for n in 1..=7 {
+            let (mut socket, _) = listener.accept().unwrap();
+            for file in ["hw_counters/sent_pkts", "state"] {
+                fs::write(port.join(file), format!("{n}\n")).unwrap();
+            }
+            socket.write_all(b"1").unwrap();
+        }
+    });
+    let dir = "/sys/class/infiniband/anyverbs0/ports/1/hw_counters";
+    let shell = format!(
+        "cd {dir}; cat sent_pkts; cd ..; cat ./hw_counters/sent_pkts; read x < state; echo $x"
+    );
+    assert_eq!(text(&tree.run("sh", &["-c", &shell])), "1\n2\n3\n");
+    let python = format!(
+        "
+import ctypes, os, tempfile
+d = os.open('{dir}', os.O_DIRECTORY)
+print(os.read(os.open('sent_pkts', 0, dir_fd=d), 9).decode(), end='')
+print(open('sent_pkts', opener=lambda path, flags: os.open(path, flags, dir_fd=d)).read(), end='')
+os.fchdir(d)
+print(open('sent_pkts').read(), end='')
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+line = ctypes.create_string_buffer(9)
+libc.fgets(line, 9, ctypes.c_void_p(libc.fopen(b'sent_pkts', b'r')))
+print(line.value.decode(), end='')
+# Nobody is asked about files that do not change, or lie elsewhere.
+os.chdir('/sys/class/infiniband/anyverbs0')
+open('node_type').close()
+with tempfile.TemporaryDirectory() as other:
+    os.chdir(other)
+    open('state', 'w').close()
+    os.chdir('/')
+"
+    );
+    assert_eq!(text(&tree.run("python3", &["-c", &python])), "4\n5\n6\n7\n");
+    launcher.join().unwrap();
+    questions.set_nonblocking(true).unwrap();
+    assert_eq!(questions.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
