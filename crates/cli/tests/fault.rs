@@ -131,6 +131,18 @@ fn rules_come_to_a_process_and_go() {
 }
 
 #[test]
+fn a_port_that_is_down_for_a_moment_is_told_down_and_up() {
+    let mut works = Works::start("seed 1");
+    for _ in 0..5 {
+        works.fault("down after 0s");
+        works.fault("clear");
+        assert_eq!(works.ask("event"), "PortErr");
+        assert_eq!(works.ask("event"), "PortActive");
+        assert_eq!(works.ask("port"), "Active");
+    }
+}
+
+#[test]
 fn a_send_that_waits_for_its_failure_fails_when_the_rules_are_cleared() {
     let mut works = Works::start("on qp 1: send 1 completes with RETRY_EXC_ERR after 1000s");
     assert_eq!(works.ask("write"), "nothing");
@@ -220,6 +232,7 @@ fn in_a_role() {
             }
             "poll" => poll(),
             "port" => format!("{:?}", context.port_attr(1).unwrap().state),
+            "event" => format!("{:?}", context.get_async_event().unwrap().kind()),
             "pd" => context.alloc_pd().map_or_else(|error| error.to_string(), |_| "made".into()),
             line => panic!("{line}"),
         };

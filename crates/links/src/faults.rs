@@ -2,12 +2,13 @@
 //!
 //! Rules may be added while the process runs. They hold from then on, for queue pairs that there are as well.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyverbs_faults::{Dice, Fault, PacketAction, ProcessAction, Rule, Script, Span};
 use anyverbs_locks::{Mutex, rank};
+use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::NEVER;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::time::Time;
@@ -39,7 +40,12 @@ struct Plan {
     scheduled: u64,
     /// Things that happen at a time, the earliest first, each with its number. True beside it: it holds already.
     schedule: BTreeMap<(u64, u64), (Happening, bool)>,
+    /// The devices whose port is down by the last event of it.
+    told_down: BTreeSet<usize>,
 }
+
+/// Raises an event of a device's port. It is called under the lock of the rules, so that events come in the order of the changes.
+pub type Raise<'a> = &'a dyn Fn(usize, AsyncEventKind);
 
 /// A rule that holds.
 #[derive(Clone, Copy, Debug)]
@@ -229,18 +235,34 @@ impl Faults {
     }
 
     /// No rule holds any more. Returns how many did, and the devices whose ports come up by it. A device that has failed stays so.
-    pub fn clear(&self) -> (usize, Vec<usize>) {
+    pub fn clear(&self, raise: Raise<'_>) -> (usize, Vec<usize>) {
         let mut plan = self.plan.lock();
         let count = plan.rules.len();
         plan.rules.clear();
         plan.cleared += 1;
         plan.schedule.clear();
         self.publish(&plan);
-        let comes_up = |(n, device): (usize, &FaultyDevice)| {
-            let was_down = device.down.swap(0, Ordering::AcqRel) > 0;
-            (was_down && !device.failed.load(Ordering::Acquire)).then_some(n)
+        let mut up = Vec::new();
+        for (n, device) in self.devices.iter().enumerate() {
+            device.down.store(0, Ordering::Release);
+            if self.tell(&mut plan, n, raise) {
+                up.push(n);
+            }
+        }
+        (count, up)
+    }
+
+    /// Raises the event of a port whose state is not that of its last event. Returns whether there was one.
+    fn tell(&self, plan: &mut Plan, device: usize, raise: Raise<'_>) -> bool {
+        let is_new = if self.is_down(device) {
+            plan.told_down.insert(device).then_some(AsyncEventKind::PortErr)
+        } else {
+            plan.told_down.remove(&device).then_some(AsyncEventKind::PortActive)
         };
-        (count, self.devices.iter().enumerate().filter_map(comes_up).collect())
+        if let Some(kind) = is_new {
+            raise(device, kind);
+        }
+        is_new.is_some()
     }
 
     /// The rules that hold, a line each: as many as fit into so many bytes, and how many others there are.
@@ -311,8 +333,8 @@ impl Faults {
         self.next.load(Ordering::Acquire)
     }
 
-    /// Takes the next thing that is due. True beside it: the state of the port has changed.
-    pub fn take_due(&self, now: Time) -> Option<(Happening, bool)> {
+    /// Takes the next thing that is due: it holds from now on, and its event is raised. True beside it: there was one.
+    pub fn take_due(&self, now: Time, raise: Raise<'_>) -> Option<(Happening, bool)> {
         if self.next() > now.as_nanos() {
             return None;
         }
@@ -320,26 +342,35 @@ impl Faults {
         let first = plan.schedule.first_entry().filter(|entry| entry.key().0 <= now.as_nanos())?;
         let (happening, holds) = first.remove();
         self.publish(&plan);
-        Some((happening, holds || self.apply(happening)))
-    }
-
-    fn apply(&self, happening: Happening) -> bool {
-        let change = |device: usize, change: &dyn Fn(&FaultyDevice)| {
-            self.devices.get(device).is_some_and(|device| {
-                let before = device.is_down();
-                change(device);
-                before != device.is_down()
-            })
-        };
-        let count = |n| move |device: &FaultyDevice| _ = device.down.fetch_add(n, Ordering::AcqRel);
-        match happening {
-            Happening::Down(device, _) => change(device, &count(1)),
-            Happening::Up(device, _) => change(device, &count(-1)),
+        if !holds {
+            self.apply(happening);
+        }
+        let told = match happening {
+            Happening::Down(device, _) | Happening::Up(device, _) => {
+                self.tell(&mut plan, device, raise)
+            }
             Happening::Fatal(device, _) => {
-                change(device, &|device| device.failed.store(true, Ordering::Release))
+                // This event says of the port that it is down, too.
+                plan.told_down.insert(device);
+                raise(device, AsyncEventKind::DeviceFatal);
+                true
             }
             Happening::Fails(_) | Happening::Process(..) => false,
-        }
+        };
+        Some((happening, told))
+    }
+
+    fn apply(&self, happening: Happening) {
+        let (device, n) = match happening {
+            Happening::Down(device, _) => (device, 1),
+            Happening::Up(device, _) => (device, -1),
+            Happening::Fatal(device, _) => {
+                self.devices[device].failed.store(true, Ordering::Release);
+                return;
+            }
+            Happening::Fails(_) | Happening::Process(..) => return,
+        };
+        self.devices[device].down.fetch_add(n, Ordering::AcqRel);
     }
 }
 
@@ -380,6 +411,7 @@ mod tests {
     fn rules_come_and_go() {
         let second = |n: u64| Time::from_nanos(n * 1_000_000_000);
         let faults = faults("drop packet 1");
+        let due = |n| faults.take_due(second(n), &|_, _| ());
         let mut known = Known::default();
         let texts = |(cleared, rules): (bool, Vec<Active>)| {
             (cleared, rules.iter().map(|a| (a.number, a.rule.text.clone())).collect::<Vec<_>>())
@@ -395,16 +427,16 @@ mod tests {
         assert!(faults.list(60).ends_with(" more\n") && faults.list(60).len() <= 60);
         // Its time counts from then.
         assert_eq!(faults.next(), second(11).as_nanos());
-        assert!(faults.take_due(second(10)).is_none());
-        assert!(faults.take_due(second(11)).is_some() && faults.is_down(2));
-        assert_eq!(faults.clear(), (3, vec![2]));
+        assert!(due(10).is_none());
+        assert!(due(11).is_some() && faults.is_down(2));
+        assert_eq!(faults.clear(&|_, _| ()), (3, vec![2]));
         assert!(!faults.is_down(2) && faults.next() == NEVER && faults.list(1000).is_empty());
         assert_eq!(faults.add("drop packet 3", second(20)), Ok(1));
         assert_eq!(texts(faults.news(&mut known)), (true, vec![(3, "drop packet 3".into())]));
         // A device that has failed does not come back.
         faults.add("on device anyverbs0: fatal after 0s", second(30)).unwrap();
-        assert!(faults.take_due(second(30)).is_some());
-        assert_eq!(faults.clear(), (2, vec![]));
+        assert!(due(30).is_some());
+        assert_eq!(faults.clear(&|_, _| ()), (2, vec![]));
         assert!(faults.is_down(0));
     }
 
@@ -438,7 +470,7 @@ mod tests {
         let mut changes = Vec::new();
         for second in 0..7 {
             let now = Time::from_nanos(second * 1_000_000_000);
-            while let Some((happening, changed)) = faults.take_due(now) {
+            while let Some((happening, changed)) = faults.take_due(now, &|_, _| ()) {
                 if changed {
                     changes.push((second, short(happening)));
                 }
@@ -455,12 +487,45 @@ mod tests {
     fn a_port_may_be_down_from_the_start() {
         let faults = faults("on device anyverbs1: down for 1s");
         assert!(faults.is_down(1) && !faults.is_down(0));
-        let due = |second: u64| faults.take_due(Time::from_nanos(second * 1_000_000_000));
+        let at = |second: u64| Time::from_nanos(second * 1_000_000_000);
+        let due = |second: u64| faults.take_due(at(second), &|_, _| ());
         let due = |second| due(second).map(|(happening, changed)| (short(happening), changed));
         assert_eq!(due(0), Some(("down 1".into(), true)));
         assert!(faults.is_down(1));
         assert_eq!(due(1), Some(("up 1".into(), true)));
         assert!(!faults.is_down(1));
+    }
+
+    /// Timers run in any thread of the process, and orders come to one of them.
+    #[test]
+    fn events_come_in_the_order_of_the_changes() {
+        use AsyncEventKind::{PortActive, PortErr};
+        let faults = faults("on device anyverbs1: down after 1s");
+        let (told, is_down) = (std::sync::Mutex::new(Vec::new()), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                is_down.wait();
+                faults.clear(&|device, kind| told.lock().unwrap().push((device, kind)));
+            });
+            faults.take_due(Time::from_nanos(1_000_000_000), &|device, kind| {
+                is_down.wait();
+                // The other thread comes to its own change meanwhile, or waits for this one.
+                std::thread::sleep(Duration::from_millis(100));
+                told.lock().unwrap().push((device, kind));
+            });
+        });
+        assert_eq!(told.into_inner().unwrap(), [(1, PortErr), (1, PortActive)]);
+        assert!(!faults.is_down(1));
+    }
+
+    #[test]
+    fn a_port_that_is_down_twice_from_the_start_is_told_once() {
+        use AsyncEventKind::{PortActive, PortErr};
+        let faults = faults("on device anyverbs1: down for 1s; on device anyverbs1: down for 2s");
+        let told = std::cell::RefCell::new(Vec::new());
+        let raise = |_, kind| told.borrow_mut().push(kind);
+        while faults.take_due(Time::from_nanos(3_000_000_000), &raise).is_some() {}
+        assert_eq!(*told.borrow(), [PortErr, PortActive]);
     }
 
     #[test]

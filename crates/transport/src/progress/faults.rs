@@ -18,26 +18,19 @@ impl Driver {
     /// Does what is due.
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
-        while let Some((happening, changed)) = faults.take_due(now) {
+        let raise = |device, kind| self.raise_of_port(device, kind);
+        while let Some((happening, changed)) = faults.take_due(now, &raise) {
             let rule = happening.rule();
             match happening {
                 Happening::Down(device, _) => {
                     self.tell_of(rule, &format!("the port of {} is down", faults.name(device)));
-                    if changed {
-                        self.listeners.raise(device, AsyncEventKind::PortErr);
-                    }
                 }
                 Happening::Up(device, _) => {
                     let is = if changed { "is up again" } else { "is up again for this rule" };
                     self.tell_of(rule, &format!("the port of {} {is}", faults.name(device)));
-                    if changed {
-                        self.listeners.raise(device, AsyncEventKind::PortActive);
-                    }
                 }
                 Happening::Fatal(device, _) => {
-                    self.core.fail(device);
                     self.tell_of(rule, &format!("{} fails for good", faults.name(device)));
-                    self.listeners.raise(device, AsyncEventKind::DeviceFatal);
                     self.fail_of(rule);
                 }
                 Happening::Fails(_) => self.fail_of(rule),
@@ -49,6 +42,14 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Raises an event of a device's port. A program that hears of a failed device finds it so.
+    fn raise_of_port(&self, device: usize, kind: AsyncEventKind) {
+        if kind == AsyncEventKind::DeviceFatal {
+            self.core.fail(device);
+        }
+        self.listeners.raise(device, kind);
     }
 
     /// Moves the queue pairs for which a rule holds to the error state.
@@ -84,7 +85,10 @@ impl Driver {
         let (done, up) = match order {
             "list" => return Ok(faults.list(MOST_LISTED)),
             "clear" => {
-                let (count, up) = faults.clear();
+                // Rules that were due did their work, however late the timers are.
+                self.run_script(faults, self.core.now());
+                let raise = |device, kind| self.raise_of_port(device, kind);
+                let (count, up) = faults.clear(&raise);
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
             }
             text => {
@@ -100,7 +104,6 @@ impl Driver {
             let what =
                 format!("the port of {} is up again, for no rule holds", faults.name(device));
             tracing::warn!(target: "anyverbs", "faults: {what}");
-            self.listeners.raise(device, AsyncEventKind::PortActive);
         }
         Ok(done)
     }
