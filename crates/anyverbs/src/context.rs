@@ -70,6 +70,9 @@ impl Context {
         number: usize,
         command: CommandFile,
     ) -> Result<Self, OpenError> {
+        if device.core.has_failed(number) {
+            return Err(OpenError::Failed);
+        }
         let events = AsyncQueue::new()
             .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
         let cell = Arc::new(ContextCell { device: number, events, command });

@@ -32,6 +32,7 @@ impl OpenError {
             }
             Self::NoInterface | Self::Interfaces(_) => libc::ENETDOWN,
             Self::NoSuchDevice(_) => libc::ENODEV,
+            Self::Failed => libc::EIO,
         }
     }
 }
@@ -225,6 +226,7 @@ mod tests {
             (OpenError::NoInterface, ENETDOWN),
             (OpenError::NotCommand, EINVAL),
             (OpenError::NoSuchDevice(String::new()), ENODEV),
+            (OpenError::Failed, EIO),
             (system(EMFILE), EMFILE),
             (OpenError::System { what: "", source: std::io::ErrorKind::Other.into() }, EIO),
         ] {

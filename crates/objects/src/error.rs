@@ -45,6 +45,9 @@ pub enum OpenError {
     /// No device of that name.
     #[error("there is no device {0:?}")]
     NoSuchDevice(String),
+    /// `EIO`: the device has failed for good.
+    #[error("the device has failed")]
+    Failed,
     /// `EINVAL`: a descriptor that is of no open device of that name.
     #[error("the descriptor is of no open device")]
     NotCommand,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyverbs::error::{CreateError, ModifyObjectError, RegisterError};
+use anyverbs::error::{CreateError, ModifyObjectError, OpenError, RegisterError};
 use anyverbs::*;
 use anyverbs_proto::counters::Counter;
 use anyverbs_testing::in_own_process;
@@ -702,6 +702,11 @@ fn a_device_fails_for_good() {
         // SAFETY: registering changes nothing.
         let error = unsafe { a.pd.reg_mr(dst.addr(), 64, 0, Access::LOCAL_WRITE) }.unwrap_err();
         assert_eq!(error, RegisterError::Failed);
+        // It cannot be opened again, by its name or by a descriptor. It stays in the list.
+        let name = &anyverbs::devices().unwrap()[1].name;
+        let descriptor = a.context.command_fd().try_clone_to_owned().unwrap();
+        let refused = [Context::open(name), Context::import(descriptor)];
+        assert!(refused.iter().all(|opened| matches!(opened, Err(OpenError::Failed))));
         drop(whole.another());
         // Objects from before can be destroyed.
         a.qp.destroy().unwrap();
@@ -713,7 +718,9 @@ fn a_device_fails_for_good() {
 #[test]
 fn a_device_may_have_failed_from_the_start() {
     with("a_device_may_have_failed_from_the_start", "fatal after 0s", &[], || {
-        assert_eq!(context().alloc_pd().unwrap_err(), CreateError::Failed);
+        let error = Context::open(&devices().unwrap()[0].name).unwrap_err();
+        assert!(matches!(error, OpenError::Failed), "{error}");
+        assert_eq!(error.errno(), libc::EIO);
     });
 }
 
