@@ -130,7 +130,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn persona(&self) -> Result<Option<&'static Persona>, CreateError> {
-        Ok(self.core()?.config.persona.as_deref())
+        Ok(self.core()?.persona_of(self.0.device))
     }
 
     /// Refuses a feature that the persona lacks.
@@ -138,7 +138,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Persona`], [`CreateError::Device`].
     pub fn offers(&self, feature: Feature) -> Result<(), CreateError> {
-        self.core()?.offers(feature)
+        self.core()?.offers(self.0.device, feature)
     }
 
     /// Refuses a value beyond a limit of the device.
@@ -151,7 +151,7 @@ impl Context {
         value: u32,
         limit_of: impl Fn(&DeviceAttr) -> u32,
     ) -> Result<(), CreateError> {
-        self.core()?.within(what, value, limit_of)
+        self.core()?.within(self.0.device, what, value, limit_of)
     }
 
     /// State of a port (`ibv_query_port`).

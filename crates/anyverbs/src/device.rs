@@ -10,7 +10,6 @@ use anyverbs_cm::{CmError, EventChannel, Gsi};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
-use anyverbs_objects::gid::node_guid;
 use anyverbs_objects::limits::{self, DeviceAttr};
 use anyverbs_objects::persona::Rate;
 use anyverbs_objects::{fork, lid};
@@ -67,19 +66,18 @@ impl Device {
 
     fn new() -> Result<(Self, worker::Starter), OpenError> {
         let config = Config::load()?;
-        let (node_guid, sys_image_guid) = guids(config.persona.as_deref());
-        let attr = config.persona.as_ref().map_or(limits::DEFAULT, |p| p.apply(limits::DEFAULT));
-        let attr = DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..attr };
+        let attrs = limits::of_devices(&config, guids);
         let mut rng = StdRng::from_os_rng();
         let DataPath { transport, driver, services, kept, starter } =
-            DataPath::open(config, attr, Some(STEERING), &mut rng)?;
+            DataPath::open(config, attrs, Some(STEERING), &mut rng)?;
         let core = transport.core;
+        let attr = &core.attr;
         let config = CmConfig {
             slot: core.slot,
             quick_repeats: true,
             records: true,
             first_id: rng.random(),
-            ca_guid: node_guid,
+            ca_guid: attr.node_guid,
             ack_delay: attr.local_ca_ack_delay,
             max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
             ..CmConfig::default()
@@ -105,8 +103,7 @@ impl Device {
 
     /// The attributes of a device.
     pub(crate) fn attr(&self, number: usize) -> DeviceAttr {
-        let node_guid = node_guid(self.core.attr.node_guid, number as u64);
-        DeviceAttr { node_guid, ..self.core.attr }
+        *self.core.attr_of(number)
     }
 
     /// The attributes of a device's port. Violations are counted for all devices together.
@@ -121,15 +118,15 @@ impl Device {
             },
             max_mtu: Mtu::Mtu4096,
             active_mtu: self.core.gids.active_mtu(number),
-            lid: match (&self.core.config.persona, self.core.gids.principal(number)) {
+            lid: match (self.core.persona_of(number), self.core.gids.principal(number)) {
                 (None, Some(entry)) => lid::of(entry.gid.to_ip()),
                 // RoCE hardware has none.
                 _ => 0,
             },
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
-            pkey_tbl_len: self.core.attr.max_pkeys,
-            rate: self.core.config.persona.as_ref().map_or(Rate::DEFAULT, |persona| persona.rate),
+            pkey_tbl_len: self.core.attr_of(number).max_pkeys,
+            rate: self.core.persona_of(number).map_or(Rate::DEFAULT, |persona| persona.rate),
             bad_pkey_cntr: violations(Counter::DropPkey),
             qkey_viol_cntr: violations(Counter::DropQkey),
         }

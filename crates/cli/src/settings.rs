@@ -58,7 +58,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_DEVICES",
         "",
-        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=",
+        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=. In the file a list, or a table for each with name, interface or address, and persona",
     ),
     both(
         "ANYVERBS_PERSONA",
@@ -76,7 +76,11 @@ pub(crate) const SETTINGS: [Setting; 31] = [
         "anyverbs",
         "Processes of a user find each other on one host by this name and the port",
     ),
-    both("ANYVERBS_MAX_QP", "16384", "Queue pairs that a process may have"),
+    both(
+        "ANYVERBS_MAX_QP",
+        "",
+        "Queue pairs that a process may have; without it 16384, or those of the persona",
+    ),
     both("ANYVERBS_INPROC", "1", "1: queue pairs of one process talk without UDP; 0: they do not"),
     both(
         "ANYVERBS_SHM",

@@ -37,6 +37,10 @@ impl Scratch {
         command.env("ANYVERBS_LIB_DIR", self.dir.join("lib"));
         command.env("ANYVERBS_UDP_PORT", self.port.number().to_string());
         command.env("ANYVERBS_REGISTRY", format!("anyverbs-personas-{}", self.port.number()));
+        let rack = Path::new("rack.toml");
+        if self.dir.join(rack).exists() {
+            command.env("ANYVERBS_CONFIG", rack);
+        }
         command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH").output().unwrap()
     }
 
@@ -115,6 +119,39 @@ fn nics_and_gids_are_chosen_as_on_the_hardware() {
     }
     let plain = scratch.prints(&["--devices", "1"], &[&walker]);
     assert_eq!(plain, format!("anyverbs0 virtual -1 {rate} nccl 0 mooncake 0\n"));
+}
+
+/// A file of the configuration gives each device a persona. The program may work in another directory.
+#[test]
+fn a_rack_mixes_devices_of_several_vendors() {
+    let scratch = Scratch::new();
+    let walker = scratch.walker();
+    let rack = "persona = 'rxe'\n[[devices]]\npersona = 'mlx5'\n[[devices]]\npersona = 'own.toml'\n\
+                [[devices]]\nname = 'rail2'\n";
+    fs::write(scratch.dir.join("rack.toml"), rack).unwrap();
+    let own = "device = 'nic0'\nvendor_id = 1\nvendor_part_id = 2\nfw_ver = '3.4'\nrate = 25\n\
+               [gids]\ntypes = ['RoCE v2']\nlink_local = false\n\
+               [pci]\nvendor = 5\ndevice = 6\nclass = 0x020000\ndriver = 'own'\nspeed = 160\nwidth = 16\nnuma_nodes = [0]\n";
+    fs::write(scratch.dir.join("own.toml"), own).unwrap();
+    let walk = format!("cd / && {walker} && ibv_devices > /dev/null");
+    let seen = scratch.prints(&[], &["sh", "-c", &walk]);
+    let lines: Vec<&str> = seen.lines().collect();
+    assert!(lines[0].starts_with("mlx5_0 a17b:01:00.0 0x15b3:0x101d mlx5_core "), "{seen}");
+    assert!(lines[0].ends_with(" 100 Gb/sec (4X EDR) nccl 3 mooncake 3"), "{seen}");
+    assert_eq!(
+        lines[1],
+        "nic1 a17b:02:00.0 0x0005:0x0006 own 0 25 Gb/sec (1X EDR) nccl 0 mooncake 0"
+    );
+    assert_eq!(lines[2], "rail2 virtual -1 100 Gb/sec (4X EDR) nccl 1 mooncake 1");
+    assert_eq!(lines.len(), 3, "{seen}");
+    fs::write(scratch.dir.join("rack.toml"), "devices = [{}, { persona = 'mlx6' }]").unwrap();
+    let output = scratch.run(&[], &["true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.starts_with("anyverbs: device 2 of devices: persona=\"mlx6\": expected mlx5"),
+        "{said}"
+    );
 }
 
 /// UCX says its choice in its log.

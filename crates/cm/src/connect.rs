@@ -84,7 +84,10 @@ impl IdCell {
 
     /// READs and atomics in one direction: the program's number, or the greatest possible.
     fn depth(&self, asked: u8, most: u8) -> Result<u8, CmError> {
-        let device = self.gsi.core().attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
+        let core = self.gsi.core();
+        let place = self.state.lock().place.as_ref().map(|place| place.device);
+        let attr = place.map_or(&core.attr, |device| core.attr_of(device));
+        let device = attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         match asked {
             AS_MANY_AS_CAN_BE => Ok(most.min(device)),
             n if n <= device => Ok(n),

@@ -164,12 +164,12 @@ fn no_traffic(core: &Core, entry: &GidEntry) -> CreateError {
         (None, None) => String::new(),
     };
     let what = format!("GID index {} {reason}{other}", entry.index);
-    CreateError::NoTraffic { persona: core.persona_name().to_owned(), what }
+    CreateError::NoTraffic { persona: core.persona_name(entry.device).to_owned(), what }
 }
 
 /// The global form of an address that names a LID. The RoCE hardware of a persona has none.
 fn globalize(core: &Core, device: usize, attr: &AhAttr) -> Option<AhAttr> {
-    if core.config.persona.is_some() {
+    if core.persona_of(device).is_some() {
         return None;
     }
     let own = core.gids.entry(device, 0)?.gid.to_ip();

@@ -31,6 +31,7 @@ use crate::fork;
 use crate::gid::GidTables;
 use crate::limits::{self, DeviceAttr};
 use crate::memory::ProcessMemory;
+use crate::persona::Persona;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
 use directory::Directory;
@@ -62,8 +63,10 @@ pub const NEVER: u64 = u64::MAX;
 pub struct Core {
     /// The configuration of the process.
     pub config: Config,
-    /// Limits and capabilities.
+    /// Limits and capabilities of all devices of the process together.
     pub attr: DeviceAttr,
+    /// Those of each device ([`Core::attr_of`]).
+    pub attrs: Box<[DeviceAttr]>,
     /// The process's slot of the host.
     pub slot: u8,
     /// Addresses.
@@ -187,15 +190,26 @@ impl Core {
         self.clock.now()
     }
 
-    /// Refuses a feature that the persona lacks.
+    /// The limits and capabilities of a device.
+    pub fn attr_of(&self, device: usize) -> &DeviceAttr {
+        self.attrs.get(device).unwrap_or(&self.attr)
+    }
+
+    /// The vendor's device that a device looks like.
+    pub fn persona_of(&self, device: usize) -> Option<&Persona> {
+        self.config.devices.get(device)?.persona.as_deref()
+    }
+
+    /// Refuses a feature that a device's persona lacks.
     ///
     /// # Errors
     /// [`CreateError::Persona`].
-    pub fn offers(&self, feature: Feature) -> Result<(), CreateError> {
-        if !self.attr.lacks.has(feature) {
+    pub fn offers(&self, device: usize, feature: Feature) -> Result<(), CreateError> {
+        if !self.attr_of(device).lacks.has(feature) {
             return Ok(());
         }
-        Err(CreateError::Persona { persona: self.persona_name().to_owned(), lacks: feature })
+        let persona = self.persona_name(device).to_owned();
+        Err(CreateError::Persona { persona, lacks: feature })
     }
 
     /// Refuses a value beyond a limit of the device.
@@ -204,25 +218,26 @@ impl Core {
     /// [`CreateError::PersonaLimit`] if the engine holds more than the persona, [`CreateError::Limit`].
     pub fn within(
         &self,
+        device: usize,
         what: &'static str,
         value: u32,
         limit_of: impl Fn(&DeviceAttr) -> u32,
     ) -> Result<(), CreateError> {
-        let limit = limit_of(&self.attr);
+        let limit = limit_of(self.attr_of(device));
         if value <= limit || limit == limit_of(&limits::DEFAULT) {
             return CreateError::check(what, value, limit);
         }
         Err(CreateError::PersonaLimit {
-            persona: self.persona_name().to_owned(),
+            persona: self.persona_name(device).to_owned(),
             what,
             value,
             limit,
         })
     }
 
-    /// The name of the persona; empty without one.
-    pub(crate) fn persona_name(&self) -> &str {
-        self.config.persona.as_ref().map_or("", |persona| &persona.name)
+    /// The name of a device's persona; empty without one.
+    pub(crate) fn persona_name(&self, device: usize) -> &str {
+        self.persona_of(device).map_or("", |persona| &persona.name)
     }
 
     /// Adds to a counter.

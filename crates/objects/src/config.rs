@@ -2,7 +2,7 @@
 
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,9 @@ use thiserror::Error;
 
 use crate::persona::Persona;
 use crate::text::{NAME, is_name, one_line};
+use devices::{Asked, FIRST, FileDevices, Without};
+
+mod devices;
 
 /// Why the configuration is not usable: one clear line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -100,8 +103,8 @@ pub struct Config {
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
     /// both must have it, else they are messages. A capture, a trace and a script of faults switch it off: they need packets.
     pub direct: bool,
-    /// Largest number of queue pairs.
-    pub max_qp: u32,
+    /// Largest number of queue pairs, in place of the device's.
+    pub max_qp: Option<u32>,
     /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
     pub raw_interface: Option<String>,
     /// Writes every packet to this pcapng file. `%p` in it stands for the number of the process.
@@ -110,7 +113,7 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
-    /// The vendor's device that the devices look like.
+    /// The persona of the devices that have none of their own.
     pub persona: Option<Arc<Persona>>,
     /// A script of faults.
     pub faults: Option<Script>,
@@ -125,6 +128,8 @@ pub struct DeviceConfig {
     pub name: String,
     /// Its addresses.
     pub addresses: Addresses,
+    /// The vendor's device that it looks like.
+    pub persona: Option<Arc<Persona>>,
 }
 
 /// The addresses of a device.
@@ -167,12 +172,13 @@ impl Default for Config {
             devices: vec![DeviceConfig {
                 name: FIRST.into(),
                 addresses: Addresses::Interfaces(Vec::new()),
+                persona: None,
             }],
             udp: UdpConfig::default(),
             inproc: true,
             shm: true,
             direct: true,
-            max_qp: crate::limits::DEFAULT.max_qp,
+            max_qp: None,
             raw_interface: None,
             capture: None,
             trace: None,
@@ -210,14 +216,6 @@ struct File {
     fault_seed: Option<u64>,
     persona: Option<String>,
     faults: Option<String>,
-}
-
-/// The devices, as the file names them.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum FileDevices {
-    Number(usize),
-    List(Vec<String>),
 }
 
 impl Config {
@@ -272,6 +270,8 @@ impl Config {
         variable: impl Fn(&str) -> Option<String>,
         read: impl Fn(&Path) -> Result<String, String>,
     ) -> Result<Self, ConfigError> {
+        // A persona that the file names for a device lies beside it.
+        let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let file: File = toml::from_str(text)
             .map_err(|e| ConfigError::Syntax { path, reason: one_line(&e.to_string()) })?;
         let env = Environment(variable);
@@ -291,20 +291,20 @@ impl Config {
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
         let name = |s: &String| is_name(s);
-        let persona = env.value("PERSONA").or(file.persona).map(|name| persona(&name, read));
-        let persona = persona.transpose()?.map(Arc::new);
+        let of = |name: String| persona(&name, "ANYVERBS_PERSONA", Path::new(""), &read);
+        let common = env.value("PERSONA").or(file.persona).map(of).transpose()?;
         let device = env
             .parse("DEVICE", file.device, NAME, name)?
-            .or_else(|| Some(persona.as_ref()?.device.clone()))
+            .or_else(|| Some(common.as_ref()?.device.clone()))
             .unwrap_or_else(|| FIRST.to_owned());
         let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
-        let asked = match (env.value("DEVICES"), file.devices) {
-            (Some(text), _) => Some(text),
-            (None, Some(FileDevices::Number(n))) => Some(n.to_string()),
-            (None, Some(FileDevices::List(items))) => Some(items.join(",")),
-            (None, None) => None,
+        let asked = match env.value("DEVICES") {
+            Some(text) => Some(Asked::parse(&text)),
+            None => file.devices.map(Asked::from),
         };
-        let devices = devices(&device, &interfaces, asked.as_deref(), name)?;
+        let without = Without { first: &device, persona: common.as_ref(), interfaces: &interfaces };
+        let own = |name: &str, key: &str| persona(name, key, &dir, &read);
+        let devices = devices::devices(without, asked, own)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
@@ -345,12 +345,9 @@ impl Config {
                 && capture.is_none()
                 && trace.is_none()
                 && !injects,
-            max_qp: env
-                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
-                    (1..=60_000).contains(n)
-                })?
-                .or_else(|| persona.as_ref()?.max_qp())
-                .unwrap_or(default.max_qp),
+            max_qp: env.parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
+                (1..=60_000).contains(n)
+            })?,
             raw_interface: env.parse(
                 "RAW_INTERFACE",
                 file.raw_interface,
@@ -360,36 +357,38 @@ impl Config {
             capture,
             trace,
             fault: faulty.then_some(policy),
-            persona,
+            persona: common,
             faults,
             fault_seed: policy.seed,
         })
     }
 }
 
-/// The persona of a name: a built-in one, or a file.
+/// The persona of a name, which a key or a variable gives: a built-in one, or a file below a directory.
 fn persona(
     name: &str,
+    key: &str,
+    dir: &Path,
     read: impl Fn(&Path) -> Result<String, String>,
-) -> Result<Persona, ConfigError> {
+) -> Result<Arc<Persona>, ConfigError> {
     if let Some(persona) = Persona::built_in(name.trim()) {
-        return Ok(persona);
+        return Ok(Arc::new(persona));
     }
     if !Persona::is_file(name) {
         let known: Vec<_> = Persona::names().collect();
         return Err(ConfigError::Value {
-            variable: "ANYVERBS_PERSONA".into(),
+            variable: key.to_owned(),
             value: name.to_owned(),
             expected: format!("{}, or a file whose name ends in .toml", known.join(", ")),
         });
     }
-    let path = PathBuf::from(name);
+    let path = dir.join(name);
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let parsed = read(&path).and_then(|text| Persona::parse(&stem, &text));
     match parsed {
         Ok(mut persona) => {
             persona.file = Some(path);
-            Ok(persona)
+            Ok(Arc::new(persona))
         }
         Err(reason) => Err(ConfigError::Persona { path, reason }),
     }
@@ -447,82 +446,6 @@ pub fn read_text(path: &Path) -> io::Result<String> {
         return Err(invalid("it is longer than 1 MiB"));
     }
     Ok(text)
-}
-
-/// The name of the first device, where the configuration gives none.
-const FIRST: &str = "anyverbs0";
-/// Most devices of a process.
-const MOST_DEVICES: usize = 64;
-
-/// The devices of a process. `first` is the name of the first one, if `asked` does not name it, and the others count on.
-fn devices(
-    first: &str,
-    interfaces: &[String],
-    asked: Option<&str>,
-    is_name: impl Fn(&String) -> bool,
-) -> Result<Vec<DeviceConfig>, ConfigError> {
-    let Some(asked) = asked else {
-        let addresses = Addresses::Interfaces(interfaces.to_vec());
-        return Ok(vec![DeviceConfig { name: first.to_owned(), addresses }]);
-    };
-    let refuse = |variable: &str, value: &str, expected: &str| ConfigError::Value {
-        variable: variable.to_owned(),
-        value: value.to_owned(),
-        expected: expected.to_owned(),
-    };
-    if !interfaces.is_empty() {
-        let expected = "nothing beside ANYVERBS_DEVICES, which names the interfaces of each device";
-        return Err(refuse("ANYVERBS_INTERFACES", &interfaces.join(","), expected));
-    }
-    let invalid = || {
-        let expected = "a number from 1 to 64, or as many interfaces or addresses with commas between \
-                        them, each perhaps behind NAME=, and each once";
-        refuse("ANYVERBS_DEVICES", asked, expected)
-    };
-    // mlx5_0 counts on to mlx5_1.
-    let stem = first.trim_end_matches(|c: char| c.is_ascii_digit());
-    let number: usize = first[stem.len()..].parse().unwrap_or(0);
-    let name_of = |n: usize| {
-        if n == 0 { first.to_owned() } else { format!("{stem}{}", number as u128 + n as u128) }
-    };
-    let found: Vec<DeviceConfig> = match asked.trim().parse::<i64>() {
-        Ok(n) => (0..u8::try_from(n).unwrap_or(0))
-            .map(|n| DeviceConfig {
-                name: name_of(n.into()),
-                addresses: Addresses::One(Ipv4Addr::new(127, 0, 0, n.saturating_add(1)).into()),
-            })
-            .collect(),
-        Err(_) => asked
-            .split(',')
-            .map(str::trim)
-            .enumerate()
-            .map(|(n, item)| {
-                let (name, place) = match item.split_once('=') {
-                    Some((name, place)) => (name.trim().to_owned(), place.trim()),
-                    None => (name_of(n), item),
-                };
-                let addresses = match place.parse() {
-                    Ok(ip) => Addresses::One(ip),
-                    Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
-                };
-                DeviceConfig { name, addresses }
-            })
-            .collect(),
-    };
-    let is_once = |n: usize| {
-        let same = |other: &DeviceConfig| {
-            other.name == found[n].name || other.addresses == found[n].addresses
-        };
-        found.iter().filter(|other| same(other)).count() == 1
-    };
-    let is_place = |device: &DeviceConfig| match &device.addresses {
-        Addresses::Interfaces(names) => names.iter().all(|name| (1..16).contains(&name.len())),
-        Addresses::One(ip) => !ip.is_unspecified() && !ip.is_multicast(),
-    };
-    let is_valid = (1..=MOST_DEVICES).contains(&found.len())
-        && found.iter().all(|device| is_name(&device.name) && is_place(device))
-        && (0..found.len()).all(is_once);
-    if is_valid { Ok(found) } else { Err(invalid()) }
 }
 
 struct Environment<F>(F);
@@ -585,60 +508,6 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The devices that a configuration has, as `name=addresses`.
-    fn devices_of(file: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, String> {
-        let value = |name: &str| {
-            let found = variables.iter().find(|(variable, _)| *variable == name)?;
-            Some(found.1.to_owned())
-        };
-        let config = Config::parse("file", file, value).map_err(|error| error.to_string())?;
-        let shown = |device: &DeviceConfig| match &device.addresses {
-            Addresses::One(ip) => format!("{}={ip}", device.name),
-            Addresses::Interfaces(names) => format!("{}={}", device.name, names.join("+")),
-        };
-        Ok(config.devices.iter().map(shown).collect())
-    }
-
-    #[test]
-    fn devices_are_named_counted_or_given_an_address_each() {
-        let of = |asked: &str| devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap().join(" ");
-        assert_eq!(devices_of("", &[]).unwrap(), ["anyverbs0="]);
-        assert_eq!(of("2"), "anyverbs0=127.0.0.1 anyverbs1=127.0.0.2");
-        assert_eq!(of("eth0, 10.0.0.2"), "anyverbs0=eth0 anyverbs1=10.0.0.2");
-        assert_eq!(of("a=eth0,b=fd00::1,eth1"), "a=eth0 b=fd00::1 anyverbs2=eth1");
-        let named = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_DEVICE", "mlx5_4")];
-        let named = devices_of("", &named).unwrap().join(" ");
-        assert_eq!(named, "mlx5_4=127.0.0.1 mlx5_5=127.0.0.2 mlx5_6=127.0.0.3");
-        let last = format!("x{}", usize::MAX);
-        let named = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_DEVICE", &*last)];
-        let named = devices_of("", &named).unwrap().join(" ");
-        assert_eq!(named, "x18446744073709551615=127.0.0.1 x18446744073709551616=127.0.0.2");
-        let nameless = devices_of("devices = 2\ndevice = \"rdma\"", &[]).unwrap().join(" ");
-        assert_eq!(nameless, "rdma=127.0.0.1 rdma1=127.0.0.2");
-        assert_eq!(devices_of("devices = [\"eth0\"]", &[]).unwrap(), ["anyverbs0=eth0"]);
-    }
-
-    #[test]
-    fn devices_that_cannot_be_are_refused() {
-        for asked in [
-            "0",
-            "65",
-            "-1",
-            "eth0,eth0",
-            "a=eth0,a=eth1",
-            "a=",
-            ",",
-            "0.0.0.0",
-            "a/b=eth0",
-            "224.0.0.1",
-        ] {
-            let error = devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap_err();
-            assert!(error.starts_with("ANYVERBS_DEVICES="), "{asked}: {error}");
-        }
-        let both = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "eth0")];
-        assert!(devices_of("", &both).unwrap_err().starts_with("ANYVERBS_INTERFACES="));
-    }
 
     fn config(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         Config::from_variables(|name| {
@@ -717,21 +586,6 @@ mod tests {
             assert!(!text.contains('\n'), "{text}");
             assert!(text.contains(variable) || text.contains(value), "{text}");
         }
-    }
-
-    #[test]
-    fn a_persona_names_the_first_device_and_the_variable_goes_before_it() {
-        let names = |variables: &[(&str, &str)]| devices_of("", variables).unwrap().join(" ");
-        let mlx5 = ("ANYVERBS_PERSONA", "mlx5");
-        assert_eq!(names(&[mlx5]), "mlx5_0=");
-        assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICES", "2")]), "mlx5_0=127.0.0.1 mlx5_1=127.0.0.2");
-        assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICE", "mlx5_4")]), "mlx5_4=");
-        assert_eq!(devices_of("persona = \"rxe\"", &[]).unwrap(), ["rxe0="]);
-        let irdma = ("ANYVERBS_PERSONA", "irdma");
-        assert_eq!(config(&[irdma]).unwrap().max_qp, 4092);
-        assert_eq!(config(&[irdma, ("ANYVERBS_MAX_QP", "7")]).unwrap().max_qp, 7);
-        let file = devices_of("persona = \"own.toml\"", &[]).unwrap_err();
-        assert_eq!(file, "persona \"own.toml\": no file is read here");
     }
 
     #[test]

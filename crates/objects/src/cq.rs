@@ -496,8 +496,8 @@ impl Cq {
         if init.cqe == 0 {
             return Err(CreateError::Invalid("cqe"));
         }
-        core.within("cqe", init.cqe, |max| max.max_cqe)?;
-        if init.comp_vector >= core.attr.num_comp_vectors {
+        core.within(context.device, "cqe", init.cqe, |max| max.max_cqe)?;
+        if init.comp_vector >= core.attr_of(context.device).num_comp_vectors {
             return Err(CreateError::Invalid("comp_vector"));
         }
         let held = match init.channel {

@@ -63,7 +63,7 @@ impl Dm {
         len: u64,
         log_align: u32,
     ) -> Result<Self, CreateError> {
-        core.offers(Feature::DeviceMemory)?;
+        core.offers(context.device, Feature::DeviceMemory)?;
         if log_align > MAX_LOG_ALIGN {
             return Err(CreateError::Invalid("alignment of device memory"));
         }

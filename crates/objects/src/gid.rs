@@ -64,8 +64,8 @@ impl GidEntry {
 pub struct Shape {
     /// The persona's.
     pub gids: GidShape,
-    /// The address of each device in turn.
-    pub link_local: Vec<Gid>,
+    /// That address.
+    pub link_local: Gid,
 }
 
 /// Places behind a table, for addresses that are not listed.
@@ -82,18 +82,18 @@ pub struct GidTables {
     /// All addresses of the host, also of interfaces that no device has, which other processes may use.
     host: RwLock<rank::HostGids, Vec<Gid>>,
     sources: Vec<Addresses>,
-    shape: Option<Shape>,
+    shapes: Vec<Option<Shape>>,
 }
 
 impl GidTables {
-    /// A table for each of `sources`, in the shape of a persona.
+    /// A table for each of `sources`, in the shape of its persona.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
-    pub fn new(sources: Vec<Addresses>, shape: Option<Shape>) -> io::Result<Self> {
+    pub fn new(sources: Vec<Addresses>, shapes: Vec<Option<Shape>>) -> io::Result<Self> {
         let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
         let tables = RwLock::new(vec![empty; sources.len()]);
-        let tables = Self { tables, host: RwLock::default(), sources, shape };
+        let tables = Self { tables, host: RwLock::default(), sources, shapes };
         tables.refresh()?;
         Ok(tables)
     }
@@ -111,10 +111,10 @@ impl GidTables {
         Ok(tables
             .filter_map(|(device, (table, share))| {
                 let Candidates { listed, unlisted } = share.has;
-                let (listed, from) = match &self.shape {
+                let (listed, from) = match self.shapes.get(device).and_then(Option::as_ref) {
                     // The address of the first interface that leads elsewhere keeps place 0.
                     None => (listed, 1),
-                    Some(shape) => (shaped(listed, shape, device), 0),
+                    Some(shape) => (shaped(listed, shape), 0),
                 };
                 update(table, device, Candidates { listed, unlisted }, from).then_some(device)
             })
@@ -387,7 +387,7 @@ fn candidates(interfaces: &[Interface], source: &Addresses) -> Candidates {
 
 /// The entries of a table that has the shape of a persona: the link-local address of the hardware, then the other addresses, each
 /// with every type.
-fn shaped(listed: Vec<GidEntry>, shape: &Shape, device: usize) -> Vec<GidEntry> {
+fn shaped(listed: Vec<GidEntry>, shape: &Shape) -> Vec<GidEntry> {
     let Some(first) = listed.first().cloned() else { return listed };
     let (links, mut others): (Vec<_>, Vec<_>) =
         listed.into_iter().partition(GidEntry::is_link_local);
@@ -399,7 +399,7 @@ fn shaped(listed: Vec<GidEntry>, shape: &Shape, device: usize) -> Vec<GidEntry> 
     let mut addresses = Vec::new();
     if shape.gids.link_local {
         let own = links.iter().find(|e| e.interface == first.interface).cloned();
-        let gid = shape.link_local.get(device).copied().unwrap_or_default();
+        let gid = shape.link_local;
         addresses.push(own.unwrap_or(GidEntry { gid, kind: GidKind::NoInterface, ..first }));
     }
     addresses.append(&mut others);
@@ -505,14 +505,14 @@ mod tests {
 
     fn shape_of(persona: &str) -> Shape {
         let gids = crate::persona::Persona::built_in(persona).unwrap().gids;
-        Shape { gids, link_local: vec![Gid::from("fe80::a".parse::<IpAddr>().unwrap())] }
+        Shape { gids, link_local: Gid::from("fe80::a".parse::<IpAddr>().unwrap()) }
     }
 
     /// The table of a persona as `index=address`, with a mark behind what carries no traffic.
     fn shaped_table(table: &mut [Option<GidEntry>], persona: &str, ips: &[&str]) -> Vec<String> {
         let eth = interface(2, "eth0", 1500, ips);
         let Candidates { listed, unlisted } = candidates_of(&[eth], &[]);
-        let listed = shaped(listed, &shape_of(persona), 0);
+        let listed = shaped(listed, &shape_of(persona));
         super::update(table, 0, Candidates { listed, unlisted }, 0);
         let mark = |entry: &GidEntry| match entry.kind {
             GidKind::RoceV2 => "",

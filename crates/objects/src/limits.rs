@@ -3,7 +3,10 @@
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
+use crate::config::Config;
 use crate::features::Features;
+use crate::gid::node_guid;
+use crate::persona::Persona;
 
 /// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +149,37 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
     max_tso: 262_144,
     lacks: Features::NONE,
 };
+
+/// The attributes of each device of a process. `guids` gives the GUIDs of a first node and of the system, with a persona's bytes.
+pub fn of_devices(
+    config: &Config,
+    guids: impl Fn(Option<&Persona>) -> (u64, u64),
+) -> Box<[DeviceAttr]> {
+    let devices = config.devices.iter().zip(0..);
+    devices
+        .map(|(device, number)| {
+            let persona = device.persona.as_deref();
+            let attr = persona.map_or(DEFAULT, |persona| persona.apply(DEFAULT));
+            let (first, sys_image_guid) = guids(persona);
+            let max_qp = config.max_qp.unwrap_or(attr.max_qp);
+            DeviceAttr { node_guid: node_guid(first, number), sys_image_guid, max_qp, ..attr }
+        })
+        .collect()
+}
+
+/// The attributes that hold for all devices of a process together: theirs if they agree, and else the engine's, which none exceeds. The
+/// connection manager offers no more READs than each of them takes.
+pub fn of_all(devices: &[DeviceAttr]) -> DeviceAttr {
+    let Some(first) = devices.first() else { return DEFAULT };
+    let DeviceAttr { node_guid, sys_image_guid, .. } = *first;
+    if devices.iter().all(|attr| DeviceAttr { node_guid, sys_image_guid, ..*attr } == *first) {
+        return *first;
+    }
+    let max_qp = devices.iter().map(|attr| attr.max_qp).max().unwrap_or(DEFAULT.max_qp);
+    let reads = devices.iter().map(|attr| attr.max_qp_rd_atom).min();
+    let max_qp_rd_atom = reads.unwrap_or(DEFAULT.max_qp_rd_atom);
+    DeviceAttr { node_guid, sys_image_guid, max_qp, max_qp_rd_atom, ..DEFAULT }
+}
 
 /// Longest message (IBA 9.7.1.1).
 pub const MAX_MSG_SIZE: u32 = anyverbs_proto::wr::MAX_MESSAGE;

@@ -76,9 +76,13 @@ pub struct Rereg<'a> {
     pub access: Option<Access>,
 }
 
-fn check_access(core: &'static Core, access: Access) -> Result<Access, RegisterError> {
-    if access.contains(Access::ON_DEMAND) && core.attr.lacks.has(Feature::Odp) {
-        let persona = core.persona_name();
+fn check_access(
+    core: &'static Core,
+    device: usize,
+    access: Access,
+) -> Result<Access, RegisterError> {
+    if access.contains(Access::ON_DEMAND) && core.attr_of(device).lacks.has(Feature::Odp) {
+        let persona = core.persona_name(device);
         return Err(RegisterError::Persona { persona, lacks: Feature::Odp });
     }
     let unsupported = access.difference(limits::REGION_ACCESS);
@@ -143,7 +147,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(pd.core, access)?;
+        let access = check_access(pd.core, pd.device, access)?;
         if access.contains(Access::ON_DEMAND) && addr == 0 && len == u64::MAX {
             if iova != 0 {
                 return Err(RegisterError::Range);
@@ -170,7 +174,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(pd.core, access)?;
+        let access = check_access(pd.core, pd.device, access)?;
         if !Arc::ptr_eq(buf.pd.arc(), pd) {
             return Err(RegisterError::Foreign("buffer"));
         }
@@ -199,7 +203,7 @@ impl Mr {
         len: u64,
         access: Access,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(pd.core, access)?;
+        let access = check_access(pd.core, pd.device, access)?;
         if !access.contains(Access::ZERO_BASED) {
             return Err(RegisterError::Invalid("access: a region of device memory is zero-based"));
         }
@@ -227,7 +231,7 @@ impl Mr {
         access: Access,
         dmah: Option<&Dmah>,
     ) -> Result<Self, RegisterError> {
-        let access = check_access(pd.core, access)?;
+        let access = check_access(pd.core, pd.device, access)?;
         let unsupported = access.difference(limits::DMABUF_ACCESS);
         if !unsupported.is_empty() {
             return Err(RegisterError::Unsupported(unsupported.bits()));
@@ -320,7 +324,7 @@ impl Mr {
         }
         let mut region = state.region;
         if let Some(access) = change.access {
-            region.access = check_access(self.core, access)?;
+            region.access = check_access(self.core, state.pd.device, access)?;
         }
         if let Some((addr, len)) = change.translation {
             let iova = if region.access.contains(Access::ZERO_BASED) { 0 } else { addr };

@@ -40,7 +40,7 @@ impl Mw {
     pub(crate) fn alloc(pd: &Arc<PdCell>, kind: WindowType) -> Result<Self, CreateError> {
         let core = pd.core;
         core.may_make(pd.device)?;
-        core.offers(Feature::MemoryWindows)?;
+        core.offers(pd.device, Feature::MemoryWindows)?;
         let ticket = core.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
         let rkey = core.mrs.alloc_window(pd.number, kind);

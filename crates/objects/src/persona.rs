@@ -304,11 +304,6 @@ impl Persona {
         })
     }
 
-    /// The most queue pairs, if it has a limit of its own.
-    pub(crate) fn max_qp(&self) -> Option<u32> {
-        self.limits.max_qp
-    }
-
     /// A GUID with its first bits.
     #[must_use]
     pub fn guid(&self, guid: u64) -> u64 {

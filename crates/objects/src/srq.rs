@@ -286,12 +286,12 @@ impl Srq {
     fn hold(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<(Held<PdCell>, Ticket), CreateError> {
         let core = pd.core;
         core.may_make(pd.device)?;
-        core.offers(Feature::Srq)?;
+        core.offers(pd.device, Feature::Srq)?;
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }
-        core.within("max_wr of an SRQ", init.max_wr, |max| max.max_srq_wr)?;
-        core.within("max_sge of an SRQ", init.max_sge, |max| max.max_srq_sge)?;
+        core.within(pd.device, "max_wr of an SRQ", init.max_wr, |max| max.max_srq_wr)?;
+        core.within(pd.device, "max_sge of an SRQ", init.max_sge, |max| max.max_srq_sge)?;
         let ticket =
             core.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;

@@ -45,7 +45,7 @@ impl RwqIndTable {
     /// See `Context::create_rwq_ind_table`.
     #[doc(hidden)]
     pub fn create(core: &'static Core, device: usize, wqs: &[&Wq]) -> Result<Self, CreateError> {
-        let most = core.attr.max_rwq_ind_table_size as usize;
+        let most = core.attr_of(device).max_rwq_ind_table_size as usize;
         if !wqs.len().is_power_of_two() || wqs.len() > most {
             return Err(CreateError::Invalid("size of an indirection table"));
         }

@@ -112,7 +112,7 @@ fn open_switch(switch: &'static Switch, pd: &Pd) -> Result<(), CreateError> {
         return Err(CreateError::Forked);
     }
     switch.core().may_make(pd.cell.device)?;
-    switch.core().offers(Feature::RawPackets)?;
+    switch.core().offers(pd.cell.device, Feature::RawPackets)?;
     switch.open()
 }
 
@@ -125,7 +125,7 @@ impl RawQp {
         init: &RawQpInit<'_>,
     ) -> Result<RawQp, CreateError> {
         open_switch(switch, pd)?;
-        let cap = actual_cap(switch, init)?;
+        let cap = actual_cap(switch, pd.cell.device, init)?;
         let foreign = |what| CreateError::Foreign(what);
         if [init.send_cq, init.recv_cq].iter().any(|cq| !cq.0.is_of(switch.core(), &pd.context)) {
             return Err(foreign("completion queue"));
@@ -212,13 +212,13 @@ impl RawQp {
 }
 
 /// Checks the requested sizes; returns those that the device gives.
-fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
+fn actual_cap(switch: &Switch, device: usize, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
     let mut cap = init.cap;
     if init.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
-    check_sizes(switch.core(), &cap)?;
+    check_sizes(switch.core(), device, &cap)?;
     CreateError::check("max_tso_header", init.max_tso_header, MAX_HEADER as u32)?;
     cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)

@@ -137,15 +137,19 @@ impl Wq {
             return Err(CreateError::Forked);
         }
         switch.core().may_make(pd.device)?;
-        switch.core().offers(Feature::RawPackets)?;
+        switch.core().offers(pd.device, Feature::RawPackets)?;
         if !init.cq.0.is_of(switch.core(), context) {
             return Err(CreateError::Foreign("completion queue"));
         }
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of a work queue"));
         }
-        switch.core().within("max_wr of a work queue", init.max_wr, |max| max.max_qp_wr)?;
-        switch.core().within("max_sge of a work queue", init.max_sge, |max| max.max_sge)?;
+        switch
+            .core()
+            .within(pd.device, "max_wr of a work queue", init.max_wr, |max| max.max_qp_wr)?;
+        switch
+            .core()
+            .within(pd.device, "max_sge of a work queue", init.max_sge, |max| max.max_sge)?;
         let ticket = switch.core().quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
         let hold = Hold(
             Held::new(pd, Holder::Wq).ok_or(CreateError::Foreign("protection domain"))?,

@@ -222,7 +222,7 @@ impl Qp {
     ) -> Result<Self, CreateError> {
         transport.core.may_make(context.device)?;
         if let Some(feature) = feature_of(parts.qp_type) {
-            transport.core.offers(feature)?;
+            transport.core.offers(context.device, feature)?;
         }
         let cqs = [parts.send_cq, parts.recv_cq];
         if cqs.into_iter().flatten().any(|cq| !cq.0.is_of(transport.core, context)) {
@@ -243,7 +243,7 @@ impl Qp {
                 ));
             }
         }
-        let cap = actual_cap(transport, parts)?;
+        let cap = actual_cap(transport.core, context.device, parts)?;
         let ticket =
             transport.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let hold = Hold(
@@ -673,14 +673,14 @@ fn feature_of(qp_type: QpType) -> Option<Feature> {
 }
 
 /// Checks the requested sizes; returns those that the device gives.
-fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (parts.cap, &transport.core.attr);
+fn actual_cap(core: &Core, device: usize, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
+    let mut cap = parts.cap;
     if parts.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
-    check_sizes(transport.core, &cap)?;
-    let room = inline_room(&cap).min(max.max_inline_data);
+    check_sizes(core, device, &cap)?;
+    let room = inline_room(&cap).min(core.attr_of(device).max_inline_data);
     cap.max_inline_data = cap.max_inline_data.max(room);
     Ok(cap)
 }
@@ -689,12 +689,12 @@ fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, Creat
 ///
 /// # Errors
 /// [`CreateError::Limit`], [`CreateError::PersonaLimit`].
-pub fn check_sizes(core: &Core, cap: &QpCap) -> Result<(), CreateError> {
-    core.within("max_send_wr", cap.max_send_wr, |max| max.max_qp_wr)?;
-    core.within("max_recv_wr", cap.max_recv_wr, |max| max.max_qp_wr)?;
-    core.within("max_send_sge", cap.max_send_sge, |max| max.max_sge)?;
-    core.within("max_recv_sge", cap.max_recv_sge, |max| max.max_sge)?;
-    core.within("max_inline_data", cap.max_inline_data, |max| max.max_inline_data)
+pub fn check_sizes(core: &Core, device: usize, cap: &QpCap) -> Result<(), CreateError> {
+    core.within(device, "max_send_wr", cap.max_send_wr, |max| max.max_qp_wr)?;
+    core.within(device, "max_recv_wr", cap.max_recv_wr, |max| max.max_qp_wr)?;
+    core.within(device, "max_send_sge", cap.max_send_sge, |max| max.max_sge)?;
+    core.within(device, "max_recv_sge", cap.max_recv_sge, |max| max.max_sge)?;
+    core.within(device, "max_inline_data", cap.max_inline_data, |max| max.max_inline_data)
 }
 
 /// Inline data that every queue pair takes: as much as the elements themselves would take. Programs post a little inline

@@ -7,14 +7,14 @@ use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
 use anyverbs_net::{ROOM, Registry, Services, Slot, StandardStreams, SteerByKind, check_room};
 use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Register};
-use anyverbs_objects::config::Config;
+use anyverbs_objects::config::{Config, DeviceConfig};
 use anyverbs_objects::error::OpenError;
-use anyverbs_objects::fork;
-use anyverbs_objects::gid::{GidTables, Shape, node_guid};
+use anyverbs_objects::gid::{GidTables, Shape};
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_objects::persona::Persona;
 use anyverbs_objects::srq::table::SrqTable;
+use anyverbs_objects::{fork, limits};
 use anyverbs_proto::counters::Counters;
 use anyverbs_proto::mr::MrTable;
 use rand::rngs::StdRng;
@@ -49,13 +49,13 @@ pub fn leak<T>(value: T) -> &'static T {
 }
 
 impl DataPath {
-    /// Takes a slot of the host and opens the port. `steer_by_kind` says which process gets packets to QP1; any if absent.
+    /// Takes a slot of the host and opens the port, for devices with these attributes. `steer_by_kind` says which process gets packets to QP1; any if absent.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(
         config: Config,
-        attr: DeviceAttr,
+        attrs: Box<[DeviceAttr]>,
         steer_by_kind: Option<SteerByKind>,
         rng: &mut StdRng,
     ) -> Result<Self, OpenError> {
@@ -66,7 +66,8 @@ impl DataPath {
         })?;
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
-        let gids = gids(&config, attr.node_guid)?;
+        let attr = limits::of_all(&attrs);
+        let gids = gids(&config, &attrs)?;
         let registry = Registry::of_port(&config.registry, config.udp_port);
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
         let slot = Arc::new(slot);
@@ -91,6 +92,7 @@ impl DataPath {
         let core = leak(Core {
             failed: config.devices.iter().map(|_| AtomicBool::new(false)).collect(),
             attr,
+            attrs,
             slot: number,
             gids,
             mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(rng)),
@@ -130,15 +132,14 @@ impl DataPath {
 }
 
 /// The addresses of the devices. Only a process whose devices have no address at all has none.
-fn gids(config: &Config, first_guid: u64) -> Result<GidTables, OpenError> {
+fn gids(config: &Config, attrs: &[DeviceAttr]) -> Result<GidTables, OpenError> {
     let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
-    let shape = config.persona.as_ref().map(|persona| Shape {
-        gids: persona.gids.clone(),
-        link_local: (0..config.devices.len() as u64)
-            .map(|number| Persona::link_local(node_guid(first_guid, number)))
-            .collect(),
-    });
-    let gids = GidTables::new(sources, shape)
+    let shape = |(device, attr): (&DeviceConfig, &DeviceAttr)| {
+        let gids = device.persona.as_ref()?.gids.clone();
+        Some(Shape { gids, link_local: Persona::link_local(attr.node_guid) })
+    };
+    let shapes = config.devices.iter().zip(attrs).map(shape).collect();
+    let gids = GidTables::new(sources, shapes)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
     let devices = 0..config.devices.len();
     let unusable: Vec<_> = devices.clone().flat_map(|device| gids.unusable(device)).collect();

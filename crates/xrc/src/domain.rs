@@ -146,7 +146,7 @@ impl Xrcd {
         context: &Arc<ContextCell>,
         init: XrcdInitAttr,
     ) -> Result<Self, CreateError> {
-        shared.transport.core.offers(Feature::Xrc)?;
+        shared.transport.core.offers(context.device, Feature::Xrc)?;
         let ticket = shared
             .transport
             .core

@@ -85,19 +85,18 @@ pub struct PortAttr {
 /// # Errors
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    let (devices, persona) = match Device::running() {
-        Some(Device { core, .. }) => (core.config.devices.clone(), core.config.persona.clone()),
-        None => {
-            let config = Config::load()?;
-            (config.devices, config.persona)
-        }
+    let devices = match Device::running() {
+        Some(Device { core, .. }) => core.config.devices.clone(),
+        None => Config::load()?.devices,
     };
-    let (first, sys_image_guid) = guids(persona.as_deref());
-    let info = |(number, device): (usize, DeviceConfig)| DeviceInfo {
-        name: device.name,
-        node_guid: node_guid(first, number as u64),
-        sys_image_guid,
-        persona: persona.clone(),
+    let info = |(number, device): (usize, DeviceConfig)| {
+        let (first, sys_image_guid) = guids(device.persona.as_deref());
+        DeviceInfo {
+            name: device.name,
+            node_guid: node_guid(first, number as u64),
+            sys_image_guid,
+            persona: device.persona,
+        }
     };
     Ok(devices.into_iter().enumerate().map(info).collect())
 }

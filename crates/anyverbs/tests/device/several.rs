@@ -161,3 +161,59 @@ fn an_id_is_bound_to_the_device_of_its_address() {
         assert_eq!(refused.errno(), libc::ENODEV, "{refused}");
     });
 }
+
+#[test]
+fn each_device_may_have_a_persona_of_its_own() {
+    in_own_process("several::each_device_may_have_a_persona_of_its_own", || {
+        let file = std::env::temp_dir().join(format!("anyverbs-rack-{}.toml", std::process::id()));
+        let devices = "[{ persona = 'mlx5' }, { persona = 'irdma' }, { name = 'plain' }]";
+        std::fs::write(&file, format!("devices = {devices}")).unwrap();
+        // SAFETY: before the device is opened, and by the only thread that runs a test.
+        unsafe {
+            std::env::set_var("ANYVERBS_CONFIG", &file);
+            std::env::set_var("ANYVERBS_INTERFACES", "");
+        }
+        isolate();
+        // They are known before one is opened.
+        let listed = anyverbs::devices().unwrap();
+        let personas: Vec<_> =
+            listed.iter().map(|d| d.persona.as_ref().map_or("", |p| &*p.name)).collect();
+        let names: Vec<_> = listed.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["mlx5_0", "irdma1", "plain"]);
+        assert_eq!(personas, ["mlx5", "irdma", ""]);
+        let contexts = [0, 1, 2].map(open);
+        std::fs::remove_file(file).unwrap();
+        let attrs = contexts.each_ref().map(|context| context.device_attr().unwrap());
+        assert_eq!(attrs.map(|attr| attr.vendor_id), [0x02c9, 0x8086, 0xa17b]);
+        for (attr, device) in attrs.iter().zip(&listed) {
+            assert_eq!(
+                (attr.node_guid, attr.sys_image_guid),
+                (device.node_guid, device.sys_image_guid)
+            );
+        }
+        let tables = contexts.each_ref().map(|c| c.gids().unwrap().last().unwrap().index);
+        assert_eq!(tables, [3, 1, 0]);
+        // Each refuses what it lacks, and what is above its limits.
+        let pds = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+        let srq = SrqInitAttr { max_wr: 4, max_sge: 1, ..SrqInitAttr::default() };
+        let made = pds.each_ref().map(|pd| pd.create_srq(&srq).map_err(|e| e.to_string()).err());
+        let lacks = "persona irdma: it lacks shared receive queues (SRQ)";
+        assert!(made[0].is_none() && made[2].is_none());
+        assert!(made[1].as_ref().is_some_and(|why| why.contains(lacks)), "{made:?}");
+        let most = attrs.map(|attr| attr.max_sge);
+        assert!(most[1] < most[0] && most[0] < most[2], "{most:?}");
+        for ((context, pd), sges) in contexts.iter().zip(&pds).zip(most) {
+            let cq = context.create_cq(16, None, 0, 0).unwrap();
+            let make = |max_send_sge| {
+                let cap = QpCap { max_send_sge, max_inline_data: 0, ..CAP };
+                let (qp_type, sq_sig_all, srq) = (QpType::Rc, false, None);
+                let (send_cq, recv_cq) = (&cq, &cq);
+                let init =
+                    QpInitAttr { send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, cookie: 0 };
+                context.create_qp(pd, &init).map(drop)
+            };
+            assert_eq!(make(sges), Ok(()));
+            assert!(matches!(make(sges + 1), Err(CreateError::Limit { .. })));
+        }
+    });
+}

@@ -95,7 +95,8 @@ impl Device {
             isolate_device();
             let mut rng = StdRng::from_os_rng();
             let path =
-                DataPath::open(Config::load().unwrap(), DEFAULT, Some(STEERING), &mut rng).unwrap();
+                DataPath::open(Config::load().unwrap(), [DEFAULT].into(), Some(STEERING), &mut rng)
+                    .unwrap();
             let DataPath { transport, driver, services, kept, starter } = path;
             let config = CmConfig {
                 slot: transport.core.slot,

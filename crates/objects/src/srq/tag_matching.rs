@@ -78,8 +78,8 @@ impl SrqCell {
 impl Srq {
     pub(crate) fn create_tm(pd: &Pd, init: &TmSrqInitAttr<'_>) -> Result<Self, CreateError> {
         let (pd_hold, ticket) = Self::hold(&pd.cell, &init.srq)?;
-        pd.cell.core.offers(Feature::TagMatching)?;
-        let attr = &pd.cell.core.attr;
+        pd.cell.core.offers(pd.cell.device, Feature::TagMatching)?;
+        let attr = pd.cell.core.attr_of(pd.cell.device);
         let max_num_tags = u16::try_from(init.max_num_tags)
             .ok()
             .filter(|n| (1..=attr.max_num_tags).contains(n))

@@ -84,7 +84,8 @@ pub(super) fn open(change: impl FnOnce(&mut Config)) -> (&'static Driver, Starte
     isolate_device();
     let (mut config, mut rng) = (Config::load().unwrap(), StdRng::from_os_rng());
     change(&mut config);
-    let DataPath { driver, starter, .. } = DataPath::open(config, DEFAULT, None, &mut rng).unwrap();
+    let DataPath { driver, starter, .. } =
+        DataPath::open(config, [DEFAULT].into(), None, &mut rng).unwrap();
     assert!(driver.above.set(Above { management: &NOTHING, frames: &NOTHING }).is_ok());
     (driver, starter)
 }

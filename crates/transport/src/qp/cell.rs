@@ -318,7 +318,7 @@ impl QpCell {
         } else if !state.machine.attr().av.sgid.is_zero() {
             max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
-        let limits = transport.modify_limits(max_mtu);
+        let limits = transport.modify_limits(self.device(), max_mtu);
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(attr, mask, &limits, &mut call.env(link))?;

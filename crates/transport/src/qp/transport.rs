@@ -92,8 +92,8 @@ impl Transport {
         }
     }
 
-    pub(super) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
-        let attr = &self.core.attr;
+    pub(super) fn modify_limits(&self, device: usize, max_mtu: Mtu) -> ModifyLimits {
+        let attr = self.core.attr_of(device);
         ModifyLimits {
             ports: attr.phys_port_cnt,
             pkeys: attr.max_pkeys,

@@ -1,0 +1,417 @@
+//! The devices of a configuration: a number of them, a list of places, or a table for each.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+
+use super::{Addresses, ConfigError, DeviceConfig};
+use crate::persona::Persona;
+use crate::text::{NAME, is_name};
+
+/// The name of the first device, where the configuration gives none.
+pub(super) const FIRST: &str = "anyverbs0";
+/// Most devices of a process.
+const MOST_DEVICES: usize = 64;
+
+/// The devices that are asked for, and the text of that for a message.
+#[derive(Debug)]
+pub(super) struct Asked {
+    devices: FileDevices,
+    text: String,
+}
+
+/// The devices, as the file names them.
+#[derive(Debug)]
+pub(super) enum FileDevices {
+    /// So many.
+    Number(i64),
+    /// Each of these.
+    List(Vec<Item>),
+}
+
+/// A device of a list.
+#[derive(Debug)]
+pub(super) enum Item {
+    /// An interface or an address, perhaps behind a name and `=`.
+    Text(String),
+    /// A table of a file.
+    Table(Table),
+}
+
+/// The keys of a device. Without a place it has an address of the loopback interface.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Table {
+    name: Option<String>,
+    interface: Option<String>,
+    address: Option<IpAddr>,
+    persona: Option<String>,
+}
+
+impl Asked {
+    /// Reads the value of a variable.
+    pub(super) fn parse(text: &str) -> Self {
+        let devices = match text.trim().parse() {
+            Ok(number) => FileDevices::Number(number),
+            Err(_) => {
+                let items = text.split(',').map(|item| Item::Text(item.trim().to_owned()));
+                FileDevices::List(items.collect())
+            }
+        };
+        Self { devices, text: text.to_owned() }
+    }
+}
+
+impl From<FileDevices> for Asked {
+    fn from(devices: FileDevices) -> Self {
+        let text = match &devices {
+            FileDevices::Number(number) => number.to_string(),
+            FileDevices::List(items) => {
+                let shown = |item: &Item| match item {
+                    Item::Text(text) => text.clone(),
+                    Item::Table(_) => "{...}".to_owned(),
+                };
+                items.iter().map(shown).collect::<Vec<_>>().join(",")
+            }
+        };
+        Self { devices, text }
+    }
+}
+
+impl<'de> Deserialize<'de> for FileDevices {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Devices;
+        impl<'de> Visitor<'de> for Devices {
+            type Value = FileDevices;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of devices, or a list of them")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<FileDevices, E> {
+                Ok(FileDevices::Number(number))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FileDevices, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = list.next_element()? {
+                    items.push(item);
+                }
+                Ok(FileDevices::List(items))
+            }
+        }
+        from.deserialize_any(Devices)
+    }
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct OneItem;
+        impl<'de> Visitor<'de> for OneItem {
+            type Value = Item;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an interface, an address or a table")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Item, E> {
+                Ok(Item::Text(text.trim().to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Item, A::Error> {
+                Table::deserialize(MapAccessDeserializer::new(map)).map(Item::Table)
+            }
+        }
+        from.deserialize_any(OneItem)
+    }
+}
+
+/// The rest of a configuration, for devices that do not say it themselves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Without<'a> {
+    /// The name of the first device. The others count on.
+    pub(super) first: &'a str,
+    pub(super) persona: Option<&'a Arc<Persona>>,
+    /// The interfaces of a device that is the only one.
+    pub(super) interfaces: &'a [String],
+}
+
+/// The devices of a process. `own` finds a persona by its name and the key that has it.
+pub(super) fn devices(
+    without: Without<'_>,
+    asked: Option<Asked>,
+    own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
+) -> Result<Vec<DeviceConfig>, ConfigError> {
+    let Without { first, persona, interfaces } = without;
+    let persona = persona.cloned();
+    let Some(Asked { devices, text }) = asked else {
+        let addresses = Addresses::Interfaces(interfaces.to_vec());
+        return Ok(vec![DeviceConfig { name: first.to_owned(), addresses, persona }]);
+    };
+    if !interfaces.is_empty() {
+        let expected = "nothing beside ANYVERBS_DEVICES, which names the interfaces of each device";
+        return Err(refusal("ANYVERBS_INTERFACES", &interfaces.join(","), expected));
+    }
+    let found: Vec<DeviceConfig> = match devices {
+        FileDevices::Number(n) => (0..u8::try_from(n).unwrap_or(0).into())
+            .map(|n| {
+                let (name, addresses) = (counted(first, n), loopback(n));
+                DeviceConfig { name, addresses, persona: persona.clone() }
+            })
+            .collect(),
+        FileDevices::List(items) => {
+            let device = |(n, item)| match item {
+                Item::Text(item) => Ok(listed(first, n, &item, persona.clone())),
+                Item::Table(table) => tabled(without, n, table, &own),
+            };
+            items.into_iter().enumerate().map(device).collect::<Result<_, _>>()?
+        }
+    };
+    let is_once = |n: usize| {
+        let same = |other: &DeviceConfig| {
+            other.name == found[n].name || other.addresses == found[n].addresses
+        };
+        found.iter().filter(|other| same(other)).count() == 1
+    };
+    let is_valid = (1..=MOST_DEVICES).contains(&found.len())
+        && found.iter().all(|device| is_name(&device.name) && is_place(&device.addresses))
+        && (0..found.len()).all(is_once);
+    if is_valid {
+        return Ok(found);
+    }
+    let expected = "a number from 1 to 64, or as many interfaces or addresses with commas between \
+                    them, each perhaps behind NAME=, and each once";
+    Err(refusal("ANYVERBS_DEVICES", &text, expected))
+}
+
+/// A device that a text names.
+fn listed(first: &str, n: usize, item: &str, persona: Option<Arc<Persona>>) -> DeviceConfig {
+    let (name, place) = match item.split_once('=') {
+        Some((name, place)) => (name.trim().to_owned(), place.trim()),
+        None => (counted(first, n), item),
+    };
+    let addresses = match place.parse() {
+        Ok(ip) => Addresses::One(ip),
+        Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
+    };
+    DeviceConfig { name, addresses, persona }
+}
+
+/// A device that has a table.
+fn tabled(
+    without: Without<'_>,
+    n: usize,
+    table: Table,
+    own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
+) -> Result<DeviceConfig, ConfigError> {
+    let key = |name: &str| format!("device {} of devices: {name}", n + 1);
+    let Table { name, interface, address, persona } = table;
+    let persona = persona.map(|name| own(&name, &key("persona"))).transpose()?;
+    let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
+    let name = name.unwrap_or_else(|| counted(first, n));
+    if !is_name(&name) {
+        return Err(refusal(&key("name"), &name, NAME));
+    }
+    let addresses = match (interface, address) {
+        (None, None) => loopback(n),
+        (Some(interface), None) => Addresses::Interfaces(vec![interface]),
+        (None, Some(address)) => Addresses::One(address),
+        (Some(_), Some(address)) => {
+            let expected = "nothing beside the interface";
+            return Err(refusal(&key("address"), &address.to_string(), expected));
+        }
+    };
+    match &addresses {
+        Addresses::Interfaces(names) if !is_place(&addresses) => {
+            return Err(refusal(&key("interface"), &names.join(","), "the name of an interface"));
+        }
+        Addresses::One(ip) if !is_place(&addresses) => {
+            return Err(refusal(&key("address"), &ip.to_string(), "an address of the host"));
+        }
+        _ => {}
+    }
+    Ok(DeviceConfig { name, addresses, persona: persona.or(without.persona.cloned()) })
+}
+
+/// The name of a device by its number, if the first one has this name: mlx5_0 counts on to mlx5_1.
+fn counted(first: &str, n: usize) -> String {
+    let stem = first.trim_end_matches(|c: char| c.is_ascii_digit());
+    let number: usize = first[stem.len()..].parse().unwrap_or(0);
+    if n == 0 { first.to_owned() } else { format!("{stem}{}", number as u128 + n as u128) }
+}
+
+/// The address of a device that is given none.
+fn loopback(n: usize) -> Addresses {
+    let last = u8::try_from(n).unwrap_or(u8::MAX).saturating_add(1);
+    Addresses::One(Ipv4Addr::new(127, 0, 0, last).into())
+}
+
+fn is_place(addresses: &Addresses) -> bool {
+    match addresses {
+        Addresses::Interfaces(names) => names.iter().all(|name| (1..16).contains(&name.len())),
+        Addresses::One(ip) => !ip.is_unspecified() && !ip.is_multicast(),
+    }
+}
+
+fn refusal(key: &str, value: &str, expected: &str) -> ConfigError {
+    ConfigError::Value {
+        variable: key.to_owned(),
+        value: value.to_owned(),
+        expected: expected.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+    use crate::limits;
+
+    /// The devices that a configuration has, as `name=addresses`, with `:persona` if they have one.
+    fn devices_of(file: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let value = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name)?;
+            Some(found.1.to_owned())
+        };
+        let config = Config::parse("/etc/rack.toml", file, value).map_err(|e| e.to_string())?;
+        let shown = |device: &DeviceConfig| {
+            let place = match &device.addresses {
+                Addresses::One(ip) => ip.to_string(),
+                Addresses::Interfaces(names) => names.join("+"),
+            };
+            let persona = device.persona.as_ref().map_or(String::new(), |p| format!(":{}", p.name));
+            format!("{}={place}{persona}", device.name)
+        };
+        Ok(config.devices.iter().map(shown).collect())
+    }
+
+    #[test]
+    fn devices_are_named_counted_or_given_an_address_each() {
+        let of = |asked: &str| devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap().join(" ");
+        assert_eq!(devices_of("", &[]).unwrap(), ["anyverbs0="]);
+        assert_eq!(of("2"), "anyverbs0=127.0.0.1 anyverbs1=127.0.0.2");
+        assert_eq!(of("eth0, 10.0.0.2"), "anyverbs0=eth0 anyverbs1=10.0.0.2");
+        assert_eq!(of("a=eth0,b=fd00::1,eth1"), "a=eth0 b=fd00::1 anyverbs2=eth1");
+        let named = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_DEVICE", "mlx5_4")];
+        let named = devices_of("", &named).unwrap().join(" ");
+        assert_eq!(named, "mlx5_4=127.0.0.1 mlx5_5=127.0.0.2 mlx5_6=127.0.0.3");
+        let last = format!("x{}", usize::MAX);
+        let named = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_DEVICE", &*last)];
+        let named = devices_of("", &named).unwrap().join(" ");
+        assert_eq!(named, "x18446744073709551615=127.0.0.1 x18446744073709551616=127.0.0.2");
+        let nameless = devices_of("devices = 2\ndevice = \"rdma\"", &[]).unwrap().join(" ");
+        assert_eq!(nameless, "rdma=127.0.0.1 rdma1=127.0.0.2");
+        assert_eq!(devices_of("devices = [\"eth0\"]", &[]).unwrap(), ["anyverbs0=eth0"]);
+    }
+
+    #[test]
+    fn a_persona_names_the_first_device_and_the_variable_goes_before_it() {
+        let names = |variables: &[(&str, &str)]| devices_of("", variables).unwrap().join(" ");
+        let mlx5 = ("ANYVERBS_PERSONA", "mlx5");
+        assert_eq!(names(&[mlx5]), "mlx5_0=:mlx5");
+        let two = names(&[mlx5, ("ANYVERBS_DEVICES", "2")]);
+        assert_eq!(two, "mlx5_0=127.0.0.1:mlx5 mlx5_1=127.0.0.2:mlx5");
+        assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICE", "mlx5_4")]), "mlx5_4=:mlx5");
+        assert_eq!(devices_of("persona = \"rxe\"", &[]).unwrap(), ["rxe0=:rxe"]);
+        let file = devices_of("persona = \"own.toml\"", &[]).unwrap_err();
+        assert_eq!(file, "persona \"own.toml\": no file is read here");
+    }
+
+    #[test]
+    fn limits_are_those_of_each_device_and_of_all() {
+        let limits = |file: &str| {
+            let config = Config::parse("", file, |_| None).unwrap();
+            let each = limits::of_devices(&config, |_| (0, 0));
+            let all = limits::of_all(&each);
+            let of = |attr: &limits::DeviceAttr| (attr.max_qp, attr.max_sge, attr.max_qp_rd_atom);
+            (each.iter().map(of).collect::<Vec<_>>(), of(&all))
+        };
+        let (irdma, engine) = ((4092, 6, 8), (16_384, 32, 128));
+        assert_eq!(limits("persona = 'irdma'"), (vec![irdma], irdma));
+        let most = (7, irdma.1, irdma.2);
+        assert_eq!(limits("persona = 'irdma'\nmax_qp = 7"), (vec![most], most));
+        let both = limits("devices = [{ persona = 'irdma' }, {}]");
+        assert_eq!(both, (vec![irdma, engine], (engine.0, engine.1, irdma.2)));
+    }
+
+    #[test]
+    fn a_device_may_have_a_table() {
+        let file = "
+            devices = [
+                'eth0',
+                { persona = 'irdma' },
+                { name = 'storage', interface = 'eth1', persona = ' rxe ' },
+                { address = 'fd00::1' },
+            ]";
+        let with = |variables: &[_]| devices_of(file, variables).unwrap().join(" ");
+        assert_eq!(
+            with(&[]),
+            "anyverbs0=eth0 irdma1=127.0.0.2:irdma storage=eth1:rxe anyverbs3=fd00::1"
+        );
+        let persona = ("ANYVERBS_PERSONA", "mlx5");
+        assert_eq!(
+            with(&[persona]),
+            "mlx5_0=eth0:mlx5 irdma1=127.0.0.2:irdma storage=eth1:rxe mlx5_3=fd00::1:mlx5"
+        );
+        // A variable goes before the file.
+        assert_eq!(with(&[persona, ("ANYVERBS_DEVICES", "1")]), "mlx5_0=127.0.0.1:mlx5");
+        let tables = "[[devices]]\nname = 'a'\n[[devices]]\nname = 'b'\n";
+        assert_eq!(devices_of(tables, &[]).unwrap().join(" "), "a=127.0.0.1 b=127.0.0.2");
+    }
+
+    #[test]
+    fn devices_that_cannot_be_are_refused() {
+        for asked in [
+            "0",
+            "65",
+            "-1",
+            "eth0,eth0",
+            "a=eth0,a=eth1",
+            "a=",
+            ",",
+            "0.0.0.0",
+            "a/b=eth0",
+            "224.0.0.1",
+        ] {
+            let error = devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap_err();
+            assert!(error.starts_with("ANYVERBS_DEVICES="), "{asked}: {error}");
+        }
+        let both = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "eth0")];
+        assert!(devices_of("", &both).unwrap_err().starts_with("ANYVERBS_INTERFACES="));
+    }
+
+    #[test]
+    fn a_mistake_in_a_table_is_told_with_its_key() {
+        for (devices, wanted) in [
+            ("{}, { persona = 'mlx6' }", "device 2 of devices: persona=\"mlx6\": expected mlx5, "),
+            ("{ name = 'a/b' }", "device 1 of devices: name=\"a/b\": expected a name"),
+            ("{ interface = '' }", "device 1 of devices: interface=\"\": expected the name"),
+            ("{ address = '0.0.0.0' }", "device 1 of devices: address=\"0.0.0.0\": expected an"),
+            (
+                "{ interface = 'eth0', address = '10.0.0.1' }",
+                "device 1 of devices: address=\"10.0.0.1\": expected nothing beside the interface",
+            ),
+            ("{ name = 'a' }, { name = 'a' }", "ANYVERBS_DEVICES=\"{...},{...}\": expected "),
+            // A file of a persona lies beside that of the configuration; no file is read here.
+            ("{ persona = 'nic.toml' }", "persona \"/etc/nic.toml\": no file is read here"),
+        ] {
+            let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();
+            assert!(error.starts_with(wanted), "{devices}: {error}");
+        }
+        for (devices, wanted) in [
+            ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
+            ("{ address = 'eth0' }", "invalid IP address"),
+            ("{ persona = 5 }", "expected a string"),
+            ("7", "expected an interface, an address or a table"),
+        ] {
+            let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();
+            assert!(error.contains("line 1, column") && error.contains(wanted), "{error}");
+        }
+        let error = devices_of("devices = 1.5", &[]).unwrap_err();
+        assert!(error.contains("expected a number of devices, or a list of them"), "{error}");
+    }
+}
