@@ -199,7 +199,8 @@ impl Context {
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn pkey(&self, port: u8, index: usize) -> Result<PKey, CreateError> {
         check_port(port)?;
-        if index == 0 { Ok(PKey::DEFAULT) } else { Err(CreateError::Invalid("P_Key index")) }
+        let pkeys = self.core()?.pkeys_of(self.0.device);
+        pkeys.get(index).copied().ok_or(CreateError::Invalid("P_Key index"))
     }
 
     /// Checks an address and completes it from the GID table, for [`crate::Qp::modify`].

@@ -135,6 +135,7 @@ impl Device {
     pub(crate) fn details(&self, number: usize) -> Details {
         Details {
             gids: self.core.gids.listed(number),
+            pkeys: self.core.pkeys_of(number).to_vec(),
             port: self.port_attr(number),
             udp_port: self.core.config.udp_port,
             registry: self.core.config.registry.clone(),

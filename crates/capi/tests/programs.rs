@@ -271,6 +271,13 @@ fn personas_show_and_refuse_what_their_hardware_does() {
     }
 }
 
+#[test]
+fn each_device_has_its_pkeys() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/pkeys.toml");
+    let config = [("ANYVERBS_CONFIG", file.to_str().unwrap()), ("ANYVERBS_INTERFACES", "")];
+    run_with("pkeys", &config);
+}
+
 /// Messages that otherwise arrive in one piece come in packets, and later.
 #[test]
 fn tag_matching_by_udp() {

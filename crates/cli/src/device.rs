@@ -48,6 +48,7 @@ pub(crate) struct Port {
     pub(crate) lid: u16,
     pub(crate) gid_tbl_len: u32,
     pub(crate) gids: Vec<Gid>,
+    pub(crate) pkeys: Vec<u16>,
     /// As sysfs writes it.
     pub(crate) rate: String,
 }
@@ -185,6 +186,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
             lid: details.port.lid,
             gid_tbl_len: details.port.gid_tbl_len,
             gids: details.gids.iter().map(gid).collect(),
+            pkeys: details.pkeys.iter().map(|pkey| pkey.0).collect(),
             rate: format!("{} Gb/sec ({})", rate.gbps, rate.lanes),
         },
     }
@@ -253,6 +255,7 @@ pub(crate) fn example() -> Device {
             active_mtu: 1024,
             lid: 0x8001,
             gid_tbl_len: 16,
+            pkeys: vec![0xffff, 0x8001],
             gids: vec![
                 gid(0, std::net::Ipv4Addr::LOCALHOST.into()),
                 gid(2, Ipv6Addr::LOCALHOST.into()),

@@ -238,9 +238,11 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
         ("link_layer", "Ethernet".into()),
         // As ibv_query_port says it.
         ("rate", port.rate.clone()),
-        ("pkeys/0", "0xffff".into()),
     ] {
         write(&port_dir.join(file), &text)?;
+    }
+    for (index, pkey) in port.pkeys.iter().enumerate() {
+        write(&port_dir.join(format!("pkeys/{index}")), &format!("{pkey:#06x}"))?;
     }
     // As in the kernel, empty places of the table are there and zero.
     for index in 0..port.gid_tbl_len {
@@ -370,6 +372,8 @@ mod tests {
         let ib = "sys/class/infiniband/anyverbs0";
         assert_eq!(read(&format!("{ib}/ports/1/gid_attrs/types/0")), "RoCE v2\n");
         assert_eq!(read(&format!("{ib}/ports/1/state")), "4: ACTIVE\n");
+        let pkeys = [0, 1].map(|index| read(&format!("{ib}/ports/1/pkeys/{index}")));
+        assert_eq!(pkeys, ["0xffff\n", "0x8001\n"]);
         let gids = fs::read_dir(path.join(ib).join("ports/1/gids")).unwrap().count();
         assert_eq!(gids, 16);
         assert_eq!(

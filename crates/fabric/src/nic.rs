@@ -21,7 +21,7 @@ use anyverbs_proto::qp::attr::{ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, 
 use anyverbs_proto::qp::{Incoming, Qp, SqCredit};
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::time::{Clock, Time};
-use anyverbs_proto::types::{Gid, Mtu, Psn, Qpn};
+use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::aeth::Syndrome;
 use anyverbs_proto::wire::opcode::Service;
@@ -301,7 +301,7 @@ impl Hosts {
         let marks = !matches!(transport.control, Control::None);
         let limits = ModifyLimits {
             ports: 1,
-            pkeys: 1,
+            pkeys: &[PKey::DEFAULT],
             max_mtu: Mtu::Mtu4096,
             max_rd_atomic: 1,
             max_rate_limit: u32::MAX,

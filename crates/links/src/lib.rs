@@ -129,9 +129,14 @@ pub struct Links {
 }
 
 impl Links {
-    /// Whether somebody wants to see what queue pairs do, or a script of faults changes it. Then all of it is packets.
+    /// Whether somebody wants to see what queue pairs do, or a script of faults or a partition changes it. Then all of it is packets.
     pub fn is_watched(&self) -> bool {
-        self.is_recorded() || self.faults.is_some()
+        self.is_recorded() || self.may_drop()
+    }
+
+    /// Whether packets may be lost that no network has: by a script of faults, or by their P_Keys.
+    pub(crate) fn may_drop(&self) -> bool {
+        self.faults.is_some() || self.core.config.partitioned
     }
 
     /// Whether a capture or a trace is written.

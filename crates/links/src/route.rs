@@ -127,7 +127,7 @@ impl Route {
             // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be
             // in another process.
             Self::Inproc => {
-                let certain = qp_type != QpType::XrcSend && links.faults.is_none();
+                let certain = qp_type != QpType::XrcSend && !links.may_drop();
                 LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),

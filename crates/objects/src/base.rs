@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::{Keys, MrTable, Region};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{PKey, Qpn};
 use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
@@ -198,6 +198,11 @@ impl Core {
     /// The vendor's device that a device looks like.
     pub fn persona_of(&self, device: usize) -> Option<&Persona> {
         self.config.devices.get(device)?.persona.as_deref()
+    }
+
+    /// The P_Keys of a device.
+    pub fn pkeys_of(&self, device: usize) -> &[PKey] {
+        self.config.devices.get(device).map_or(&[PKey::DEFAULT], |device| &device.pkeys)
     }
 
     /// Refuses a feature that a device's persona lacks.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyverbs_faults::{Script, ScriptError};
 use anyverbs_net::fault::FaultPolicy;
+use anyverbs_proto::types::PKey;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -101,8 +102,10 @@ pub struct Config {
     /// talk by UDP. Faults that are injected switch it off: they are those of a network.
     pub shm: bool,
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
-    /// both must have it, else they are messages. A capture, a trace and a script of faults switch it off: they need packets.
+    /// both must have it, else they are messages. A capture, a trace, a script of faults and P_Keys switch it off: they need packets.
     pub direct: bool,
+    /// Whether a device has other P_Keys than the default.
+    pub partitioned: bool,
     /// Largest number of queue pairs, in place of the device's.
     pub max_qp: Option<u32>,
     /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
@@ -130,6 +133,15 @@ pub struct DeviceConfig {
     pub addresses: Addresses,
     /// The vendor's device that it looks like.
     pub persona: Option<Arc<Persona>>,
+    /// The P_Keys of its port, one at least.
+    pub pkeys: Vec<PKey>,
+}
+
+impl DeviceConfig {
+    /// One with the default partition alone.
+    fn new(name: String, addresses: Addresses, persona: Option<Arc<Persona>>) -> Self {
+        Self { name, addresses, persona, pkeys: vec![PKey::DEFAULT] }
+    }
 }
 
 /// The addresses of a device.
@@ -169,15 +181,12 @@ impl Default for Config {
         Self {
             udp_port: 4791,
             registry: "anyverbs".into(),
-            devices: vec![DeviceConfig {
-                name: FIRST.into(),
-                addresses: Addresses::Interfaces(Vec::new()),
-                persona: None,
-            }],
+            devices: vec![DeviceConfig::new(FIRST.into(), Addresses::Interfaces(Vec::new()), None)],
             udp: UdpConfig::default(),
             inproc: true,
             shm: true,
             direct: true,
+            partitioned: false,
             max_qp: None,
             raw_interface: None,
             capture: None,
@@ -309,6 +318,7 @@ impl Config {
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         let faults = script(env.value("FAULTS").or(file.faults), &devices)?;
+        let partitioned = devices.iter().any(|device| device.pkeys != [PKey::DEFAULT]);
         let injects = faults.as_ref().is_some_and(Script::is_of_device);
         Ok(Self {
             udp_port: env
@@ -344,7 +354,9 @@ impl Config {
             direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct)
                 && capture.is_none()
                 && trace.is_none()
-                && !injects,
+                && !injects
+                && !partitioned,
+            partitioned,
             max_qp: env.parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                 (1..=60_000).contains(n)
             })?,

@@ -162,7 +162,9 @@ pub fn of_devices(
             let attr = persona.map_or(DEFAULT, |persona| persona.apply(DEFAULT));
             let (first, sys_image_guid) = guids(persona);
             let max_qp = config.max_qp.unwrap_or(attr.max_qp);
-            DeviceAttr { node_guid: node_guid(first, number), sys_image_guid, max_qp, ..attr }
+            let max_pkeys = device.pkeys.len() as u16;
+            let node_guid = node_guid(first, number);
+            DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, ..attr }
         })
         .collect()
 }
@@ -171,8 +173,11 @@ pub fn of_devices(
 /// connection manager offers no more READs than each of them takes.
 pub fn of_all(devices: &[DeviceAttr]) -> DeviceAttr {
     let Some(first) = devices.first() else { return DEFAULT };
-    let DeviceAttr { node_guid, sys_image_guid, .. } = *first;
-    if devices.iter().all(|attr| DeviceAttr { node_guid, sys_image_guid, ..*attr } == *first) {
+    let DeviceAttr { node_guid, sys_image_guid, max_pkeys, .. } = *first;
+    if devices
+        .iter()
+        .all(|attr| DeviceAttr { node_guid, sys_image_guid, max_pkeys, ..*attr } == *first)
+    {
         return *first;
     }
     let max_qp = devices.iter().map(|attr| attr.max_qp).max().unwrap_or(DEFAULT.max_qp);

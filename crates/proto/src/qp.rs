@@ -129,6 +129,8 @@ impl Incoming<'_> {
 #[derive(Debug)]
 pub struct Qp {
     qpn: Qpn,
+    /// The one that its `pkey_index` names.
+    pkey: PKey,
     init: QpInit,
     attr: QpAttr,
     sq: SendQueue,
@@ -224,6 +226,7 @@ impl Qp {
         let rq = || RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, memory);
         Ok(Self {
             qpn: Qpn::default(),
+            pkey: PKey::DEFAULT,
             attr: QpAttr::default(),
             sq: SendQueue::new(cap, (qp_type == QpType::Ud).then_some(no_dest), memory)?,
             rq: has_rq.then(rq).transpose()?,
@@ -395,6 +398,10 @@ impl Qp {
             self.send_owed_ack(env);
         }
         self.assign(attr, mask);
+        if mask.contains(QpAttrMask::PKEY_INDEX) {
+            let pkey = limits.pkeys.get(usize::from(attr.pkey_index));
+            self.pkey = *pkey.expect("the index was checked");
+        }
         match to {
             QpState::Reset => self.reset(),
             QpState::Err => {
@@ -468,6 +475,7 @@ impl Qp {
     /// All is forgotten; no completion is made (IBA 10.3.1.1).
     fn reset(&mut self) {
         self.attr = QpAttr::default();
+        self.pkey = PKey::DEFAULT;
         self.attached.credit.release(self.sq.clear());
         self.requester = Requester::default();
         (self.rate.limit, self.rate.path) = (None, None);
@@ -541,7 +549,7 @@ impl Qp {
             self.explain_drop(arrival, packet, env);
             return env.count(Counter::DropQpState, 1);
         }
-        if !bth.pkey.matches(PKey::DEFAULT) {
+        if !bth.pkey.matches(self.pkey) {
             return env.count(Counter::DropPkey, 1);
         }
         if notifies {
@@ -711,7 +719,7 @@ impl Qp {
             solicited: false,
             migreq: true,
             pad: 0,
-            pkey: PKey::DEFAULT,
+            pkey: self.pkey,
             fecn: false,
             becn: false,
             reserved: Bth::OURS,

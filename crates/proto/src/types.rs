@@ -180,7 +180,7 @@ impl Mtu {
     }
 }
 
-/// Partition key. RoCE knows one table entry, the default partition.
+/// Partition key: the partition in 15 bits, and the highest bit for a full member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PKey(pub u16);
 

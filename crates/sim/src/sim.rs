@@ -15,7 +15,7 @@ use anyverbs_proto::qp::{Arrival, Incoming, PostSendError, Qp};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Mtu, Qpn};
+use anyverbs_proto::types::{Gid, Mtu, PKey, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
 use anyverbs_proto::xrc_message;
@@ -461,7 +461,7 @@ impl Sim {
     pub fn modify(&mut self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
         let limits = ModifyLimits {
             ports: 1,
-            pkeys: 1,
+            pkeys: &[PKey::DEFAULT],
             max_mtu: Mtu::Mtu4096,
             max_rd_atomic: 128,
             max_rate_limit: 400_000_000,

@@ -6,7 +6,7 @@ use anyverbs_objects::config::{Config, DeviceConfig};
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::gid::{GidEntry, node_guid};
 use anyverbs_objects::persona::{Persona, Rate};
-use anyverbs_proto::types::Mtu;
+use anyverbs_proto::types::{Mtu, PKey};
 
 use super::Device;
 
@@ -28,6 +28,8 @@ pub struct DeviceInfo {
 pub struct Details {
     /// The addresses in its GID table.
     pub gids: Vec<GidEntry>,
+    /// Its P_Keys.
+    pub pkeys: Vec<PKey>,
     /// Its port.
     pub port: PortAttr,
     /// UDP port.

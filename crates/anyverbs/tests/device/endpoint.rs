@@ -183,6 +183,15 @@ impl Endpoint {
         self.qp_to_rts(qp, timeout, retry_cnt, psn);
     }
 
+    /// As [`connect_with`](Self::connect_with), with an index of the P_Key table.
+    pub(crate) fn connect_in(&self, pkey_index: u16, peer: Address, timeout: u8, retry_cnt: u8) {
+        self.qp_to_init(&self.qp);
+        let attr = QpAttr { pkey_index, ..QpAttr::default() };
+        self.qp.modify(&attr, QpAttrMask::PKEY_INDEX).unwrap();
+        self.qp_to_rtr(&self.qp, peer, Mtu::Mtu4096, Psn::new(100));
+        self.qp_to_rts(&self.qp, timeout, retry_cnt, Psn::new(100));
+    }
+
     pub(crate) fn to_init(&self) {
         self.qp_to_init(&self.qp);
     }

@@ -22,6 +22,7 @@ mod mapped;
 mod multicast;
 mod one_process;
 mod ordinary;
+mod pkeys;
 mod processes;
 mod random_faults;
 mod raw;

@@ -6,7 +6,7 @@ use anyverbs_net::shm::{LANES, MAX_HEADER, Message};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
-use anyverbs_proto::types::{Gid, Psn, Qpn};
+use anyverbs_proto::types::{Gid, PKey, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
@@ -17,7 +17,7 @@ use anyverbs_proto::wire::packet::Headers;
 /// | bytes | what |
 /// |---|---|
 /// | 0 | [`CONNECTED`] |
-/// | 1 | [`SOLICITED`], [`ACK_REQ`], [`ACKS`] |
+/// | 1 | [`SOLICITED`], [`ACK_REQ`], [`ACKS`], [`PKEY`] |
 /// | 2 | opcode |
 /// | 3 | packets of the path MTU that it stands for |
 /// | 4 to 7 | digest of the addresses |
@@ -25,14 +25,17 @@ use anyverbs_proto::wire::packet::Headers;
 /// | 11 to 13 | the PSN up to which it acknowledges, if [`ACKS`] is set |
 /// | 14, 15 | low half of the destination QPN; the slot is the reader's |
 ///
-/// All in this processor's byte order. Extension headers follow as on the wire.
+/// All in this processor's byte order. The P_Key follows if [`PKEY`] is set, and then extension headers as on the wire.
 const CONNECTED: u8 = 0x20;
 /// Bytes in front of the extension headers.
 pub(super) const CONNECTED_LEN: usize = 16;
+const PKEY_LEN: usize = 2;
 const SOLICITED: u64 = 1 << 8;
 const ACK_REQ: u64 = 1 << 9;
 /// It carries an ACK.
 const ACKS: u64 = 1 << 10;
+/// Its P_Key is not the default one.
+const PKEY: u64 = 1 << 11;
 
 /// The first byte of a message that opens a lane ([`LaneCall`]). The number of the lane follows. All else stands where a packet
 /// between connected queue pairs has it, with the number of the first cell in place of PSNs.
@@ -155,7 +158,8 @@ pub(super) fn is_connected(opcode: Opcode) -> bool {
 fn fixed(bth: &Bth, digest: Digest, packets: u8, acks: Option<Psn>) -> [u8; CONNECTED_LEN] {
     let flags = if bth.solicited { SOLICITED } else { 0 }
         | if bth.ack_req { ACK_REQ } else { 0 }
-        | if acks.is_some() { ACKS } else { 0 };
+        | if acks.is_some() { ACKS } else { 0 }
+        | if bth.pkey == PKey::DEFAULT { 0 } else { PKEY };
     let first = u64::from(CONNECTED)
         | flags
         | u64::from(bth.opcode.code()) << 16
@@ -180,7 +184,12 @@ pub(super) fn emit_connected(
     head: &mut [u8; MAX_HEADER],
 ) -> usize {
     head[..CONNECTED_LEN].copy_from_slice(&fixed(&headers.bth, digest, packets, acks));
-    CONNECTED_LEN + headers.emit_extensions(&mut head[CONNECTED_LEN..])
+    let mut len = CONNECTED_LEN;
+    if headers.bth.pkey != PKey::DEFAULT {
+        head[len..len + PKEY_LEN].copy_from_slice(&headers.bth.pkey.0.to_ne_bytes());
+        len += PKEY_LEN;
+    }
+    len + headers.emit_extensions(&mut head[len..])
 }
 
 /// Source and destination of a connection's packets, and the slot of the process that sends them.
@@ -285,12 +294,19 @@ impl Inbox {
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
         let (first, second) = (word(0), word(8));
         let opcode = Opcode::parse((first >> 16) as u8).filter(|opcode| is_connected(*opcode))?;
+        let (pkey, extensions) = if first & PKEY == 0 {
+            (PKey::DEFAULT, extensions)
+        } else {
+            let (pkey, extensions) = extensions.split_first_chunk()?;
+            (PKey(u16::from_ne_bytes(*pkey)), extensions)
+        };
         let dest = Qpn::new(u32::from(to) << 16 | (second >> 48) as u32);
         let bth = Bth {
             solicited: first & SOLICITED != 0,
             migreq: true,
             pad: Bth::pad_of(payload.len()),
             ack_req: first & ACK_REQ != 0,
+            pkey,
             ..Bth::new(opcode, dest, Psn::new(second as u32 & 0xff_ffff))
         };
         let packet = &mut self.packet;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use anyverbs_proto::types::PKey;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
@@ -16,6 +17,8 @@ use crate::text::{NAME, is_name};
 pub(super) const FIRST: &str = "anyverbs0";
 /// Most devices of a process.
 const MOST_DEVICES: usize = 64;
+/// Most P_Keys of a device, as adapters have.
+const MOST_PKEYS: usize = 128;
 
 /// The devices that are asked for, and the text of that for a message.
 #[derive(Debug)]
@@ -50,6 +53,7 @@ pub(super) struct Table {
     interface: Option<String>,
     address: Option<IpAddr>,
     persona: Option<String>,
+    pkeys: Option<Vec<u16>>,
 }
 
 impl Asked {
@@ -150,7 +154,7 @@ pub(super) fn devices(
     let persona = persona.cloned();
     let Some(Asked { devices, text }) = asked else {
         let addresses = Addresses::Interfaces(interfaces.to_vec());
-        return Ok(vec![DeviceConfig { name: first.to_owned(), addresses, persona }]);
+        return Ok(vec![DeviceConfig::new(first.to_owned(), addresses, persona)]);
     };
     if !interfaces.is_empty() {
         let expected = "nothing beside ANYVERBS_DEVICES, which names the interfaces of each device";
@@ -158,10 +162,7 @@ pub(super) fn devices(
     }
     let found: Vec<DeviceConfig> = match devices {
         FileDevices::Number(n) => (0..u8::try_from(n).unwrap_or(0).into())
-            .map(|n| {
-                let (name, addresses) = (counted(first, n), loopback(n));
-                DeviceConfig { name, addresses, persona: persona.clone() }
-            })
+            .map(|n| DeviceConfig::new(counted(first, n), loopback(n), persona.clone()))
             .collect(),
         FileDevices::List(items) => {
             let device = |(n, item)| match item {
@@ -198,7 +199,7 @@ fn listed(first: &str, n: usize, item: &str, persona: Option<Arc<Persona>>) -> D
         Ok(ip) => Addresses::One(ip),
         Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
     };
-    DeviceConfig { name, addresses, persona }
+    DeviceConfig::new(name, addresses, persona)
 }
 
 /// A device that has a table.
@@ -209,7 +210,7 @@ fn tabled(
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
 ) -> Result<DeviceConfig, ConfigError> {
     let key = |name: &str| format!("device {} of devices: {name}", n + 1);
-    let Table { name, interface, address, persona } = table;
+    let Table { name, interface, address, persona, pkeys } = table;
     let persona = persona.map(|name| own(&name, &key("persona"))).transpose()?;
     let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
     let name = name.unwrap_or_else(|| counted(first, n));
@@ -234,7 +235,15 @@ fn tabled(
         }
         _ => {}
     }
-    Ok(DeviceConfig { name, addresses, persona: persona.or(without.persona.cloned()) })
+    let device = DeviceConfig::new(name, addresses, persona.or(without.persona.cloned()));
+    let Some(pkeys) = pkeys else { return Ok(device) };
+    let is_pkey = |n: usize| pkeys[n] & 0x7fff != 0 && !pkeys[..n].contains(&pkeys[n]);
+    if !(1..=MOST_PKEYS).contains(&pkeys.len()) || !(0..pkeys.len()).all(is_pkey) {
+        let shown: Vec<_> = pkeys.iter().map(|pkey| format!("{pkey:#06x}")).collect();
+        let expected = "1 to 128 keys, each once, and with other bits than the highest";
+        return Err(refusal(&key("pkeys"), &shown.join(","), expected));
+    }
+    Ok(DeviceConfig { pkeys: pkeys.into_iter().map(PKey).collect(), ..device })
 }
 
 /// The name of a device by its number, if the first one has this name: mlx5_0 counts on to mlx5_1.
@@ -395,6 +404,9 @@ mod tests {
                 "{ interface = 'eth0', address = '10.0.0.1' }",
                 "device 1 of devices: address=\"10.0.0.1\": expected nothing beside the interface",
             ),
+            ("{ pkeys = [] }", "device 1 of devices: pkeys=\"\": expected 1 to 128 keys"),
+            ("{ pkeys = [0xffff, 0x8000] }", "device 1 of devices: pkeys=\"0xffff,0x8000\": "),
+            ("{ pkeys = [1, 1] }", "device 1 of devices: pkeys=\"0x0001,0x0001\": expected"),
             ("{ name = 'a' }, { name = 'a' }", "ANYVERBS_DEVICES=\"{...},{...}\": expected "),
             // A file of a persona lies beside that of the configuration; no file is read here.
             ("{ persona = 'nic.toml' }", "persona \"/etc/nic.toml\": no file is read here"),
@@ -406,6 +418,7 @@ mod tests {
             ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
             ("{ address = 'eth0' }", "invalid IP address"),
             ("{ persona = 5 }", "expected a string"),
+            ("{ pkeys = [0x10000] }", "expected u16"),
             ("7", "expected an interface, an address or a table"),
         ] {
             let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();

@@ -202,6 +202,7 @@ mod tests {
     use crate::qp::attr::{ModifyLimits, QpCap, QpInit, QpType};
     use crate::recv_queue::RecvWqe;
     use crate::time::{Clock, Time};
+    use crate::types::PKey;
     use crate::wc::Wc;
     use crate::wire::packet::Headers;
 
@@ -311,7 +312,7 @@ mod tests {
         };
         let limits = ModifyLimits {
             ports: 1,
-            pkeys: 1,
+            pkeys: &[PKey::DEFAULT],
             max_mtu: Mtu::Mtu4096,
             max_rd_atomic: 16,
             max_rate_limit: 400_000_000,

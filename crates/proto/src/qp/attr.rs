@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use thiserror::Error;
 
 use crate::mr::Access;
-use crate::types::{Mtu, Psn, QKey, Qpn};
+use crate::types::{Mtu, PKey, Psn, QKey, Qpn};
 use crate::wire::opcode::Service;
 use crate::wr::AddressVector;
 
@@ -246,8 +246,8 @@ impl Default for QpAttr {
 pub struct ModifyLimits {
     /// Ports of the device.
     pub ports: u8,
-    /// P_Keys of a port.
-    pub pkeys: u16,
+    /// The P_Keys of the port.
+    pub pkeys: &'static [PKey],
     /// Largest path MTU of the interface that `av.sgid` belongs to.
     pub max_mtu: Mtu,
     /// Largest `max_rd_atomic` and `max_dest_rd_atomic`.

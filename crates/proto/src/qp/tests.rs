@@ -26,7 +26,7 @@ use crate::reason::Told;
 use crate::recv_queue::RecvWqe;
 use crate::run::Run;
 use crate::time::Clock;
-use crate::types::{Gid, Mtu};
+use crate::types::{Gid, Mtu, PKey};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::aeth::{Aeth, NakCode, Syndrome};
 use crate::wire::packet::Packet;
@@ -230,7 +230,7 @@ fn from_peer() -> Arrival {
 
 const LIMITS: ModifyLimits = ModifyLimits {
     ports: 1,
-    pkeys: 1,
+    pkeys: &[PKey::DEFAULT],
     max_mtu: Mtu::Mtu4096,
     max_rd_atomic: 16,
     max_rate_limit: 400_000_000,

@@ -193,7 +193,7 @@ fn bad_values(
         is_port(attr.av.port) && attr.av.port == port && !dgid.is_zero() && !dgid.is_multicast();
     [
         (QpAttrMask::PORT, is_port(attr.port)),
-        (QpAttrMask::PKEY_INDEX, attr.pkey_index < limits.pkeys),
+        (QpAttrMask::PKEY_INDEX, usize::from(attr.pkey_index) < limits.pkeys.len()),
         (QpAttrMask::AV, is_path),
         (QpAttrMask::PATH_MTU, attr.path_mtu <= limits.max_mtu),
         (QpAttrMask::RATE_LIMIT, attr.rate_limit <= limits.max_rate_limit),

@@ -92,11 +92,11 @@ impl Transport {
         }
     }
 
-    pub(super) fn modify_limits(&self, device: usize, max_mtu: Mtu) -> ModifyLimits {
+    pub(super) fn modify_limits(&'static self, device: usize, max_mtu: Mtu) -> ModifyLimits {
         let attr = self.core.attr_of(device);
         ModifyLimits {
             ports: attr.phys_port_cnt,
-            pkeys: attr.max_pkeys,
+            pkeys: self.core.pkeys_of(device),
             max_mtu,
             max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
             max_rate_limit: attr.max_rate_limit,

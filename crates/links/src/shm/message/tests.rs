@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use anyverbs_proto::types::QKey;
+use anyverbs_proto::types::{PKey, QKey};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::reth::Reth;
@@ -101,9 +101,12 @@ fn packets_are_read_one_after_the_other_into_one_inbox() {
         (arrival(2), send()),
         (arrival(2), datagram()),
     ] {
-        for (solicited, ack_req) in [(false, false), (true, false), (false, true)] {
+        for (solicited, ack_req, pkey) in
+            [(false, false, 0xffff), (true, false, 0x8001), (false, true, 0x7fff)]
+        {
             let mut headers = headers;
             (headers.bth.solicited, headers.bth.ack_req) = (solicited, ack_req);
+            headers.bth.pkey = PKey(pkey);
             let bytes = message(&arrival, &headers, 3, None);
             assert!(matches!(read(&mut inbox, &bytes, payload(3)), Some(Received::Packet)));
             if is_connected(headers.bth.opcode) {

@@ -1,9 +1,9 @@
 use super::*;
-use crate::types::{Gid, Mtu};
+use crate::types::{Gid, Mtu, PKey};
 
 const LIMITS: ModifyLimits = ModifyLimits {
     ports: 2,
-    pkeys: 1,
+    pkeys: &[PKey::DEFAULT],
     max_mtu: Mtu::Mtu1024,
     max_rd_atomic: 16,
     max_rate_limit: 400_000_000,
