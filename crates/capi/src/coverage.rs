@@ -133,6 +133,11 @@ fn page() -> String {
             section(&mut text, "libibverbs, inlines of `verbs.h` (through the context)", slots);
         }
     }
+    text.push_str(
+        "\n## Ports\n\nA device has one port, and `phys_port_cnt` is 1: devices with two are not built. `ibv_query_port`, \
+         `ibv_query_gid`, `ibv_query_pkey`, `ibv_create_ah` and `ibv_modify_qp` refuse port 2 (`EINVAL`). \
+         `anyverbs run --devices 2` gives a program two devices with a port each.\n",
+    );
     let _ = writeln!(
         text,
         "\n## Programs of 2005\n\nThe {} calls that are also exported under IBVERBS_1.0 or MLX5_1.0 refuse there \
