@@ -667,7 +667,7 @@ impl Cq {
     /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
         self.0.check()?;
-        if cqe == 0 || cqe > self.0.core.attr.max_cqe {
+        if cqe == 0 || cqe > self.0.core.attr_of(self.0.context.device).max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
         // A program's allocator may do anything with the queue: it is called before and after it is locked.

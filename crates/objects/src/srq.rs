@@ -366,7 +366,7 @@ impl Srq {
 
     /// An empty queue of another size, in memory of the same kind.
     fn room(&self, max_wr: u32) -> Result<RecvQueue, ModifyObjectError> {
-        if max_wr == 0 || max_wr > self.0.core.attr.max_srq_wr {
+        if max_wr == 0 || max_wr > self.0.core.attr_of(self.0.context.device).max_srq_wr {
             return Err(ModifyObjectError::Invalid("max_wr"));
         }
         let (max_sge, memory) = {

@@ -213,7 +213,12 @@ fn each_device_may_have_a_persona_of_its_own() {
                 context.create_qp(pd, &init).map(drop)
             };
             assert_eq!(make(sges), Ok(()));
-            assert!(matches!(make(sges + 1), Err(CreateError::Limit { .. })));
+            let beyond = make(sges + 1);
+            let is_limit =
+                matches!(beyond, Err(CreateError::Limit { .. } | CreateError::PersonaLimit { .. }));
+            assert!(is_limit, "{beyond:?}");
+            let max_cqe = context.device_attr().unwrap().max_cqe;
+            assert!(cq.resize(max_cqe + 1).is_err(), "{max_cqe}");
         }
     });
 }
