@@ -108,6 +108,11 @@ impl Peer {
         anyverbs_testing::stop(&self.child);
     }
 
+    /// Waits until nobody holds its output any more.
+    pub(crate) fn wait_for_silence(&mut self) {
+        std::io::copy(&mut self.stdout, &mut std::io::sink()).unwrap();
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().unwrap()
