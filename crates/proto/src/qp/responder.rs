@@ -311,11 +311,12 @@ impl Qp {
     ) -> bool {
         let bth = &packet.headers.bth;
         let takes_receive = bth.opcode.is_send() && (bth.opcode.is_first() || bth.opcode.is_only())
-            || packet.headers.imm.is_some();
+            || bth.opcode.is_write() && bth.opcode.has_imm();
         let is_next = takes_receive
             && self.attr.state.receives()
             && self.init.qp_type.is_reliable()
             && bth.opcode.service == self.init.qp_type.service()
+            && bth.pkey.matches(self.pkey)
             && arrival.is_from(&self.attr.av)
             && bth.psn == self.responder.expected
             && !self.responder.answers.are_pending();
