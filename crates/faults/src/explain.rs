@@ -49,7 +49,10 @@ impl Rule {
                     PacketAction::NotReady => {
                         "without a receive, where one is needed: the sender gets an RNR NAK".into()
                     }
-                    PacketAction::Limit(limit) => limited(*limit),
+                    PacketAction::Limit(limit) => {
+                        let (who, when) = (senders(place), during(*span));
+                        return format!("{packets} that {who} {}{when}.", limited(*limit));
+                    }
                 };
                 let are =
                     if matches!(which, Which::Numbers(a, b) if a == b) { "is" } else { "are" };
@@ -119,6 +122,15 @@ impl Rule {
     }
 }
 
+/// The queue pairs that share a rate.
+fn senders(place: &Place) -> String {
+    match (place.qp, &place.device) {
+        (Some(_), _) => format!("{} sends", queue_pair(place)),
+        (None, Some(device)) => format!("the queue pairs of {device} send together"),
+        (None, None) => "the queue pairs of each device send together".into(),
+    }
+}
+
 fn limited(limit: Limit) -> String {
     let rate = limit.rate as f64;
     let rate = match limit.rate {
@@ -126,10 +138,10 @@ fn limited(limit: Limit) -> String {
         1_000_000.. => format!("{}Mb/s", rate / 1e6),
         _ => format!("{}kb/s", rate / 1e3),
     };
-    let queue = limit
-        .queue
-        .map_or(String::new(), |n| format!(", and lost where {n} of the queue pair wait already"));
-    format!("sent at {rate} at most{queue}")
+    let queue = limit.queue.map_or(String::new(), |n| {
+        format!(", and are lost where {n} of their queue pair wait already")
+    });
+    format!("leave at {rate} at most{queue}")
 }
 
 fn explain_call(call: &str, which: Which, action: CallAction) -> String {

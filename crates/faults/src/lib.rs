@@ -115,6 +115,9 @@ pub enum PacketAction {
     Limit(Limit),
 }
 
+/// The most packets of a queue pair that wait, as many as in a queue of Linux's netem.
+pub const MOST_WAITING: u64 = 1000;
+
 /// The rate of a network, and its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {

@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::names::{self, Errno, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
-    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Span,
-    Which, WorkAction,
+    CallAction, Fault, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction, Rule,
+    Script, Span, Which, WorkAction,
 };
 
 /// A place in a script that cannot be understood.
@@ -203,6 +203,7 @@ fn process(words: &mut Words<'_>) -> Result<Fault, ScriptError> {
 
 /// `packet 5`, `packets 5 to 9`, `1% of received ack packets`, and what follows them.
 fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, ScriptError> {
+    use PacketKind as K;
     let chance = words.value_if(chance)?;
     if chance.is_some() {
         words.expect(&["of"])?;
@@ -220,6 +221,10 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
             _ => return None,
         })
     });
+    let takes_receive = matches!(kind, None | Some(K::Request | K::Send | K::Write));
+    if action == PacketAction::NotReady && !takes_receive {
+        return Err(words.refuse_last("only send and write packets ask for a receive"));
+    }
     if !words.take(&["packet", "packets"]) {
         let kinds = if kind.is_some() {
             ""
@@ -235,13 +240,20 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
             words.expect(&["to"])?;
             limit.rate = words.value("a rate such as 10Gb/s or 500Mb/s", rate)?;
             if words.take(&["queue"]) {
-                limit.queue = Some(words.value(A_NUMBER, number)?);
+                limit.queue = Some(words.value(A_NUMBER, queue)?);
             }
         }
         _ => {}
     }
     let span = span(words)?;
     Ok(Fault::Packets { action, received, kind, which, span })
+}
+
+/// A number of packets that wait.
+fn queue(word: &str) -> Option<Result<u64, String>> {
+    let refused = || format!("a queue has room for 1 to {MOST_WAITING} packets");
+    let fits = |n: &u64| *n <= MOST_WAITING;
+    number(word).map(|n| n.ok().filter(fits).ok_or_else(refused))
 }
 
 /// `received` or `sent`, where the action allows it. True: received.

@@ -40,8 +40,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 13: 500ms after the start the process's queue pair 1 goes to the error state, with IBV_EVENT_QP_FATAL.",
         "Line 14: 1% of the packets that each queue pair receives are marked by a congested network (ECN).",
         "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are without a receive, where one is needed: the sender gets an RNR NAK.",
-        "Line 16: all packets that each queue pair of mlx5_2 sends are sent at 2.5Gb/s at most, and lost where 64 of the queue pair wait already, from 1s after the start on.",
-        "Line 16: all request packets that each queue pair sends are sent at 100Mb/s at most.",
+        "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 of their queue pair wait already, from 1s after the start on.",
+        "Line 16: all request packets that the queue pairs of each device send together leave at 100Mb/s at most.",
         "Line 17: 3s after the start the process is killed.",
         "Line 17: 1s after the start the process stands still, for 2s.",
         "Line 18: before call 5 of ibv_post_send the process is killed.",
@@ -147,6 +147,15 @@ fn errors_point_at_the_place() {
         (
             "limit packets to 0kb/s",
             "line 1, column 18: a rate is from 1kb/s to 1000Gb/s, not 0kb/s",
+        ),
+        ("limit packets to 1GB/s", "line 1, column 18: a rate is in bits: write 8Gb/s, not 1GB/s"),
+        (
+            "limit packets to 1Gb/s queue 1001",
+            "line 1, column 30: a queue has room for 1 to 1000 packets, not 1001",
+        ),
+        (
+            "rnr received ack packets",
+            "line 1, column 14: only send and write packets ask for a receive",
         ),
         ("process", "line 1, column 8: expected \"dies\" or \"pauses\", found the end of the rule"),
         (

@@ -187,10 +187,14 @@ pub(crate) fn time(word: &str) -> Option<Result<Duration, String>> {
 pub(crate) fn rate(word: &str) -> Option<Result<u64, String>> {
     let unit = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
     let value = decimal(&word[..word.len() - unit.len()])?;
-    let bits = match unit.to_ascii_lowercase().as_str() {
-        "gb/s" | "gbit/s" => value * 1e9,
-        "mb/s" | "mbit/s" => value * 1e6,
-        "kb/s" | "kbit/s" => value * 1e3,
+    let bits = match unit {
+        "Gb/s" | "Gbit/s" => value * 1e9,
+        "Mb/s" | "Mbit/s" => value * 1e6,
+        "kb/s" | "kbit/s" | "Kb/s" | "Kbit/s" => value * 1e3,
+        _ if unit.ends_with("B/s") => {
+            let bits = unit.replace('B', "b");
+            return Some(Err(format!("a rate is in bits: write {}{bits}", value * 8.0)));
+        }
         _ => return None,
     };
     let is_one = (1e3..=1e12).contains(&bits);

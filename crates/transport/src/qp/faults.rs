@@ -120,7 +120,7 @@ impl QpFaults {
         faults
     }
 
-    /// Takes the rules that were added. If those before them were cleared, completions that wait are due. A send that was to fail was
+    /// Takes the rules that were added. If those before them were cleared, completions and packets that wait are due. A send that was to fail was
     /// not sent, so it fails now.
     pub(super) fn learn(&mut self, now: Time) {
         let (cleared, new) = self.plan.news(&mut self.known);
@@ -130,6 +130,7 @@ impl QpFaults {
             self.chosen.iter_mut().for_each(|(_, chosen)| chosen.at = CLEARED);
             self.spoils_at = self.spoils_at.map(|_| now);
             self.held.iter_mut().for_each(|held| held.release(now));
+            self.parked.release(now);
         }
         for Active { number, rule, since, busy_until } in new {
             if self.is_of(rule) {

@@ -41,6 +41,7 @@ impl DeviceEnv<'_, '_> {
         if let Some(faults) = self.faults() {
             faults.learn(now);
             self.release_held(now);
+            self.release_parked(Some(now));
             self.look_again();
         }
     }

@@ -9,9 +9,9 @@ use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
-/// The most packets of a queue pair that wait, as many as in a queue of Linux's netem. Another one is lost, as at the end of a
-/// full queue: if it took the place of the oldest, none would ever leave where the queue is always full.
-pub(in crate::qp) const MOST_PARKED: usize = 1000;
+/// The most packets of a queue pair that wait. Another one is lost, as at the end of a full queue: if it took the place of the oldest,
+/// none would ever leave where the queue is always full.
+pub(in crate::qp) const MOST_PARKED: usize = anyverbs_faults::MOST_WAITING as usize;
 
 /// A packet that leaves later.
 #[derive(Debug)]
@@ -103,6 +103,16 @@ impl ParkedPackets {
     pub(in crate::qp) fn next_due(&self) -> Option<Time> {
         let late = self.late.peek().map(|late| late.place.0.0);
         late.into_iter().chain(self.overtaken.front().map(|(due, _)| *due)).min()
+    }
+
+    /// All of them are due, in their order.
+    pub(in crate::qp) fn release(&mut self, now: Time) {
+        for (n, late) in
+            std::mem::take(&mut self.late).into_sorted_vec().into_iter().rev().enumerate()
+        {
+            self.late.push(Late { place: Reverse((now, n as u64)), ..late });
+        }
+        self.overtaken.iter_mut().for_each(|(due, _)| *due = now);
     }
 
     pub(in crate::qp) fn clear(&mut self) {
@@ -231,6 +241,12 @@ mod tests {
         assert!(parked.keeps_overtaken());
         assert_eq!(parked.take_overtaken().map(number), Some(6));
         assert!(!parked.keeps_overtaken() && parked.next_due() == Some(at(9)));
+        parked.add((at(8), false), packet(7));
+        parked.add((at(9), false), packet(8));
+        parked.release(at(6));
+        parked.add((at(6), false), packet(9));
+        let rest = std::iter::from_fn(|| parked.take_due(at(6)).map(number)).collect::<Vec<_>>();
+        assert_eq!(rest, [7, 4, 8, 9]);
     }
 
     #[test]
