@@ -279,7 +279,7 @@ impl Config {
         variable: impl Fn(&str) -> Option<String>,
         read: impl Fn(&Path) -> Result<String, String>,
     ) -> Result<Self, ConfigError> {
-        // A persona that the file names for a device lies beside it.
+        // A persona that the file names lies beside it.
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let file: File = toml::from_str(text)
             .map_err(|e| ConfigError::Syntax { path, reason: one_line(&e.to_string()) })?;
@@ -300,8 +300,11 @@ impl Config {
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
         let name = |s: &String| is_name(s);
-        let of = |name: String| persona(&name, "ANYVERBS_PERSONA", Path::new(""), &read);
-        let common = env.value("PERSONA").or(file.persona).map(of).transpose()?;
+        let common = match (env.value("PERSONA"), &file.persona) {
+            (Some(name), _) => Some(persona(&name, "ANYVERBS_PERSONA", Path::new(""), &read)?),
+            (None, Some(name)) => Some(persona(name, "persona", &dir, &read)?),
+            (None, None) => None,
+        };
         let device = env
             .parse("DEVICE", file.device, NAME, name)?
             .or_else(|| Some(common.as_ref()?.device.clone()))

@@ -437,12 +437,12 @@ impl CreateError {
         }
     }
 
-    /// The feature that the persona lacks, or the field that is beyond its limit.
+    /// The feature that the persona lacks, or the field that is beyond its limit. `None` for what programs try out.
     #[must_use]
     pub fn lacks(&self) -> Option<&'static str> {
         match self {
             Self::Persona { lacks, .. } => Some(lacks.text()),
-            Self::PersonaLimit { what, .. } => Some(what),
+            Self::PersonaLimit { what, .. } if *what != "max_inline_data" => Some(what),
             _ => None,
         }
     }

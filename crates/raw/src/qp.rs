@@ -391,7 +391,7 @@ impl RawQp {
             ));
         }
         let mut sends = cell.sends.lock();
-        let limits = &cell.switch.core().attr;
+        let limits = cell.switch.core().attr_of(cell.device());
         let (ports, max_rate) = (limits.phys_port_cnt, limits.max_rate_limit);
         let to = transition::check(cell.current(&sends), attr, mask, ports, max_rate)?;
         if mask.contains(QpAttrMask::PORT) {
@@ -422,7 +422,7 @@ impl RawQp {
         if cell.own_queue().is_none() {
             return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
         }
-        if limit.kbps > cell.switch.core().attr.max_rate_limit {
+        if limit.kbps > cell.switch.core().attr_of(cell.device()).max_rate_limit {
             return Err(ModifyObjectError::Invalid("rate_limit"));
         }
         cell.limit_rate(&mut cell.sends.lock(), limit);

@@ -236,7 +236,7 @@ pub(super) fn fill(
     let switch = cell.switch();
     let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
     let (to, most) = match wr.segmentation {
-        Some(_) => (&mut sends.payload, switch.core().attr.max_tso as usize),
+        Some(_) => (&mut sends.payload, switch.core().attr_of(cell.device()).max_tso as usize),
         None => (&mut sends.frame, MAX_FRAME),
     };
     if len > most {

@@ -29,6 +29,9 @@ pub trait Member {
     /// The links that it sends by.
     fn links(&self) -> &'static Links;
 
+    /// The number of its device.
+    fn device(&self) -> usize;
+
     /// Whether it is of type UD.
     fn is_datagram(&self) -> bool;
 
@@ -91,7 +94,7 @@ impl<M: Member> Groups<M> {
             return Err(AttachError::Gone);
         }
         let Control { groups, attachments } = &mut *control;
-        let max = &links.core.attr;
+        let max = links.core.attr_of(cell.device());
         let known = groups.get(&gid);
         if known.is_some_and(|group| group.position(cell, lid).is_some()) {
             return Ok(());

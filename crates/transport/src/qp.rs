@@ -559,7 +559,7 @@ impl Qp {
         if self.0.qp_type == QpType::XrcRecv {
             return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
         }
-        if limit.kbps > self.0.transport.core.attr.max_rate_limit {
+        if limit.kbps > self.0.transport.core.attr_of(self.0.device()).max_rate_limit {
             return Err(ModifyObjectError::Invalid("rate_limit"));
         }
         let mut call = Call::new(&self.0);

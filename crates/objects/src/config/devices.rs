@@ -327,7 +327,11 @@ mod tests {
         assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICE", "mlx5_4")]), "mlx5_4=:mlx5");
         assert_eq!(devices_of("persona = \"rxe\"", &[]).unwrap(), ["rxe0=:rxe"]);
         let file = devices_of("persona = \"own.toml\"", &[]).unwrap_err();
-        assert_eq!(file, "persona \"own.toml\": no file is read here");
+        assert_eq!(file, "persona \"/etc/own.toml\": no file is read here", "beside the file");
+        let file = devices_of("", &[("ANYVERBS_PERSONA", "own.toml")]).unwrap_err();
+        assert_eq!(file, "persona \"own.toml\": no file is read here", "in the working directory");
+        let unknown = devices_of("persona = \"mlx6\"", &[]).unwrap_err();
+        assert!(unknown.contains("persona") && !unknown.contains("ANYVERBS_PERSONA"), "{unknown}");
     }
 
     #[test]

@@ -241,6 +241,10 @@ impl Member for QpCell {
         self.transport.links
     }
 
+    fn device(&self) -> usize {
+        self.device()
+    }
+
     fn is_datagram(&self) -> bool {
         self.qp_type == QpType::Ud
     }
