@@ -62,7 +62,8 @@ pub(crate) unsafe fn translated<R>(
     }
 }
 
-/// Whether the working directory or an open directory of this process may lie in the tree. Elsewhere a relative path needs no look.
+/// Whether this program began in the tree, or has changed or opened a directory of it. Else a relative path needs no look. A directory
+/// that another program opened and handed over is not known.
 static MAY_BE_INSIDE: AtomicBool = AtomicBool::new(false);
 
 /// The process starts, perhaps in a directory of the tree.
