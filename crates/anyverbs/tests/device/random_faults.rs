@@ -84,7 +84,10 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
             format!("send {first} completes with {status}{late}")
         }
         15 => format!("mark {chance}% of received {kind}packets{span}"),
-        16 => format!("rnr received {kind}packets {number}"),
+        16 => {
+            let kind = random.one_of(&["", "request ", "send ", "write "]);
+            format!("rnr received {kind}packets {number}")
+        }
         17 => {
             let (rate, queue) = (50 + 10 * random.below(10), random.one_of(&["", " queue 20"]));
             format!("limit {kind}packets to {rate}Mb/s{queue}{span}")
