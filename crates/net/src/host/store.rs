@@ -466,15 +466,20 @@ impl Store {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
         let now = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         let all = u64::from(AT_ONCE) * EACH.as_nanos() as u64;
-        // Two processes that ask at one time may both be told yes for one right. A time that no process writes is nonsense.
-        let used = self.table.told_all();
-        let used = if used > now + all { now } else { used.max(now) };
-        let next = used + EACH.as_nanos() as u64;
-        let may = next <= now + all;
-        if may {
-            self.table.set_told_all(next);
+        for _ in 0..AT_ONCE {
+            let written = self.table.told_all();
+            // A time that no process writes is nonsense.
+            let used = if written > now + all { now } else { written.max(now) };
+            let next = used + EACH.as_nanos() as u64;
+            if next > now + all {
+                return false;
+            }
+            if self.table.replace_told_all(written, next) {
+                return true;
+            }
         }
-        may
+        // Each change by another process has taken one of the rights.
+        false
     }
 
     /// The slots that processes hold, each with a number that its next owner will not have.

@@ -161,8 +161,9 @@ impl Table {
         self.area.load(TOLD_ALL, Ordering::Relaxed)
     }
 
-    pub(super) fn set_told_all(&self, at: u64) {
-        self.area.store(TOLD_ALL, at, Ordering::Relaxed);
+    /// Writes it, if no other process has meanwhile.
+    pub(super) fn replace_told_all(&self, before: u64, at: u64) -> bool {
+        self.area.replace(TOLD_ALL, before, at)
     }
 
     /// Whether the counters of ended processes have these names.

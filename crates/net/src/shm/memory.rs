@@ -184,6 +184,12 @@ impl Area {
         self.word(at).fetch_add(n, Ordering::SeqCst)
     }
 
+    /// Replaces a word that has this value. False: it has another one.
+    pub(crate) fn replace(&self, at: usize, before: u64, value: u64) -> bool {
+        let word = self.word(at);
+        word.compare_exchange(before, value, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         let word = self.at(at, 8).cast::<u64>();

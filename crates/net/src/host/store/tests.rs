@@ -356,6 +356,21 @@ fn all_are_told_of_few_datagrams_whoever_receives_them() {
     std::thread::sleep(3 * EACH);
     assert!(slots[0].store().may_tell_all(), "time gives the right back");
     // Another process may write anything there.
-    slots[1].store().table.set_told_all(u64::MAX);
+    let table = &slots[1].store().table;
+    assert!(table.replace_told_all(table.told_all(), u64::MAX));
     assert!(slots[0].store().may_tell_all());
+}
+
+#[test]
+fn a_right_that_another_process_takes_meanwhile_is_not_taken_twice() {
+    let registry = registry("once");
+    let slots = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+    let table = &slots[0].store().table;
+    let seen = table.told_all();
+    assert!(slots[1].store().may_tell_all());
+    let taken = table.told_all();
+    assert!(taken > seen);
+    assert!(!table.replace_told_all(seen, seen + 1));
+    assert_eq!(table.told_all(), taken);
+    assert!(table.replace_told_all(taken, taken + 1));
 }
