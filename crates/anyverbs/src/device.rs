@@ -66,7 +66,7 @@ impl Device {
 
     fn new() -> Result<(Self, worker::Starter), OpenError> {
         let config = Config::load()?;
-        let attrs = limits::of_devices(&config, guids);
+        let attrs = config.device_attrs(guids);
         let mut rng = StdRng::from_os_rng();
         let DataPath { transport, driver, services, kept, starter } =
             DataPath::open(config, attrs, Some(STEERING), &mut rng)?;

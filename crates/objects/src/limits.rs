@@ -3,10 +3,7 @@
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
-use crate::config::Config;
 use crate::features::Features;
-use crate::gid::node_guid;
-use crate::persona::Persona;
 
 /// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,25 +146,6 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
     max_tso: 262_144,
     lacks: Features::NONE,
 };
-
-/// The attributes of each device of a process. `guids` gives the GUIDs of a first node and of the system, with a persona's bytes.
-pub fn of_devices(
-    config: &Config,
-    guids: impl Fn(Option<&Persona>) -> (u64, u64),
-) -> Box<[DeviceAttr]> {
-    let devices = config.devices.iter().zip(0..);
-    devices
-        .map(|(device, number)| {
-            let persona = device.persona.as_deref();
-            let attr = persona.map_or(DEFAULT, |persona| persona.apply(DEFAULT));
-            let (first, sys_image_guid) = guids(persona);
-            let max_qp = config.max_qp.unwrap_or(attr.max_qp);
-            let max_pkeys = device.pkeys.len() as u16;
-            let node_guid = node_guid(first, number);
-            DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, ..attr }
-        })
-        .collect()
-}
 
 /// The attributes that hold for all devices of a process together: theirs if they agree, and else the engine's, which none exceeds. The
 /// connection manager offers no more READs than each of them takes.

@@ -91,16 +91,12 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
         Some(Device { core, .. }) => core.config.devices.clone(),
         None => Config::load()?.devices,
     };
-    let info = |(number, device): (usize, DeviceConfig)| {
-        let (first, sys_image_guid) = guids(device.persona.as_deref());
-        DeviceInfo {
-            name: device.name,
-            node_guid: node_guid(first, number as u64),
-            sys_image_guid,
-            persona: device.persona,
-        }
+    let info = |(device, number): (DeviceConfig, u64)| {
+        let DeviceConfig { name, persona, .. } = device;
+        let (node_guid, sys_image_guid) = guids(persona.as_deref(), number);
+        DeviceInfo { name, node_guid, sys_image_guid, persona }
     };
-    Ok(devices.into_iter().enumerate().map(info).collect())
+    Ok(devices.into_iter().zip(0..).map(info).collect())
 }
 
 /// Counts a call that failed because a script of faults asked for it, if there is a device that counts.
@@ -110,9 +106,9 @@ pub fn count_injected() {
     }
 }
 
-/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts. A persona's begin with the
-/// bytes of its vendor.
-pub(crate) fn guids(persona: Option<&Persona>) -> (u64, u64) {
+/// GUIDs of a device's node, by its number, and of the system: equal in all processes of a host (network namespace), different between
+/// hosts. A persona's begin with the bytes of its vendor.
+pub(crate) fn guids(persona: Option<&Persona>, number: u64) -> (u64, u64) {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
     for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
@@ -127,5 +123,5 @@ pub(crate) fn guids(persona: Option<&Persona>) -> (u64, u64) {
     if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
         hasher.write(namespace.as_os_str().as_encoded_bytes());
     }
-    (local(hasher.finish()), system)
+    (node_guid(local(hasher.finish()), number), system)
 }

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{Addresses, ConfigError, DeviceConfig};
+use super::{Addresses, Config, ConfigError, DeviceConfig};
+use crate::limits::{self, DeviceAttr};
 use crate::persona::Persona;
 use crate::text::{NAME, is_name};
 
@@ -144,6 +145,24 @@ pub(super) struct Without<'a> {
     pub(super) interfaces: &'a [String],
 }
 
+impl Config {
+    /// The attributes of each device. `guids` gives the GUIDs of a node, by its persona and its number, and of the system.
+    pub fn device_attrs(
+        &self,
+        guids: impl Fn(Option<&Persona>, u64) -> (u64, u64),
+    ) -> Box<[DeviceAttr]> {
+        let of = |(device, number): (&DeviceConfig, u64)| {
+            let persona = device.persona.as_deref();
+            let attr = persona.map_or(limits::DEFAULT, |persona| persona.apply(limits::DEFAULT));
+            let (node_guid, sys_image_guid) = guids(persona, number);
+            let max_qp = self.max_qp.unwrap_or(attr.max_qp);
+            let max_pkeys = device.pkeys.len() as u16;
+            DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, ..attr }
+        };
+        self.devices.iter().zip(0..).map(of).collect()
+    }
+}
+
 /// The devices of a process. `own` finds a persona by its name and the key that has it.
 pub(super) fn devices(
     without: Without<'_>,
@@ -276,9 +295,7 @@ fn refusal(key: &str, value: &str, expected: &str) -> ConfigError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
-    use crate::limits;
 
     /// The devices that a configuration has, as `name=addresses`, with `:persona` if they have one.
     fn devices_of(file: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, String> {
@@ -338,7 +355,7 @@ mod tests {
     fn limits_are_those_of_each_device_and_of_all() {
         let limits = |file: &str| {
             let config = Config::parse("", file, |_| None).unwrap();
-            let each = limits::of_devices(&config, |_| (0, 0));
+            let each = config.device_attrs(|_, _| (0, 0));
             let all = limits::of_all(&each);
             let of = |attr: &limits::DeviceAttr| (attr.max_qp, attr.max_sge, attr.max_qp_rd_atom);
             (each.iter().map(of).collect::<Vec<_>>(), of(&all))
