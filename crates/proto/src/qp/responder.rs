@@ -326,7 +326,10 @@ impl Qp {
         if let Some(psn) = packet.acks {
             self.receive_ack(psn, env);
         }
-        self.send_not_ready(bth.psn, env);
+        // The ACK may have shown that the retries ran out.
+        if self.attr.state.receives() {
+            self.send_not_ready(bth.psn, env);
+        }
         true
     }
 
