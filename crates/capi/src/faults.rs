@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyverbs::config::Config;
-use anyverbs_faults::{CALLS, CallAction, Dice, Fault, ProcessAction, Script};
+use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Script};
 
 use crate::{
     abi::*,
@@ -75,15 +75,12 @@ impl Plan {
             if said <= MOST_SAID {
                 let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
                 let happens = match action {
-                    CallAction::Fails(errno) => format!("fails with {errno}"),
-                    CallAction::Process(ProcessAction::Dies) => "kills the process".into(),
-                    CallAction::Process(ProcessAction::Pauses(time)) => {
-                        format!("pauses the process for {time:?}")
-                    }
+                    CallAction::Fails(errno) => format!(" fails with {errno}"),
+                    CallAction::Process(action) => format!(": {action}"),
                 };
                 tracing::error!(
                     target: "anyverbs",
-                    "injected fault (line {} of the script): call {n} of {name} {happens}{more}",
+                    "injected fault (line {} of the script): call {n} of {name}{happens}{more}",
                     rule.line
                 );
             }

@@ -1,5 +1,6 @@
 //! Says in words what a script does.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::{
@@ -86,14 +87,9 @@ impl Rule {
                 }
             }
             Fault::Call { call, which, action } => explain_call(call, *which, *action),
-            Fault::Process(ProcessAction::Dies, after) => {
-                format!("{} after the start the process is killed.", show(*after))
+            Fault::Process(action, after) => {
+                format!("{} after the start {action}.", show(*after))
             }
-            Fault::Process(ProcessAction::Pauses(lasts), after) => format!(
-                "{} after the start the process stands still, for {}.",
-                show(*after),
-                show(*lasts)
-            ),
             Fault::Down(Span { after, lasts }) => {
                 let ends = match lasts {
                     Some(lasts) => format!(
@@ -168,10 +164,14 @@ fn explain_call(call: &str, which: Which, action: CallAction) -> String {
         Which::Numbers(first, last) => format!("each of the calls {first} to {last} of {call}"),
         Which::Chance(parts) => format!("each of {} of the calls of {call}", percent(parts)),
     };
-    match action {
-        ProcessAction::Dies => format!("before {calls} the process is killed."),
-        ProcessAction::Pauses(lasts) => {
-            format!("before {calls} the process stands still for {}.", show(lasts))
+    format!("before {calls} {action}.")
+}
+
+impl fmt::Display for ProcessAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dies => f.write_str("the process is killed"),
+            Self::Pauses(time) => write!(f, "the process stands still for {}", show(*time)),
         }
     }
 }

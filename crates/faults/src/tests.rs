@@ -43,7 +43,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 of their queue pair wait already, from 1s after the start on.",
         "Line 16: all request packets that the queue pairs of each device send together leave at 100Mb/s at most.",
         "Line 17: 3s after the start the process is killed.",
-        "Line 17: 1s after the start the process stands still, for 2s.",
+        "Line 17: 1s after the start the process stands still for 2s.",
         "Line 18: before call 5 of ibv_post_send the process is killed.",
         "Line 18: before each ibv_reg_mr the process stands still for 10ms.",
     ];

@@ -19,15 +19,6 @@ pub fn strike(action: ProcessAction) -> io::Result<()> {
     }
 }
 
-/// The effect, for the log.
-#[must_use]
-pub fn told(action: ProcessAction) -> String {
-    match action {
-        ProcessAction::Dies => "the process is killed".into(),
-        ProcessAction::Pauses(time) => format!("the process stands still for {time:?}"),
-    }
-}
-
 /// Stops all threads of this process. A child of its own lets them go on: no thread of the process can.
 fn pause(time: Duration) -> io::Result<()> {
     let seconds = libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX);

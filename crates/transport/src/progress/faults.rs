@@ -35,7 +35,7 @@ impl Driver {
                 }
                 Happening::Fails(_) => self.fail_of(rule),
                 Happening::Process(action, _) => {
-                    self.tell_of(rule, &crate::process::told(action));
+                    self.tell_of(rule, &action.to_string());
                     if let Err(error) = crate::process::strike(action) {
                         tracing::error!(target: "anyverbs", %error, "the fault did not happen");
                     }
