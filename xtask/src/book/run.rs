@@ -1,6 +1,7 @@
 //! Runs the commands of the pages, each page on a host of its own.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,8 +13,8 @@ use crate::conformance::{Process, Tally};
 use crate::dist::Dist;
 use crate::workspace::{cargo, root, succeed, target};
 
-/// Time for a page.
-const TIME: Duration = Duration::from_secs(120);
+/// After this time a page hangs. The longest takes 30 s, and four times as long on a busy machine.
+const TIME: Duration = Duration::from_secs(300);
 
 /// Begins the output of a block.
 const MARK: &str = "@@ block ";
@@ -29,6 +30,29 @@ ip route add default dev eth0
 exec sh -eu \"$0\"
 ";
 
+/// Takes the place of `sleep` on the pages: their sleeps give a program time to begin, and a busy machine may need longer.
+/// So it ends once no other process of this network namespace has wanted a processor in three looks; or after 20 s, for
+/// programs that never rest.
+const SLEEP: &str = "\
+#!/bin/sh
+/bin/sleep \"$1\"
+looks=0
+quiet=0
+while [ $quiet -lt 3 ] && [ $looks -lt 400 ]; do
+    looks=$((looks + 1))
+    quiet=$((quiet + 1))
+    for process in /proc/[0-9]*; do
+        [ $process/ns/net -ef /proc/self/ns/net ] || continue
+        [ $process != /proc/$$ ] || continue
+        read -r line 2> /dev/null < $process/stat || continue
+        case ${line##*) } in
+        R* | D*) quiet=0 ;;
+        esac
+    done
+    /bin/sleep 0.05
+done
+";
+
 /// The pages of the book and the README, by their names from `root`.
 pub(super) fn pages_of(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut pages = vec![PathBuf::from("README.md")];
@@ -40,7 +64,9 @@ pub(super) fn pages_of(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Runs every page that has something to run.
 pub(super) fn pages(dist: &Dist, filter: Option<&str>) -> anyhow::Result<Tally> {
     let scratch = target().join("book-run");
-    fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+    let bin = scratch.join("bin");
+    fs::create_dir_all(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
+    write_program(&bin.join("sleep"), SLEEP)?;
     // The pages' own builds are quick then, and their time is for their programs.
     let examples = ["build", "--quiet", "--workspace", "--bin", "pingpong", "--bin", "kv"];
     succeed(cargo().args(examples))?;
@@ -91,6 +117,12 @@ fn has_namespaces() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+fn write_program(file: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(file, text)
+        .and_then(|()| fs::set_permissions(file, fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
 /// Runs the blocks of one page, and compares what they print. Tells how many there were.
 fn run(dist: &Dist, scratch: &Path, name: &str, blocks: &[Block]) -> anyhow::Result<usize> {
     let mut script = String::new();
@@ -101,7 +133,8 @@ fn run(dist: &Dist, scratch: &Path, name: &str, blocks: &[Block]) -> anyhow::Res
     fs::write(&file, script).with_context(|| format!("cannot write {}", file.display()))?;
     let bin = dist.anyverbs().parent().expect("the command is in a directory").to_owned();
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&paths)))
+    let first = [scratch.join("bin"), bin].into_iter();
+    let path = std::env::join_paths(first.chain(std::env::split_paths(&paths)))
         .context("the directory of the command has a colon in its name")?;
     let mut command = unshare();
     command.args(["sh", "-eu", "-c", HOST]).arg(&file);
