@@ -430,7 +430,9 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn counters(&self) -> Result<&'static Counters, CreateError> {
-        Ok(self.device()?.counters())
+        let device = self.device()?;
+        device.counters();
+        Ok(device.core.counters_of(self.number()))
     }
 }
 

@@ -92,7 +92,8 @@ impl Device {
         Ok((Self { core, transport, driver, gsi, xrc, switch, exit_thread }, starter))
     }
 
-    pub(crate) fn counters(&self) -> &Counters {
+    /// The counters of each device, up to date.
+    pub(crate) fn counters(&self) -> &[Counters] {
         self.driver.counters()
     }
 
@@ -106,10 +107,11 @@ impl Device {
         *self.core.attr_of(number)
     }
 
-    /// The attributes of a device's port. Violations are counted for all devices together.
+    /// The attributes of a device's port.
     pub(crate) fn port_attr(&self, number: usize) -> PortAttr {
-        let violations =
-            |counter| u32::try_from(self.core.counters.read(counter)).unwrap_or(u32::MAX);
+        let violations = |counter| {
+            u32::try_from(self.core.counters_of(number).read(counter)).unwrap_or(u32::MAX)
+        };
         PortAttr {
             state: if self.core.gids.is_empty(number) || self.transport.links.is_down(number) {
                 PortState::Down

@@ -111,7 +111,8 @@ fn is_stopped(pid: i32) -> bool {
     matches!(state, Some('T' | 't'))
 }
 
-/// The counters of the device of this host and user: of all its processes, those that have ended as well. They never fall.
+/// The counters of the devices of this host and user: of all its processes, those that have ended as well. They never fall. A
+/// device is the same in two processes if its place among those of its process is.
 ///
 /// A process that ends leaves its counters in the memory that the processes of the host share. One that is killed cannot. What it had
 /// when it was seen last is kept here. When the last process has ended that has this memory, a launcher among them, the
@@ -127,29 +128,38 @@ pub struct Totals {
     shown: Values,
 }
 
-type Values = [u64; Counter::ALL.len()];
+/// By device.
+type Values = Vec<[u64; Counter::ALL.len()]>;
 
 impl Totals {
-    /// Counts for the processes of this host.
+    /// Counts for so many devices of the processes of this host.
     #[must_use]
-    pub fn new(host: Membership) -> Self {
-        let zeros = [0; Counter::ALL.len()];
-        Self { host, living: HashMap::new(), ended: zeros, killed: zeros, shown: zeros }
+    pub fn new(host: Membership, devices: usize) -> Self {
+        let zeros = vec![[0; Counter::ALL.len()]; devices];
+        let (ended, killed, shown) = (zeros.clone(), zeros.clone(), zeros);
+        Self { host, living: HashMap::new(), ended, killed, shown }
     }
 
-    /// The counters now, where these processes live.
-    pub fn update(&mut self, seen: &[Seen]) -> impl Iterator<Item = (&'static str, u64)> {
-        let store = &self.host.0;
-        let ended: Values = std::array::from_fn(|index| store.ended(Counter::DIGEST, index));
+    /// The counters of each device now, where these processes live.
+    pub fn update(
+        &mut self,
+        seen: &[Seen],
+    ) -> impl Iterator<Item = impl Iterator<Item = (&'static str, u64)>> {
+        let (store, devices) = (&self.host.0, 0..self.shown.len());
+        let of_ended = |device| std::array::from_fn(|n| store.ended(Counter::DIGEST, device, n));
+        let ended: Values = devices.clone().map(of_ended).collect();
+        let of_page = |page: &Snapshot| -> Values {
+            let value = |device, n: usize| page.counter_of(device, Counter::ALL[n].name());
+            devices.clone().map(|device| std::array::from_fn(|n| value(device, n))).collect()
+        };
         let owners = store.incarnations();
         let mut past = std::mem::take(&mut self.living);
-        let mut sum = ended;
+        let mut sum = ended.clone();
         for process in seen {
             let key = (process.pid, process.slot);
             let known = past.remove(&key);
             let values = match &process.page {
-                Some(Ok(page)) => Some(Counter::ALL)
-                    .map(|all| std::array::from_fn(|n| page.counter(all[n].name()))),
+                Some(Ok(page)) => Some(of_page(page)),
                 _ => known.map(|(values, _)| values),
             };
             // One that has left its counters and is not gone yet counts once. This is looked at after they were read.
@@ -159,7 +169,8 @@ impl Totals {
             }
         }
         // The counters that gone processes had, and did not leave. The mark of a slot tells until another process has it.
-        let [mut left, mut unclear]: [Values; 2] = [[0; Counter::ALL.len()]; 2];
+        let zeros = vec![[0; Counter::ALL.len()]; devices.len()];
+        let (mut left, mut unclear) = (zeros.clone(), zeros);
         for ((_, slot), (values, owner)) in past {
             if owners.get(&slot).is_some_and(|now| Some(*now) != owner) {
                 add(&mut unclear, &values);
@@ -169,22 +180,29 @@ impl Totals {
                 add(&mut self.killed, &values);
             }
         }
-        for (n, unclear) in unclear.iter().enumerate() {
-            let left = ended[n].saturating_sub(self.ended[n]).saturating_sub(left[n]);
-            self.killed[n] = self.killed[n].saturating_add(unclear.saturating_sub(left));
+        for device in devices {
+            for (n, unclear) in unclear[device].iter().enumerate() {
+                let left = ended[device][n]
+                    .saturating_sub(self.ended[device][n])
+                    .saturating_sub(left[device][n]);
+                let killed = &mut self.killed[device][n];
+                *killed = killed.saturating_add(unclear.saturating_sub(left));
+            }
         }
         self.ended = ended;
         add(&mut sum, &self.killed);
-        for (shown, now) in self.shown.iter_mut().zip(sum) {
-            *shown = now.max(*shown);
+        for (shown, now) in self.shown.iter_mut().flatten().zip(sum.iter().flatten()) {
+            *shown = (*now).max(*shown);
         }
-        let shown = self.shown;
-        Counter::ALL.iter().enumerate().map(move |(n, counter)| (counter.name(), shown[n]))
+        let named = |of: [u64; Counter::ALL.len()]| {
+            Counter::ALL.iter().zip(of).map(|(counter, value)| (counter.name(), value))
+        };
+        self.shown.clone().into_iter().map(named)
     }
 }
 
 fn add(sum: &mut Values, values: &Values) {
-    for (sum, value) in sum.iter_mut().zip(values) {
+    for (sum, value) in sum.iter_mut().flatten().zip(values.iter().flatten()) {
         // Another process wrote it.
         *sum = sum.saturating_add(*value);
     }
@@ -208,17 +226,17 @@ mod tests {
     fn a_killed_process_counts_though_another_ends_at_the_same_time() {
         let name = format!("anyverbs-totals-{}", std::process::id());
         let registry = Registry::of_port(&name, 4791).unwrap();
-        let mut totals = Totals::new(Membership::join(&name, 4791).unwrap());
-        let mut first = |seen: &[Seen]| totals.update(seen).next().unwrap().1;
+        let mut totals = Totals::new(Membership::join(&name, 4791).unwrap(), 1);
+        let mut first = |seen: &[Seen]| totals.update(seen).next().unwrap().next().unwrap().1;
         let [killed, ends] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
         assert_eq!(first(&[seen(&killed, 1, 10), seen(&ends, 2, 100)]), 110);
         // It has counted much since.
-        ends.store().add_ended(Counter::DIGEST, &[5000]);
+        ends.store().add_ended(Counter::DIGEST, &[[5000]]);
         drop((killed, ends));
         assert_eq!(first(&[]), 5010);
         // The counters of another version of the library are none of these.
         let other = Slot::claim_in(&registry).unwrap();
-        other.store().add_ended(Counter::DIGEST + 2, &[1 << 40]);
+        other.store().add_ended(Counter::DIGEST + 2, &[[1 << 40]]);
         drop(other);
         assert_eq!(first(&[]), 5010);
     }

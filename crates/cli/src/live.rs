@@ -33,7 +33,6 @@ pub(crate) struct Files {
     sys: PathBuf,
     /// The directory with the answers to netlink requests, if any.
     netlink: Option<PathBuf>,
-    /// They share the counters.
     devices: Vec<Device>,
     watcher: Watcher,
     totals: Totals,
@@ -53,7 +52,7 @@ impl Files {
             sys,
             netlink,
             watcher: Watcher::new(&first.registry, first.udp_port)?,
-            totals: Totals::new(host),
+            totals: Totals::new(host, devices.len()),
             devices,
             last: None,
         })
@@ -87,7 +86,8 @@ impl Files {
 
     /// Writes all files, with what these processes have.
     fn write(&mut self, seen: &[Seen]) -> io::Result<()> {
-        let all: counters::Counters = self.totals.update(seen).collect();
+        let all: Vec<counters::Counters> =
+            self.totals.update(seen).map(Iterator::collect).collect();
         // A script of faults is one of a process, and the view is one of all programs of a launcher. It shows a port as down that is
         // down for any of them.
         let pages =
@@ -97,8 +97,11 @@ impl Files {
             .flat_map(|(_, page)| &page.down)
             .map(String::as_str)
             .collect();
-        let files = [("counters", counters::port(&all)), ("hw_counters", counters::hardware(&all))];
-        for (device, index) in self.devices.iter().zip(0..) {
+        for ((device, counted), index) in self.devices.iter().zip(&all).zip(0..) {
+            let files = [
+                ("counters", counters::port(counted)),
+                ("hw_counters", counters::hardware(counted)),
+            ];
             let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
             let is_down = down.contains(&device.name.as_str());
             let state = if is_down { device::DOWN } else { device.port.state };
@@ -115,7 +118,7 @@ impl Files {
             }
             if let Some(dir) = &self.netlink {
                 view_netlink::write_port(dir, (device, index), state)?;
-                view_netlink::write_live(dir, (device, index), &all, seen)?;
+                view_netlink::write_live(dir, (device, index), counted, seen)?;
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use anyverbs_causes::Cause;
-use anyverbs_page::{QueuePair, Snapshot};
+use anyverbs_page::{Counter, QueuePair, Snapshot};
 use serde_json::json;
 
 use crate::args::{Show, ShowWhat};
@@ -130,15 +130,20 @@ fn describe(process: &Process, processes: &[Process]) -> String {
     text.push_str("\nqueue pairs\n");
     text.push_str(&top::queue_pairs(process, processes, None, 80));
     text.push_str("\ncounters that are not zero\n");
-    for counter in page.counters.iter().filter(|counter| counter.value > 0) {
-        let _ = writeln!(
-            text,
-            "  {:<30} {}",
-            look::cut(&look::printable(&counter.name), 30),
-            counter.value
-        );
+    counters(&mut text, &page.counters);
+    for (counted, device) in page.counters_of.iter().zip(0..).filter(|(of, _)| !of.is_empty()) {
+        let name = look::printable(page.device(device));
+        let _ = writeln!(text, "\ncounters of {} that are not zero", look::cut(&name, 48));
+        counters(&mut text, counted);
     }
     text
+}
+
+fn counters(text: &mut String, counters: &[Counter]) {
+    for counter in counters.iter().filter(|counter| counter.value > 0) {
+        let name = look::printable(&counter.name);
+        let _ = writeln!(text, "  {:<30} {}", look::cut(&name, 30), counter.value);
+    }
 }
 
 fn describe_qp(

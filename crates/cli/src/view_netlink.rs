@@ -131,12 +131,12 @@ pub(crate) fn write_port(dir: &Path, (device, index): Numbered<'_>, state: u8) -
 /// A device and its number.
 type Numbered<'a> = (&'a Device, u32);
 
-/// Writes the answers that change: what the processes have, and the port's counters. Those of the summary and the counters are
-/// of all devices together, as limits are.
+/// Writes the answers that change: what the processes have, and the port's counters. Those of the summary are of all devices
+/// together, as limits are.
 pub(crate) fn write_live(
     dir: &Path,
     device: Numbered<'_>,
-    all: &Counters,
+    counted: &Counters,
     seen: &[Seen],
 ) -> io::Result<()> {
     let dir = dir.join(device.1.to_string());
@@ -153,7 +153,7 @@ pub(crate) fn write_live(
         // Regions and domains are counted, and not listed.
         (13, messages(RES_MR, Vec::new())),
         (14, messages(RES_PD, Vec::new())),
-        (17, vec![statistic(device, all)]),
+        (17, vec![statistic(device, counted)]),
     ] {
         let bytes: Vec<u8> = messages
             .iter()

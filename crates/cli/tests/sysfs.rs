@@ -125,7 +125,7 @@ fn counters_count_and_never_fall() {
 }
 
 #[test]
-fn all_devices_have_counters() {
+fn each_device_has_counters_of_its_own() {
     isolate_device();
     let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-rails", std::process::id()));
     let child = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
@@ -136,15 +136,34 @@ fn all_devices_have_counters() {
         .spawn()
         .unwrap();
     let kept = Kept { dir, child };
-    for name in ["rail0", "rail1"] {
-        let file =
-            kept.dir.join(format!("sys/class/infiniband/{name}/ports/1/hw_counters/sent_pkts"));
+    let sent = |name: &str| {
+        let port = kept.dir.join("sys/class/infiniband").join(name).join("ports/1");
+        read(&port.join("hw_counters/sent_pkts")).zip(read(&port.join("counters/port_xmit_data")))
+    };
+    let wait_for = |name: &str, packets: u64| {
         let begin = Instant::now();
-        while read(&file).is_none() {
-            assert!(begin.elapsed() < Duration::from_secs(60), "{name}");
+        loop {
+            match sent(name) {
+                Some((sent, _)) if sent >= packets => return sent,
+                sent => assert!(begin.elapsed() < Duration::from_secs(60), "{name}: {sent:?}"),
+            }
             sleep(Duration::from_millis(20));
         }
+    };
+    for name in ["rail0", "rail1"] {
+        assert_eq!(wait_for(name, 0), 0);
     }
+    // The second device sends, and its process ends.
+    assert!(Sender::start("rail1 ends").0.wait().unwrap().success());
+    let first = wait_for("rail1", MESSAGES);
+    assert_eq!(sent("rail0"), Some((0, 0)));
+    // It is killed when it was seen.
+    let stays = Sender::start("rail1 stays");
+    let second = wait_for("rail1", first + MESSAGES);
+    drop(stays);
+    assert!(Sender::start("rail0 ends").0.wait().unwrap().success());
+    wait_for("rail0", MESSAGES);
+    assert_eq!(wait_for("rail1", 0), second);
 }
 
 #[test]
@@ -164,7 +183,15 @@ fn a_directory_with_other_things_is_left_alone() {
 #[test]
 fn in_a_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
+    let number = usize::from(role.starts_with("rail1"));
+    if role.starts_with("rail") {
+        // SAFETY: before the device is opened, and by the only thread that runs a test.
+        unsafe {
+            std::env::set_var("ANYVERBS_DEVICES", "rail0=127.0.0.1,rail1=127.0.0.2");
+            std::env::set_var("ANYVERBS_INTERFACES", "");
+        }
+    }
+    let context = Context::open(&anyverbs::devices().unwrap()[number].name).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(1024, None, 0, 0).unwrap();
     let [a, b] = [(); 2].map(|()| context.create_default_qp(&pd, &cq, QpType::Rc).unwrap());
@@ -177,7 +204,7 @@ fn in_a_role() {
         cq.wait(Duration::from_secs(20)).unwrap();
     }
     println!("@ sent");
-    if role == "stays" {
+    if role.ends_with("stays") {
         std::io::stdin().read_line(&mut String::new()).unwrap();
     }
 }

@@ -38,6 +38,14 @@ struct Admitted {
     target: Target,
 }
 
+impl Admitted {
+    /// The device of the peer's queue pair.
+    #[inline]
+    fn device(&self) -> u8 {
+        QpEntry::device_in(self.qp[1])
+    }
+}
+
 impl LastTarget {
     /// The region of an operation, if that is the same, and where in it that begins.
     #[inline]
@@ -46,7 +54,7 @@ impl LastTarget {
         seen: &Seen<'_>,
         peer: &Arc<Peer>,
         operation: &Direct<'_>,
-    ) -> Option<(Target, u64)> {
+    ) -> Option<(Target, u64, u8)> {
         let (of, last) = self.0.as_ref()?;
         let Direct { dest_qpn, direction, remote, len, .. } = operation;
         let is_same = Arc::ptr_eq(of, peer)
@@ -61,7 +69,7 @@ impl LastTarget {
             && seen.0.published(qp + PEER)? == last.qp[1]
             && seen.0.published(region)? == last.target.state;
         let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
-        stands.then_some((last.target, offset))
+        stands.then_some((last.target, offset, last.device()))
     }
 }
 
@@ -73,23 +81,23 @@ fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
     (end <= len).then_some(offset)
 }
 
-/// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
+/// Does a one-sided operation of the queue pair `from` of a device; false if it has to go by the ring.
 pub fn perform(
     links: &'static Links,
     route: &ShmRoute,
     last: &mut LastTarget,
-    from: Qpn,
+    (from, device): (Qpn, u8),
     operation: &Direct<'_>,
 ) -> bool {
     let Some(copying) = begin(links, route) else { return false };
     let seen = Seen(&copying);
-    let (target, offset, mapped) = match last.find(&seen, &route.peer, operation) {
-        Some((target, offset)) => (target, offset, None),
+    let (target, offset, theirs, mapped) = match last.find(&seen, &route.peer, operation) {
+        Some((target, offset, theirs)) => (target, offset, theirs, None),
         None => {
             let Some((admitted, offset)) = seen.admitted(route, from, operation) else {
                 return false;
             };
-            let target = admitted.target;
+            let (target, theirs) = (admitted.target, admitted.device());
             let mapped = match route.mapped(links, &copying, &target) {
                 Lookup::Mapped { region, .. } => Some(region),
                 Lookup::NotYet => None,
@@ -98,7 +106,7 @@ pub fn perform(
                     None
                 }
             };
-            (target, offset, mapped)
+            (target, offset, theirs, mapped)
         }
     };
     let len = operation.len as usize;
@@ -115,11 +123,18 @@ pub fn perform(
         return false;
     }
     let (times, bytes) = match operation.direction {
-        Direction::Write => (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes),
-        Direction::Read => (Counter::ShmDirectReads, Counter::ShmDirectReadBytes),
+        Direction::Write => {
+            copying.count_write(theirs.into(), len);
+            (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes)
+        }
+        Direction::Read => {
+            copying.count_read(theirs.into(), len);
+            (Counter::ShmDirectReads, Counter::ShmDirectReadBytes)
+        }
     };
-    links.core.count(times, 1);
-    links.core.count(bytes, len as u64);
+    let counters = links.core.counters_of(device.into());
+    counters.add(times, 1);
+    counters.add(bytes, len as u64);
     true
 }
 
@@ -166,11 +181,7 @@ impl Far<'_> {
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
             return links.core.memory.write_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = links.core.memory.write_shared(pieces, addr, *len);
-        if copied {
-            copying.count_write(*len);
-        }
-        copied
+        links.core.memory.write_shared(pieces, addr, *len)
     }
 
     fn read(&self, pieces: &[shm::Local]) -> bool {
@@ -178,11 +189,7 @@ impl Far<'_> {
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
             return links.core.memory.read_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = links.core.memory.read_shared(pieces, addr);
-        if copied {
-            copying.count_read(*len);
-        }
-        copied
+        links.core.memory.read_shared(pieces, addr)
     }
 }
 
@@ -276,7 +283,8 @@ impl Seen<'_> {
         let [peer, pd, high, low, state] = words;
         let access = Access::from_bits_retain((peer >> 32) as u32);
         let pd = pd as u32;
-        let expected = QpEntry { peer: from, access, pd, gid: source }.words();
+        let device = QpEntry::device_in(peer);
+        let expected = QpEntry { peer: from, access, pd, gid: source, device }.words();
         let takes = expected == [peer, u64::from(pd), high, low] && access.contains(need);
         takes.then_some((pd, access, [state, peer]))
     }

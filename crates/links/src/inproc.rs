@@ -95,11 +95,12 @@ impl Arena {
 }
 
 impl Inproc {
-    /// Queues a packet. With `hand_on` it is for a group, and the thread that delivers it forwards it to the other
+    /// Queues a packet of a device. With `hand_on` it is for a group, and the thread that delivers it forwards it to the other
     /// processes.
     pub(crate) fn send(
         &self,
         links: &Links,
+        device: u8,
         packet: &Outgoing<'_>,
         hand_on: bool,
     ) -> Result<(), TransmitError> {
@@ -137,8 +138,8 @@ impl Inproc {
         queue.used += len;
         self.len.store(queue.packets.len(), Ordering::SeqCst);
         drop(queue);
-        links.core.count(Counter::SentPkts, 1);
-        links.core.count(Counter::SentBytes, (headers.len() + len) as u64);
+        links.core.count(device.into(), Counter::SentPkts, 1);
+        links.core.count(device.into(), Counter::SentBytes, (headers.len() + len) as u64);
         Ok(())
     }
 

@@ -64,7 +64,7 @@ impl Opened {
         let (shm, poller) = config
             .shm
             .then(|| {
-                let made = Shm::new(&slot, config.direct)?;
+                let made = Shm::new(&slot, config.direct, config.devices.len())?;
                 // It takes more than all the rest, which can do without it.
                 check_room(ROOM).map(|()| made)
             })

@@ -40,6 +40,15 @@ pub struct Outbox {
 }
 
 impl Outbox {
+    /// An empty one, for the packets of a device.
+    #[inline]
+    #[must_use]
+    pub fn of(device: u8) -> Self {
+        let mut out = Self::default();
+        out.shm.device = device;
+        out
+    }
+
     /// The part that the queue pair keeps for its next sending by the same-host link.
     #[inline]
     pub fn take_spare(&mut self) -> Option<Spare> {
@@ -66,7 +75,7 @@ impl Outbox {
     pub fn flush(&mut self, links: &Links) {
         self.shm.flush(links);
         self.target.release();
-        self.udp.flush(links);
+        self.udp.flush(links, self.shm.device);
     }
 }
 
@@ -208,10 +217,10 @@ impl Route {
                 route.send(&mut out.shm, spare, links, packet, now)
             }
             Self::Udp(route) => Ok(out.udp.send(links, route, packet, &mut out.target, now())?),
-            Self::Inproc => Ok(links.inproc.send(links, packet, false)?),
+            Self::Inproc => Ok(links.inproc.send(links, out.shm.device, packet, false)?),
             Self::HandingOn => {
                 out.target.release();
-                Ok(links.inproc.send(links, packet, true)?)
+                Ok(links.inproc.send(links, out.shm.device, packet, true)?)
             }
         }
     }
@@ -245,17 +254,17 @@ impl Route {
         }
     }
 
-    /// Does a one-sided operation of a queue pair without a message, if the link can.
+    /// Does a one-sided operation of a queue pair of a device without a message, if the link can.
     #[inline]
     pub fn direct(
         &self,
         links: &'static Links,
         last: &mut LastTarget,
-        from: Qpn,
+        (from, device): (Qpn, u8),
         operation: &Direct<'_>,
     ) -> bool {
         match self {
-            Self::Shm(route) => direct::perform(links, route, last, from, operation),
+            Self::Shm(route) => direct::perform(links, route, last, (from, device), operation),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
         }
     }

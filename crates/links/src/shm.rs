@@ -163,13 +163,13 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// With `direct`, one-sided operations need no message.
-    pub fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
+    /// The link of so many devices. With `direct`, one-sided operations need no message.
+    pub fn new(slot: &Slot, direct: bool, devices: usize) -> io::Result<(Self, Poller)> {
         let published = if direct { directory::PUBLISHED } else { 1 };
         let (endpoint, poller) = Endpoint::new(slot, Config { published, ..Config::default() })?;
         let endpoint = Arc::new(endpoint);
         let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
-        let (next, traffic) = (AtomicU64::new(NEVER), Traffic::new());
+        let (next, traffic) = (AtomicU64::new(NEVER), Traffic::new(devices));
         let slot = slot.number();
         Ok((Self { endpoint, slot, direct, entries, next, traffic }, poller))
     }
@@ -184,10 +184,10 @@ impl Shm {
         &self.traffic
     }
 
-    /// Makes the directory of what peers may reach here without a message, unless one-sided operations go by the rings. To be
-    /// called once.
-    pub fn directory(&self) -> Option<Directory> {
-        self.direct.then(|| Directory::new(Arc::clone(&self.endpoint), self.slot))
+    /// Makes the directory of what peers may reach of so many devices without a message, unless one-sided operations go by the
+    /// rings. To be called once.
+    pub fn directory(&self, devices: usize) -> Option<Directory> {
+        self.direct.then(|| Directory::new(Arc::clone(&self.endpoint), self.slot, devices))
     }
 
     /// Accepts and ends connections.

@@ -117,7 +117,7 @@ impl Staged {
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
         let Some(flow) = &route.flow else {
-            links.core.count(Counter::SentPkts, 1);
+            self.lose(links, 1);
             return Ok(());
         };
         let dest = headers.bth.dest_qpn;
@@ -182,7 +182,7 @@ impl Staged {
     ) -> (u32, Result<(), TransmitError>) {
         let (mtu, payload, mrs) = (run.mtu(), run.payload(), &links.core.mrs);
         let Some(flow) = &route.flow else {
-            links.core.count(Counter::SentPkts, run.len().into());
+            self.lose(links, run.len().into());
             return (run.len(), Ok(()));
         };
         let head = run.headers().len();
@@ -221,6 +221,13 @@ impl Staged {
         (n, result)
     }
 
+    /// Counts packets for which there is no sending socket. The flush counts where there is a batch.
+    #[cold]
+    fn lose(&mut self, links: &Links, packets: u64) {
+        self.batch.get_or_insert_with(|| links.batches.take());
+        self.sent.0 += packets;
+    }
+
     fn credit(&mut self, links: &Links, to: &Destination, flow: &Flow, packet: CreditPacket) {
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
         if let Ok((room, id)) = batch.segment(&links.port, to, CREDIT_LEN) {
@@ -256,15 +263,15 @@ impl Staged {
         }
     }
 
-    /// Sends the staged packets.
+    /// Sends the staged packets of a device.
     #[inline]
-    pub(crate) fn flush(&mut self, links: &Links) {
+    pub(crate) fn flush(&mut self, links: &Links, device: u8) {
         if let Some(batch) = self.batch.take() {
-            self.flush_batch(batch, links);
+            self.flush_batch(batch, links, device);
         }
     }
 
-    fn flush_batch(&mut self, mut batch: Box<TxBatch>, links: &Links) {
+    fn flush_batch(&mut self, mut batch: Box<TxBatch>, links: &Links, device: u8) {
         self.region.release();
         let dropped = batch.stats().dropped;
         if let Err(error) = batch.flush(&links.port) {
@@ -273,8 +280,8 @@ impl Staged {
         links.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
         links.batches.put(batch);
         let (packets, bytes) = std::mem::take(&mut self.sent);
-        links.core.count(Counter::SentPkts, packets);
-        links.core.count(Counter::SentBytes, bytes);
+        links.core.count(device.into(), Counter::SentPkts, packets);
+        links.core.count(device.into(), Counter::SentBytes, bytes);
     }
 }
 

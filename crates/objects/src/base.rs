@@ -75,8 +75,8 @@ pub struct Core {
     pub mrs: MrTable,
     /// Copies from and to the memory of programs.
     pub memory: ProcessMemory,
-    /// The port's counters.
-    pub counters: Counters,
+    /// The counters of each device's port ([`Core::counters_of`]).
+    pub counters: Box<[Counters]>,
     /// Objects that may still be made.
     pub quotas: Quotas,
     /// The completion queues.
@@ -245,9 +245,25 @@ impl Core {
         self.persona_of(device).map_or("", |persona| &persona.name)
     }
 
-    /// Adds to a counter.
-    pub fn count(&self, counter: Counter, n: u64) {
-        self.counters.add(counter, n);
+    /// The counters of a device's port.
+    #[inline]
+    pub fn counters_of(&self, device: usize) -> &Counters {
+        self.counters.get(device).unwrap_or(&self.counters[0])
+    }
+
+    /// Adds to a counter of a device.
+    pub fn count(&self, device: usize, counter: Counter, n: u64) {
+        self.counters_of(device).add(counter, n);
+    }
+
+    /// Adds to a counter of what belongs to no device, which the first one shows.
+    pub fn count_for_none(&self, counter: Counter, n: u64) {
+        self.count(0, counter, n);
+    }
+
+    /// A counter of all devices together.
+    pub fn total(&self, counter: Counter) -> u64 {
+        self.counters.iter().map(|of| of.read(counter)).fold(0, u64::wrapping_add)
     }
 
     /// Lets peers see a region that they may WRITE or READ.

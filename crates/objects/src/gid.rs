@@ -195,6 +195,13 @@ impl GidTables {
         self.first(is_it, GidEntry::clone)
     }
 
+    /// The device to which an address belongs, or the interface by which a datagram of a group came. The first where none is.
+    pub fn device_of(&self, gid: Gid, interface: u32) -> usize {
+        let of_interface = || self.first(|e| e.interface == interface, |e| e.device);
+        let found = self.find(gid, interface).or_else(|| self.find(gid, 0)).map(|e| e.device);
+        found.or_else(|| gid.is_multicast().then(of_interface)?).unwrap_or(0)
+    }
+
     /// The interfaces that have addresses of a family, in the order of the tables.
     pub fn interfaces(&self, v4: bool) -> Vec<u32> {
         let mut found = Vec::new();

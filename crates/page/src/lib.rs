@@ -28,7 +28,7 @@ use words::{Malformed as _, Reader, Writer};
 pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;
@@ -47,8 +47,10 @@ pub struct Snapshot {
     pub devices: Vec<String>,
     /// The names of those whose port is down in this process, because a script of faults says so.
     pub down: Vec<String>,
-    /// Its counters.
+    /// Its counters, of all devices together.
     pub counters: Vec<Counter>,
+    /// Those of each device that are not zero. Empty where there is one device.
+    pub counters_of: Vec<Vec<Counter>>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
     /// The multicast groups that they are attached to.
@@ -86,6 +88,10 @@ impl Snapshot {
         let is_down = |name: &String| u64::from(self.down.contains(name));
         to.texts(self.devices.iter().map(|name| (name.as_str(), is_down(name))));
         to.texts(self.counters.iter().map(|counter| (counter.name.as_str(), counter.value)));
+        to.word(self.counters_of.len() as u64);
+        for counters in &self.counters_of {
+            to.texts(counters.iter().map(|counter| (counter.name.as_str(), counter.value)));
+        }
         to.rows(&self.queue_pairs);
         to.rows(&self.groups);
         to.rows(&self.completion_queues);
@@ -112,7 +118,12 @@ impl Snapshot {
                 command,
                 down: down.map(|(name, _)| name.clone()).collect(),
                 devices: devices.into_iter().map(|(name, _)| name).collect(),
-                counters: from.texts()?.map(|(name, value)| Counter { name, value }).collect(),
+                counters: counters(from.texts()?),
+                counters_of: {
+                    // Each has a word for its length at least.
+                    let devices = from.count(1)?;
+                    (0..devices).map(|_| Some(counters(from.texts()?))).collect::<Option<_>>()?
+                },
                 queue_pairs: from.rows()?,
                 groups: from.rows()?,
                 completion_queues: from.rows()?,
@@ -121,10 +132,20 @@ impl Snapshot {
         read().or_malformed()
     }
 
-    /// The value of a counter; 0 if the process has none of that name.
+    /// The value of a counter of all devices; 0 if the process has none of that name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
-        self.counters.iter().find(|counter| counter.name == name).map_or(0, |counter| counter.value)
+        value(&self.counters, name)
+    }
+
+    /// The value of a counter of a device; 0 if the process has none of that name, or no such device.
+    #[must_use]
+    pub fn counter_of(&self, device: usize, name: &str) -> u64 {
+        match self.counters_of.get(device) {
+            Some(counters) => value(counters, name),
+            None if device == 0 && self.counters_of.is_empty() => self.counter(name),
+            None => 0,
+        }
     }
 
     /// The places of the devices of the queue pairs, by their completion queues. That of one without any is taken for the first.
@@ -149,6 +170,14 @@ impl Snapshot {
     }
 }
 
+fn counters(texts: impl Iterator<Item = (String, u64)>) -> Vec<Counter> {
+    texts.map(|(name, value)| Counter { name, value }).collect()
+}
+
+fn value(counters: &[Counter], name: &str) -> u64 {
+    counters.iter().find(|counter| counter.name == name).map_or(0, |counter| counter.value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +199,7 @@ mod tests {
             devices: vec!["rail0".into(), "rail1".into()],
             down: vec!["rail1".into()],
             counters: vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }],
+            counters_of: vec![vec![], vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }]],
             queue_pairs: vec![queue_pair.clone(), QueuePair { number: 1, ..queue_pair }],
             groups: vec![Group { queue_pair: 1, gid: 5 << 100 }],
             completion_queues: vec![CompletionQueue {

@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The number of things that are to follow, each of so many words.
-    fn count(&mut self, words: usize) -> Option<usize> {
+    pub(crate) fn count(&mut self, words: usize) -> Option<usize> {
         let count = usize::try_from(self.word()?).ok()?;
         (count.checked_mul(words)? <= self.0.len() / 8).then_some(count)
     }

@@ -52,7 +52,7 @@ impl EspCell {
             Ok(()) => with(&buffer),
             Err(reason) => {
                 tracing::debug!(%reason, "a flow action drops a frame");
-                self.core.count(Counter::DropEsp, 1);
+                self.core.count_for_none(Counter::DropEsp, 1);
             }
         }
         self.state.lock().buffer = buffer;

@@ -172,8 +172,12 @@ impl ReceiveQueue {
         }
     }
 
+    fn count(&self, counter: Counter, n: u64) {
+        self.core.count(self.cq.device(), counter, n);
+    }
+
     fn complete_in_error(&self, wr_id: u64, status: WcStatus) {
-        self.core.count(Counter::RespCqeError, 1);
+        self.count(Counter::RespCqeError, 1);
         self.complete(Wc {
             wr_id,
             status,
@@ -195,7 +199,7 @@ impl ReceiveQueue {
         let mut state = self.state.lock();
         let state = &mut *state;
         if state.mode != Mode::Ready {
-            self.core.count(Counter::DropQpState, 1);
+            self.count(Counter::DropQpState, 1);
             return false;
         }
         let taken = match &self.srq {
@@ -203,7 +207,7 @@ impl ReceiveQueue {
             None => state.queue.pop(&mut state.wqe),
         };
         if !taken {
-            self.core.count(Counter::DropNoRecv, 1);
+            self.count(Counter::DropNoRecv, 1);
             return false;
         }
         let bytes = arrived.frame.bytes;
@@ -226,8 +230,8 @@ impl ReceiveQueue {
         };
         debug_assert!(tail.len() <= FCS_LEN);
         let len = head.len() + rest.len() + tail.len();
-        self.core.count(Counter::RcvdPkts, 1);
-        self.core.count(Counter::RcvdBytes, len as u64);
+        self.count(Counter::RcvdPkts, 1);
+        self.count(Counter::RcvdBytes, len as u64);
         let wqe = &state.wqe;
         if len as u64 > wqe.room() {
             self.complete_in_error(wqe.wr_id, WcStatus::LocLenErr);

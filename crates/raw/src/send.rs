@@ -183,7 +183,7 @@ pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, statu
             // IBA 10.3.1.6: the receives of an unreliable queue pair go on.
             sends.state = QpState::Sqe;
         }
-        cell.switch().core().count(Counter::ReqCqeError, 1);
+        cell.switch().core().count(cell.device(), Counter::ReqCqeError, 1);
     } else if !posted.is_signaled {
         return;
     }
@@ -318,12 +318,12 @@ fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
     let switch = cell.switch();
     let Sends { frame, payload, batch, .. } = sends;
     let Some(segments) = segments else {
-        switch.send(cell.qpn(), frame, batch);
+        switch.send(cell, frame, batch);
         return WcStatus::Success;
     };
     for index in 0..segments.count(payload.len()) {
         segments.make(payload, index, frame);
-        switch.send(cell.qpn(), frame, batch);
+        switch.send(cell, frame, batch);
     }
     WcStatus::Success
 }

@@ -221,9 +221,9 @@ impl Switch {
         }
     }
 
-    /// Sends a frame of queue pair `from`. It goes to others of this process at once, and to all else by way of
+    /// Sends a frame of a queue pair. It goes to others of this process at once, and to all else by way of
     /// `batch`, which is sent when it is full.
-    pub(super) fn send(&self, from: Qpn, bytes: &[u8], batch: &mut FrameBatch) {
+    pub(super) fn send(&self, from: &RawCell, bytes: &[u8], batch: &mut FrameBatch) {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
         let any = !rules.table.is_empty();
@@ -252,13 +252,14 @@ impl Switch {
     }
 
     /// Sends a frame as it is; `any`: there are rules for received frames.
-    fn transmit(&self, from: Qpn, frame: &Frame<'_>, any: bool, batch: &mut FrameBatch) {
+    fn transmit(&self, from: &RawCell, frame: &Frame<'_>, any: bool, batch: &mut FrameBatch) {
         let bytes = frame.bytes;
         if any {
-            self.deliver(frame, Some(from));
+            self.deliver(frame, Some(from.qpn()));
         }
-        self.core().count(Counter::SentPkts, 1);
-        self.core().count(Counter::SentBytes, bytes.len() as u64);
+        let counters = self.core().counters_of(from.device());
+        counters.add(Counter::SentPkts, 1);
+        counters.add(Counter::SentBytes, bytes.len() as u64);
         batch.push(bytes);
         if batch.is_full() {
             self.flush(batch);

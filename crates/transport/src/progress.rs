@@ -167,8 +167,8 @@ impl Driver {
         self.above.get().expect("set before the first object is made")
     }
 
-    /// The port's counters, up to date.
-    pub fn counters(&self) -> &Counters {
+    /// The counters of each device's port, up to date.
+    pub fn counters(&self) -> &[Counters] {
         if let Some(shm) = &self.links.shm {
             shm.traffic().count(&self.core.counters);
         }
@@ -178,17 +178,17 @@ impl Driver {
         // The kernel's own count of datagrams that found the socket full.
         let dropped = self.links.port.dropped() + self.above().frames.dropped();
         let known = self.kernel_drops.fetch_max(dropped, Ordering::Relaxed);
-        self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
+        self.core.count_for_none(Counter::DropSocketFull, dropped.saturating_sub(known));
         let unsent = self.links.send_drops.load(Ordering::Relaxed);
         let known = self.unsent.fetch_max(unsent, Ordering::Relaxed);
-        self.core.count(Counter::SendFailed, unsent.saturating_sub(known));
+        self.core.count_for_none(Counter::SendFailed, unsent.saturating_sub(known));
         &self.core.counters
     }
 
     /// Bytes of packets in and out, since the start.
     fn bytes_moved(&self) -> u64 {
         let by_ring = self.links.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
-        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.core.counters.read(c));
+        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.core.total(c));
         by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
     }
 }

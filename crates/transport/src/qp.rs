@@ -288,6 +288,8 @@ impl Qp {
                     hold: Some(hold),
                 };
                 QpCell {
+                    // There are 64 at most.
+                    device: context.device as u8,
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
@@ -559,7 +561,7 @@ impl Qp {
         if self.0.qp_type == QpType::XrcRecv {
             return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
         }
-        if limit.kbps > self.0.transport.core.attr_of(self.0.device()).max_rate_limit {
+        if limit.kbps > self.0.transport.core.attr_of(self.0.device.into()).max_rate_limit {
             return Err(ModifyObjectError::Invalid("rate_limit"));
         }
         let mut call = Call::new(&self.0);

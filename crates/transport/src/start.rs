@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
 use anyverbs_net::{ROOM, Registry, Services, Slot, StandardStreams, SteerByKind, check_room};
 use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Register};
@@ -87,7 +86,7 @@ impl DataPath {
             "device {} is open",
             names.join(", ")
         );
-        let directory = opened.shm.as_ref().and_then(Shm::directory);
+        let directory = opened.shm.as_ref().and_then(|shm| shm.directory(config.devices.len()));
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {
             failed: config.devices.iter().map(|_| AtomicBool::new(false)).collect(),
@@ -97,7 +96,7 @@ impl DataPath {
             gids,
             mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(rng)),
             memory: ProcessMemory::default(),
-            counters: Counters::default(),
+            counters: config.devices.iter().map(|_| Counters::default()).collect(),
             quotas: Quotas::new(&attr),
             cqs: Register::default(),
             clock: DeviceClock::default(),

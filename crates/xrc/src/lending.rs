@@ -152,7 +152,7 @@ impl SharedDomains {
             share.place = Location::Recalled(by);
         }
         match (share.waiting.add(packet, bytes, &self.waiting), share.place) {
-            (Added::NoRoom, _) => self.transport.core.count(Counter::DropSocketFull, 1),
+            (Added::NoRoom, _) => self.transport.core.count_for_none(Counter::DropSocketFull, 1),
             // The peer has heard nothing. It may be that the borrower had nothing to answer by, so it is asked again.
             (Added::Again, Location::Recalled(by)) => {
                 let recall = Message::Recall { target: cell.qpn, lease: share.lease };
@@ -168,7 +168,7 @@ impl SharedDomains {
             Ok(()) => Counter::Forwarded,
             Err(_) => Counter::DropSocketFull,
         };
-        self.transport.core.count(counter, 1);
+        self.transport.core.count_for_none(counter, 1);
     }
 
     /// The protection domain of an SRQ that a target's peer may name.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyverbs_objects::base::AT_EXIT;
 use anyverbs_objects::fork;
-use anyverbs_proto::counters::Counter;
+use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_transport::progress::Debts;
 use anyverbs_transport::progress::worker::spawn_quiet;
 
@@ -106,8 +106,10 @@ impl Device {
     fn leave_counters(&'static self) {
         let counters = self.counters();
         if let Some(slot) = self.transport.links.port.slot() {
-            let all: [u64; Counter::ALL.len()] =
-                std::array::from_fn(|n| counters.read(Counter::ALL[n]));
+            let values = |of: &Counters| -> [u64; Counter::ALL.len()] {
+                std::array::from_fn(|n| of.read(Counter::ALL[n]))
+            };
+            let all: Vec<_> = counters.iter().map(values).collect();
             slot.store().add_ended(Counter::DIGEST, &all);
         }
     }
@@ -115,8 +117,8 @@ impl Device {
     /// Logs the counters of a process at its end, for the analysis of failures.
     fn log_counters(&self, end: Instant) {
         if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
-            let counted =
-                Counter::ALL.iter().map(|c| (c.name().to_owned(), self.counters().read(*c)));
+            self.counters();
+            let counted = Counter::ALL.iter().map(|c| (c.name().to_owned(), self.core.total(*c)));
             let counted = counted.chain(self.gsi.cm_counters(end));
             let shown: Vec<_> =
                 counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();

@@ -102,7 +102,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
 /// Counts a call that failed because a script of faults asked for it, if there is a device that counts.
 pub fn count_injected() {
     if let Some(device) = Device::running() {
-        device.core.count(anyverbs_proto::counters::Counter::InjectedFaults, 1);
+        device.core.count_for_none(anyverbs_proto::counters::Counter::InjectedFaults, 1);
     }
 }
 

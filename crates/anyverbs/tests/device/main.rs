@@ -24,6 +24,7 @@ mod one_process;
 mod ordinary;
 mod pkeys;
 mod processes;
+mod rails;
 mod random_faults;
 mod raw;
 mod rules;

@@ -178,6 +178,9 @@ fn peer() {
     if role == "two hosts" {
         return crate::two_hosts::there();
     }
+    if role == "rails" {
+        return crate::rails::there();
+    }
     if role == "a thousand" {
         return crate::two_hosts::take_all();
     }

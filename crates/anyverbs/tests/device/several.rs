@@ -10,8 +10,14 @@ use crate::endpoint::*;
 
 /// Runs a test of this module in a process with three devices.
 fn with_three(name: &str, test: impl FnOnce()) {
-    in_own_process(&format!("several::{name}"), || {
-        for (variable, value) in [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_INTERFACES", "")] {
+    three_devices(&format!("several::{name}"), &[], test);
+}
+
+/// Runs the test called `name` in a process with three devices, and these variables.
+pub(crate) fn three_devices(name: &str, variables: &[(&str, &str)], test: impl FnOnce()) {
+    in_own_process(name, || {
+        let three = [("ANYVERBS_DEVICES", "3"), ("ANYVERBS_INTERFACES", "")];
+        for (variable, value) in three.iter().chain(variables) {
             // SAFETY: before the device is opened, and by the only thread that runs a test.
             unsafe { std::env::set_var(variable, value) };
         }
@@ -20,7 +26,7 @@ fn with_three(name: &str, test: impl FnOnce()) {
     });
 }
 
-fn open(number: usize) -> Context {
+pub(crate) fn open(number: usize) -> Context {
     Context::open(&devices().unwrap()[number].name).unwrap()
 }
 

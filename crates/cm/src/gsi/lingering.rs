@@ -52,7 +52,7 @@ impl<I: Events> Gsi<I> {
                 self.transport.links.port.forward(slot, &incoming.datagram) == Forwarded::Sent
             });
         if handed_on {
-            self.transport.core.count(Counter::Forwarded, 1);
+            self.transport.core.count_for_none(Counter::Forwarded, 1);
             self.note_forwarded(self.transport.core.now());
         }
         !handed_on

@@ -23,7 +23,10 @@ impl<I: Events> Gsi<I> {
                 return false;
             }
             let reason = self.why_not(i);
-            reason.inspect(|counter| self.transport.core.count(*counter, 1)).is_none()
+            let core = self.transport.core;
+            let device =
+                |i: &Incoming<'_>| core.gids.device_of(i.arrival.destination, i.arrival.interface);
+            reason.inspect(|counter| core.count(device(i), *counter, 1)).is_none()
         };
         let parsed = incoming.iter().filter(is_mad).map(|i| (i, Mad::parse(i.packet.payload)));
         let ours: Vec<_> = parsed.filter(|(i, mad)| self.is_for_machine(now, i, mad)).collect();
@@ -131,14 +134,14 @@ impl<I: Events> Gsi<I> {
     pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
         match self.transport.links.port.forward_or_keep(slot, datagram) {
             Forwarded::Sent => {
-                self.transport.core.count(Counter::Forwarded, 1);
+                self.transport.core.count_for_none(Counter::Forwarded, 1);
                 self.note_forwarded(now);
             }
             Forwarded::Kept => {
-                self.transport.core.count(Counter::Forwarded, 1);
+                self.transport.core.count_for_none(Counter::Forwarded, 1);
                 self.forward_later(now + LOOK_AGAIN);
             }
-            Forwarded::Full => self.transport.core.count(Counter::DropSocketFull, 1),
+            Forwarded::Full => self.transport.core.count_for_none(Counter::DropSocketFull, 1),
             Forwarded::Dead | Forwarded::Failed => return false,
         }
         true

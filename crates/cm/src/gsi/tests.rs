@@ -372,7 +372,7 @@ fn peer() {
                 }
                 ["counter", name] => {
                     let counter = Counter::ALL.iter().find(|c| c.name() == name).unwrap();
-                    println!("@ {}", gsi.core().counters.read(*counter));
+                    println!("@ {}", gsi.core().total(*counter));
                 }
                 ["connect", to, port, n, timeout] => {
                     let (to, port) = (to.parse().unwrap(), port.parse().unwrap());

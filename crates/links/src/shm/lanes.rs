@@ -18,8 +18,8 @@ use anyverbs_proto::wr::Sge;
 
 use super::message::LaneCall;
 use super::route::ShmRoute;
-use super::traffic::Tally;
-use super::{Spare, Unflushed};
+use super::traffic::LaneTally;
+use super::{Shm, Spare, Unflushed};
 use crate::Links;
 
 /// A lane that was refused is asked for again after this many SENDs.
@@ -85,8 +85,8 @@ pub struct Lanes {
     from_peer: Option<Arc<LaneReader>>,
     /// The channels of both. There are two where both processes connected at once.
     channels: [Option<Arc<Channel>>; 2],
-    /// Counts what leaves.
-    tally: Option<Arc<Tally>>,
+    /// Counts what goes by them.
+    tally: Option<Arc<LaneTally>>,
     /// The PSN of a SEND from the peer that was there before its turn.
     out_of_turn: Option<Psn>,
 }
@@ -138,7 +138,7 @@ impl Lanes {
         let flags = if solicited { SOLICITED } else { 0 };
         lane.show(low, len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT);
         if let Some(tally) = &self.tally {
-            tally.add(1, (Bth::LEN + len) as u64, 0);
+            tally.sent.add(1, (Bth::LEN + len) as u64, 0);
         }
         true
     }
@@ -188,7 +188,7 @@ impl Lanes {
         let channel = route.peer.channel();
         shm.endpoint().watch_lane(channel, &lane, from.get());
         self.channels[0] = Some(Arc::clone(channel));
-        self.tally = Some(shm.traffic().of_lane());
+        self.tally.get_or_insert_with(|| shm.traffic().of_lanes(out.device));
         Some(lane)
     }
 
@@ -216,10 +216,17 @@ impl Lanes {
         Some(answer.executed.map(Psn::new))
     }
 
-    /// Reads a lane that the peer has opened.
-    pub fn accept(&mut self, channel: &Arc<Channel>, call: &LaneCall) -> Option<Arc<LaneReader>> {
+    /// Reads a lane that the peer has opened to a queue pair of `device`.
+    pub fn accept(
+        &mut self,
+        shm: &Shm,
+        device: u8,
+        channel: &Arc<Channel>,
+        call: &LaneCall,
+    ) -> Option<Arc<LaneReader>> {
         self.close();
         let lane = Arc::new(channel.accept_lane(call.index.into(), call.first)?);
+        self.tally.get_or_insert_with(|| shm.traffic().of_lanes(device));
         self.from_peer = Some(Arc::clone(&lane));
         self.channels[1] = Some(Arc::clone(channel));
         Some(lane)
@@ -255,6 +262,14 @@ impl Lanes {
     #[must_use]
     pub fn was_out_of_turn(&self, psn: Psn) -> bool {
         self.out_of_turn == Some(psn)
+    }
+
+    /// Counts SENDs that have come by the lane from the peer.
+    #[inline]
+    pub fn count_received(&self, sends: usize, bytes: u64) {
+        if let Some(tally) = &self.tally {
+            tally.received.add(sends as u64, bytes, 0);
+        }
     }
 
     /// The SEND that was looked at is done.

@@ -13,6 +13,8 @@ use crate::Links;
 #[derive(Debug, Default)]
 pub struct Unflushed {
     sender: Option<Sender>,
+    /// The device whose messages they are.
+    pub(crate) device: u8,
     bytes: usize,
     /// Packets and bytes that are to be counted.
     packets: u64,
@@ -53,7 +55,7 @@ impl Unflushed {
         if let Some(shm) = &links.shm {
             let (packets, bytes) = (mem::take(&mut self.packets), mem::take(&mut self.counted));
             let acks = mem::take(&mut self.acks);
-            shm.traffic().note_sent(sender.slot(), packets, bytes, acks);
+            shm.traffic().note_sent(self.device, sender.slot(), packets, bytes, acks);
         }
         self.spare = Spare(Some(sender.release()));
         self.region.release();

@@ -438,19 +438,19 @@ impl Store {
         (1..=255).filter(|slot| self.is_alive(*slot)).collect()
     }
 
-    /// Adds the counters of this process, which is ending, to those of ended processes; the first 244 of them.
+    /// Adds the counters of each device of this process, which is ending, to those of ended processes; the first 64 of each.
     /// `names` is a number of the names of all. Those of a process with other names are left out.
-    pub fn add_ended(&self, names: u64, counters: &[u64]) {
+    pub fn add_ended<C: AsRef<[u64]>>(&self, names: u64, devices: &[C]) {
         let own = self.own.load(Ordering::Relaxed);
         if self.is_own() && own != 0 {
-            self.table.add_ended(own, names, counters);
+            self.table.add_ended(own, names, devices);
         }
     }
 
-    /// A counter of processes that have ended; 0 where these have other names.
+    /// A counter of a device of processes that have ended; 0 where these have other names.
     #[must_use]
-    pub fn ended(&self, names: u64, index: usize) -> u64 {
-        self.table.ended(names, index)
+    pub fn ended(&self, names: u64, device: usize, index: usize) -> u64 {
+        self.table.ended(names, device, index)
     }
 
     /// Whether the counters of the owner of a slot are among those: it is ending.

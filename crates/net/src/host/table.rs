@@ -4,11 +4,11 @@
 //! |---|---|
 //! | 0 | magic, version, number of entries as a power of two |
 //! | 16 | the last incarnation; 24: the last number in the order of opening the port; 32: whether a process has joined; 40: up to when the right to tell all processes is used up; 48: the digest of the names of the counters, or 0 |
-//! | 64 | counters of processes that have ended, 8 bytes each |
 //! | 2016 | a bit for each slot: its owner is ending, and has added its counters |
 //! | 2048 | the journal's headers, 8 bytes each |
 //! | 4096 | a section of 32 bytes for each slot: incarnation, port, place in the order of opening the port, whether it lingers |
-//! | 12288 | entries of 32 bytes each, a hash table with open addressing |
+//! | 12288 | counters of processes that have ended, 64 of 8 bytes for each of 64 devices |
+//! | 45056 | entries of 32 bytes each, a hash table with open addressing |
 //!
 //! Only the owner of a slot writes its section. An *entry* says that the owner of a slot has something: a service at an
 //! address, an XRC domain. It names the slot and the *incarnation* of its owner. So the entries of an ended process
@@ -23,20 +23,21 @@ use std::sync::atomic::{Ordering, fence};
 use crate::shm::{Area, Memory, SharedWords};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-host");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const INCARNATIONS: usize = 16;
 const ORDER: usize = 24;
 const SETTLED: usize = 32;
 const TOLD_ALL: usize = 40;
 const NAMES: usize = 48;
-const ENDED: usize = 64;
 const COUNTED: usize = 2016;
 const HEADERS: usize = 2048;
-/// Counters of ended processes.
-const MAX_ENDED: usize = (COUNTED - ENDED) / 8;
 const SLOTS: usize = 4096;
 const SLOT_LEN: usize = 32;
-const ENTRIES: usize = SLOTS + 256 * SLOT_LEN;
+const ENDED: usize = SLOTS + 256 * SLOT_LEN;
+/// Counters of a device, and devices, of ended processes.
+const MAX_ENDED: usize = 64;
+const MAX_DEVICES: usize = 64;
+const ENTRIES: usize = ENDED + MAX_DEVICES * MAX_ENDED * 8;
 const ENTRY_LEN: usize = 32;
 /// Numbers of entries, as powers of two.
 pub(super) const ENTRY_BITS: std::ops::RangeInclusive<u32> = 8..=15;
@@ -171,8 +172,8 @@ impl Table {
         self.area.load(NAMES, Ordering::Acquire) == names
     }
 
-    /// Adds the counters of the owner of a slot, which is ending. Not where those of others have other names.
-    pub(super) fn add_ended(&self, slot: u8, names: u64, counters: &[u64]) {
+    /// Adds the counters of each device of the owner of a slot, which is ending. Not where those of others have other names.
+    pub(super) fn add_ended<C: AsRef<[u64]>>(&self, slot: u8, names: u64, devices: &[C]) {
         if self.area.load(NAMES, Ordering::Acquire) == 0 {
             self.area.store(NAMES, names, Ordering::Release);
         }
@@ -182,18 +183,26 @@ impl Table {
         let (word, bit) = Self::counted_bit(slot);
         // Before: who adds up the living must not count it twice.
         self.area.fetch_or(word, bit);
-        for (index, counter) in counters.iter().take(MAX_ENDED).enumerate() {
-            self.area.fetch_add(ENDED + 8 * index, *counter);
+        for (device, counters) in devices.iter().take(MAX_DEVICES).enumerate() {
+            let counters = counters.as_ref().iter().take(MAX_ENDED).enumerate();
+            // What is not written takes no memory.
+            for (index, counter) in counters.filter(|(_, counter)| **counter > 0) {
+                self.area.fetch_add(Self::ended_at(device, index), *counter);
+            }
         }
     }
 
-    /// A counter of processes that have ended; 0 where these have others.
-    pub(super) fn ended(&self, names: u64, index: usize) -> u64 {
-        if index < MAX_ENDED && self.has_names(names) {
-            self.area.load(ENDED + 8 * index, Ordering::Acquire)
+    /// A counter of a device of processes that have ended; 0 where these have others.
+    pub(super) fn ended(&self, names: u64, device: usize, index: usize) -> u64 {
+        if device < MAX_DEVICES && index < MAX_ENDED && self.has_names(names) {
+            self.area.load(Self::ended_at(device, index), Ordering::Acquire)
         } else {
             0
         }
+    }
+
+    fn ended_at(device: usize, index: usize) -> usize {
+        ENDED + 8 * (device * MAX_ENDED + index)
     }
 
     /// Whether the counters of the owner of a slot are among those.

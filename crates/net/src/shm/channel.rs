@@ -431,9 +431,7 @@ impl Copying<'_> {
         let remote = [Remote::new(from, len)];
         // SAFETY: the caller's promise.
         let result = unsafe { self.remote.read(local, &remote, || self.channel.is_alive()) };
-        self.note(result)?;
-        self.mark.count_read(len);
-        Ok(())
+        self.note(result)
     }
 
     /// Copies `len` bytes to the other process's memory. A reader that sees the last of them sees all the others, too.
@@ -453,9 +451,7 @@ impl Copying<'_> {
         let remote = if head == 0 { &pieces[1..] } else { &pieces[..] };
         // SAFETY: the caller's promise.
         let result = unsafe { self.remote.write(local, remote, || self.channel.is_alive()) };
-        self.note(result)?;
-        self.mark.count_write(len);
-        Ok(())
+        self.note(result)
     }
 
     /// The file behind `len` bytes of the other process's memory, if they are a shared mapping of one; slow.
@@ -472,14 +468,16 @@ impl Copying<'_> {
         self.remote.check(|| self.channel.is_alive()).is_ok()
     }
 
-    /// Counts a copy that the caller has made from a [`SharedRange`].
-    pub fn count_read(&self, len: usize) {
-        self.mark.count_read(len);
+    /// Counts a copy that the caller has made, for the other process's device whose memory it has read.
+    #[inline]
+    pub fn count_read(&self, device: usize, len: usize) {
+        self.mark.count_read(device, len);
     }
 
-    /// Counts a copy that the caller has made to a [`SharedRange`].
-    pub fn count_write(&self, len: usize) {
-        self.mark.count_write(len);
+    /// Counts a copy that the caller has made, for the other process's device whose memory it has written.
+    #[inline]
+    pub fn count_write(&self, device: usize, len: usize) {
+        self.mark.count_write(device, len);
     }
 
     #[inline]

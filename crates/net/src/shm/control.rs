@@ -13,7 +13,7 @@ use super::channel::{Channel, ChannelId, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, ProofWord, Received, Status};
 use super::lane::LaneWriter;
-use super::layout::{page, side_len};
+use super::layout::{page, side_len, words};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Doorbell, doorbell_of};
 use super::own_table;
@@ -159,9 +159,9 @@ impl Shared {
     pub(super) fn open(&self, control: &mut Control, opening: Opening) -> io::Result<Arc<Channel>> {
         let Opening { index, slot, process, socket, own, peer, ring, max_payload } = opening;
         peer.make_read_only()?;
-        let writer = Writer::new(own.clone(), peer.clone(), page(), ring, max_payload);
+        let writer = Writer::new(own.clone(), peer.clone(), words(), ring, max_payload);
         let marks = Marks::new(own.clone());
-        let reader = Box::new(Reader::new(own.clone(), peer, page(), ring, max_payload));
+        let reader = Box::new(Reader::new(own.clone(), peer, words(), ring, max_payload));
         let key = control.next_key;
         control.next_key += 1;
         let channel = Arc::new(Channel::new(

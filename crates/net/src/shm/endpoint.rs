@@ -15,7 +15,7 @@ use super::channel::{Channel, Closed};
 use super::control::{Connection, Control, LISTENER_KEY, News, Opening};
 use super::handshake::{self, Status, is_valid_ring};
 use super::lane::LaneWriter;
-use super::layout::{ALLOCATION, answers, lanes, page, side_len};
+use super::layout::{ALLOCATION, answers, lanes, page, side_len, words};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Doorbell, Ears, OWN_DOORBELL};
 use super::poller::Poller;
@@ -192,7 +192,7 @@ impl Endpoint {
         let side = side_len(ring);
         let object = SharedObject::new(2 * side)?;
         for start in [0, side] {
-            object.allocate(start, page() + ALLOCATION)?;
+            object.allocate(start, words() + ALLOCATION)?;
             object.allocate(start + answers(ring), lanes(ring) - answers(ring))?;
         }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;

@@ -3,7 +3,7 @@
 use super::bells::{BellPlace, Spot};
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -27,8 +27,13 @@ pub(crate) const REVOKED: usize = 448;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
 pub(crate) const MARK_COUNT: usize = 8;
-/// Bytes of the words, and more, if the page is larger.
-const WORDS: usize = 4096;
+/// The counts of these copies, for each mark and each device of the other side: writes, their bytes, reads, their bytes.
+pub(crate) const COPIES: usize = 1024;
+pub(crate) const COPIES_LEN: usize = 32;
+/// The devices of a process, at most.
+pub(crate) const DEVICES: usize = 64;
+/// Least bytes of a page.
+const PAGE: usize = 4096;
 
 pub(crate) const UNWATCHED: u64 = 0;
 pub(crate) const WATCHED: u64 = 1;
@@ -40,20 +45,30 @@ pub(crate) const RING_SIZES: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 
 /// beginning.
 pub(crate) const ALLOCATION: usize = 64 << 10;
 
-/// The page size, of the words of a side and of the objects that only hold a word.
-pub(crate) fn page() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_or(WORDS, |n| n.max(WORDS))
+/// Bytes of the words of a side, in front of its ring.
+pub(crate) fn words() -> usize {
+    (COPIES + MARK_COUNT * DEVICES * COPIES_LEN).next_multiple_of(page())
 }
 
-/// Bytes of one side with a ring of `ring` bytes: a page of words, the ring, the words of the lanes, and the lanes.
+/// The place of the counts of a mark, for a device of the other side.
+pub(crate) fn copies(mark: usize, device: usize) -> usize {
+    COPIES + (mark * DEVICES + device % DEVICES) * COPIES_LEN
+}
+
+/// The page size, also of the objects that only hold a word.
+pub(crate) fn page() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_or(PAGE, |n| n.max(PAGE))
+}
+
+/// Bytes of one side with a ring of `ring` bytes: its words, the ring, the words of the lanes, and the lanes.
 pub(crate) fn side_len(ring: usize) -> usize {
     lanes(ring) + LANES * LANE
 }
 
 /// The place of the answers to the lanes of the other side.
 pub(crate) fn answers(ring: usize) -> usize {
-    page() + ring
+    words() + ring
 }
 
 /// The words by which a side says where it looks, and by which it rings: behind its answers.

@@ -35,19 +35,20 @@ use std::{fmt, io, thread};
 use anyverbs_locks::{Mutex, rank};
 
 use super::handshake::ProofWord;
-use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
+use super::layout::{DEVICES, LINE, MARK_COUNT, MARKS, REVOKED, copies, page};
 use super::memory::{Access, Area, Memory, SharedObject, SharedWords};
 use super::process::PeerProcess;
 use super::remote;
 use crate::host::{LOOK_AGAIN, WAIT};
 use crate::sys;
 
-/// Words of a mark: how often it was set and removed (odd: it is set), and the work under it since the beginning.
+/// The word of a mark: how often it was set and removed (odd: it is set).
 const STATE: usize = 0;
-const WRITES: usize = 8;
-const WRITTEN: usize = 16;
-const READS: usize = 24;
-const READ: usize = 32;
+/// Words of its counts, since the beginning.
+const WRITES: usize = 0;
+const WRITTEN: usize = 8;
+const READS: usize = 16;
+const READ: usize = 24;
 
 /// Copies of other processes from and to a process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,11 +147,11 @@ impl<M: Memory> Marks<M> {
         self.wait(|| false)
     }
 
-    /// The copies made under the marks.
-    fn copied(&self) -> Copied {
+    /// The copies made under the marks, from and to the memory of a device.
+    fn copied(&self, device: usize) -> Copied {
         let mut sum = Copied::default();
         for index in 0..MARK_COUNT {
-            let word = |at| self.side.load(MARKS + index * LINE + at, Ordering::Relaxed);
+            let word = |at| self.side.load(copies(index, device) + at, Ordering::Relaxed);
             let (writes, written) = (word(WRITES), word(WRITTEN));
             sum += Copied { writes, written, reads: word(READS), read: word(READ) };
         }
@@ -167,20 +168,23 @@ pub struct Mark<'a, M: Memory> {
 }
 
 impl<M: Memory> Mark<'_, M> {
-    pub(super) fn count_write(&self, bytes: usize) {
-        self.add(WRITES, 1);
-        self.add(WRITTEN, bytes as u64);
+    #[inline]
+    pub(super) fn count_write(&self, device: usize, bytes: usize) {
+        self.add(device, [(WRITES, 1), (WRITTEN, bytes as u64)]);
     }
 
-    pub(super) fn count_read(&self, bytes: usize) {
-        self.add(READS, 1);
-        self.add(READ, bytes as u64);
+    #[inline]
+    pub(super) fn count_read(&self, device: usize, bytes: usize) {
+        self.add(device, [(READS, 1), (READ, bytes as u64)]);
     }
 
-    fn add(&self, word: usize, n: u64) {
-        let side = &self.marks.side;
-        let sum = side.load(self.at + word, Ordering::Relaxed).wrapping_add(n);
-        side.store(self.at + word, sum, Ordering::Relaxed);
+    #[inline]
+    fn add(&self, device: usize, words: [(usize, u64); 2]) {
+        let (side, counts) = (&self.marks.side, copies((self.at - MARKS) / LINE, device));
+        for (word, n) in words {
+            let sum = side.load(counts + word, Ordering::Relaxed).wrapping_add(n);
+            side.store(counts + word, sum, Ordering::Relaxed);
+        }
     }
 }
 
@@ -215,8 +219,8 @@ pub struct Published {
     area: Area,
     len: usize,
     attached: Mutex<rank::AttachedPages, Vec<Arc<Attached>>>,
-    /// The copies of processes that are no longer attached.
-    past: Mutex<rank::PastCopies, Copied>,
+    /// The copies of processes that are no longer attached, by device.
+    past: Mutex<rank::PastCopies, Vec<Copied>>,
 }
 
 impl Published {
@@ -227,7 +231,8 @@ impl Published {
         object.allocate(0, page())?;
         let area = Area::map(object.as_fd(), len, Access::ReadWrite)?;
         object.seal_future_writes();
-        let (attached, past) = (Mutex::default(), Mutex::default());
+        let past = Mutex::new(vec![Copied::default(); DEVICES]);
+        let attached = Mutex::default();
         Ok(Self { object, area, len, attached, past })
     }
 
@@ -292,7 +297,9 @@ impl Published {
         let is_past =
             one.revoked.load(Ordering::Acquire) && (one.marks.are_clear() || one.is_gone());
         if is_past {
-            *self.past.lock() += one.marks.copied();
+            for (past, device) in self.past.lock().iter_mut().zip(0..) {
+                *past += one.marks.copied(device);
+            }
         }
         is_past
     }
@@ -334,12 +341,12 @@ impl Published {
         }
     }
 
-    /// Copies of others from and to this process's memory, as they report them.
+    /// Copies of others from and to this process's memory, as they report them, by the device of its queue pairs.
     #[must_use]
-    pub fn copied(&self) -> Copied {
+    pub fn copied(&self, device: usize) -> Copied {
         let attached = self.attached.lock();
-        let mut sum = *self.past.lock();
-        attached.iter().for_each(|one| sum += one.marks.copied());
+        let mut sum = self.past.lock().get(device).copied().unwrap_or_default();
+        attached.iter().for_each(|one| sum += one.marks.copied(device));
         sum
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::handshake::{self, Greeting, ProofWord, Status};
-use super::layout::{HEAD, MARKS, page, side_len};
+use super::layout::{HEAD, MARKS, page, side_len, words};
 use super::memory::Memory as _;
 use super::memory::SharedObject;
 use super::*;
@@ -308,7 +308,7 @@ fn nonsense_ends_one_channel_and_no_other() {
         let back = b.endpoint.connect(1).unwrap();
         if side == 0 {
             // In the ring of which B is the reader.
-            bad.own().store(page(), 0xdead_beef, Ordering::Release);
+            bad.own().store(words(), 0xdead_beef, Ordering::Release);
         } else {
             // Into the word that B reads as a writer.
             bad.own().store(HEAD, 1 << 20, Ordering::Release);

@@ -263,6 +263,7 @@ fn peer() {
             let local = [Local { iov_base: bytes.as_mut_ptr().cast(), iov_len: 64 }];
             // SAFETY: the local side is an array of this function.
             unsafe { copying.write(&local, to, 64) }.unwrap();
+            copying.count_write(5, 64);
             drop(copying);
             println!("copied");
             wait_for_end(|| {

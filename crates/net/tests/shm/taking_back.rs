@@ -65,7 +65,7 @@ fn taking_back_waits_for_a_stopped_copier() {
     assert_eq!(settling.end(), [0xaa; 64], "the copy was before the end");
     settling.peer.expect("copied");
     // The process is not given up: the next copy is waited for as well.
-    assert!(settling.hub.endpoint.published().copied().writes == 1);
+    assert!(settling.hub.endpoint.published().copied(5).writes == 1);
     assert_eq!(settling.target[..], [0xaa; 64]);
 }
 

@@ -5,7 +5,7 @@
 //! | 0 | the layout |
 //! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
 //! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
-//! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
+//! | behind them | queue pairs, by their number: valid, generation, number · peer, device, rights · PD · the peer's GID |
 //!
 //! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
 //! waiting for the copies that began before ([`Directory::settle`]); hence under the mark of a copy a valid entry is
@@ -28,7 +28,7 @@ use anyverbs_proto::qp::Qp;
 use anyverbs_proto::types::{Gid, Qpn};
 
 /// Says that the rest has this layout.
-pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
+pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir3");
 pub(crate) const BITS: usize = 8;
 pub(crate) const BLOCK: usize = 4096;
 pub(crate) const ENTRY: usize = 64;
@@ -72,14 +72,23 @@ pub struct QpEntry {
     pub pd: u32,
     /// Address at the other end.
     pub gid: Gid,
+    /// The device, among those of the process.
+    pub device: u8,
 }
 
 impl QpEntry {
+    /// The device that an entry's second word names.
+    #[inline]
+    pub fn device_in(word: u64) -> u8 {
+        (word >> 24) as u8
+    }
+
     /// As it stands in the directory.
     pub fn words(&self) -> [u64; 4] {
         let (high, low) = self.gid.0.split_at(8);
         let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        let peer = u64::from(self.access.bits()) << 32 | u64::from(self.peer.get());
+        let peer = u64::from(self.device) << 24 | u64::from(self.peer.get());
+        let peer = u64::from(self.access.bits()) << 32 | peer;
         [peer, self.pd.into(), word(high), word(low)]
     }
 }
@@ -109,16 +118,18 @@ pub struct Directory {
     /// remembers an entry would have to sleep through all of them to take one for another.
     generation: AtomicU64,
     /// The part of what others copied here, and this process there, that the port's counters have.
-    counted: Mutex<rank::CopiesCounted, (Copied, Copied)>,
+    /// By device.
+    counted: Mutex<rank::CopiesCounted, Box<[(Copied, Copied)]>>,
 }
 
 impl Directory {
-    /// Opens the endpoint's published to readers.
-    pub fn new(endpoint: Arc<Endpoint>, slot: u8) -> Self {
+    /// Opens what the endpoint of so many devices has published to readers.
+    pub fn new(endpoint: Arc<Endpoint>, slot: u8, devices: usize) -> Self {
         let (at, bit) = bit_of(0);
         endpoint.published().set_bits(at, bit);
         endpoint.published().store(0, LAYOUT);
-        Self { endpoint, slot, generation: AtomicU64::new(0), counted: Mutex::default() }
+        let counted = Mutex::new(vec![Default::default(); devices].into());
+        Self { endpoint, slot, generation: AtomicU64::new(0), counted }
     }
 
     /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
@@ -170,14 +181,14 @@ impl Directory {
     }
 
     #[cold]
-    fn republish_qp(&self, machine: &Qp, known: &mut PublishedQp) {
+    fn republish_qp(&self, machine: &Qp, device: u8, known: &mut PublishedQp) {
         let (at, attr) = (qp_at(machine.qpn()), machine.attr());
         let Some(access) = machine.open_to_direct().filter(|_| attr.dest_qpn.slot() != self.slot)
         else {
             return self.withdraw_qp(machine.qpn(), known);
         };
-        let entry =
-            QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
+        let (peer, pd, gid) = (attr.dest_qpn, machine.init().pd, attr.av.dgid);
+        let entry = QpEntry { peer, access, pd, gid, device };
         if known.access.is_some() {
             // Only the rights change. They share a word with fields that stay.
             self.endpoint.published().store(at + PEER, entry.words()[0]);
@@ -200,17 +211,23 @@ impl Directory {
         self.endpoint.settle();
     }
 
-    /// Adds copies without packets to the port's counters.
-    pub fn count(&self, counters: &Counters) {
+    /// Adds copies without packets to the counters of the devices.
+    pub fn count(&self, counters: &[Counters]) {
         let mut counted = self.counted.lock();
+        for (device, (past, counters)) in counted.iter_mut().zip(counters).enumerate() {
+            self.count_of(device, counters, past);
+        }
+    }
+
+    fn count_of(&self, device: usize, counters: &Counters, past: &mut (Copied, Copied)) {
         let ours = Copied {
             writes: counters.read(Counter::ShmDirectWrites),
             written: counters.read(Counter::ShmDirectWrittenBytes),
             reads: counters.read(Counter::ShmDirectReads),
             read: counters.read(Counter::ShmDirectReadBytes),
         };
-        let theirs = self.endpoint.published().copied();
-        let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
+        let theirs = self.endpoint.published().copied(device);
+        let (our_past, their_past) = std::mem::replace(past, (ours, theirs));
         // A peer may write any number there, and its counts may shrink.
         let since = |now: u64, past: u64| now.saturating_sub(past);
         let (out, into) =
@@ -227,11 +244,16 @@ impl Directory {
 /// Brings what is published of a queue pair up to date. What was taken back may be in use until
 /// [`Directory::settle`].
 #[inline]
-pub fn publish_qp(directory: Option<&Directory>, machine: &Qp, published: &mut PublishedQp) {
+pub fn publish_qp(
+    directory: Option<&Directory>,
+    machine: &Qp,
+    device: u8,
+    published: &mut PublishedQp,
+) {
     if published.access != machine.open_to_direct()
         && let Some(directory) = directory
     {
-        directory.republish_qp(machine, published);
+        directory.republish_qp(machine, device, published);
     }
 }
 

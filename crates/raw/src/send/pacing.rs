@@ -116,7 +116,7 @@ fn advance(cell: &Arc<RawCell>, sends: &mut Sends) {
                 if let Some(pacing) = &mut paced.pacing {
                     pacing.note_sent(frame.len() as u32, now);
                 }
-                switch.send(cell.qpn(), frame, &mut sends.batch);
+                switch.send(cell, frame, &mut sends.batch);
                 frames.next += 1;
                 if frames.next < frames.count() {
                     continue;

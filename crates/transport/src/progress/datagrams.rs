@@ -1,8 +1,10 @@
 //! The kinds of received datagrams.
 
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
 use anyverbs_net::Datagram;
+use anyverbs_objects::base::Core;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::reason::Told;
@@ -30,9 +32,10 @@ pub(super) enum Received<'a> {
     Reason(Box<ReasonAhead<'a>>),
 }
 
-/// Packets that were received, to be counted together.
+/// Packets that a device received, to be counted together: that of the last datagram ([`Senders::tally`]).
 #[derive(Debug, Default)]
 pub(super) struct Tally {
+    device: usize,
     packets: u64,
     bytes: u64,
 }
@@ -48,6 +51,11 @@ impl Senders {
     pub(super) fn new() -> Self {
         Self { last: None, ids: IpIds::new() }
     }
+
+    /// A tally that begins with the device of the last datagram.
+    pub(super) fn tally(&self) -> Tally {
+        Tally { device: self.last.as_ref().map_or(0, |last| last.device), ..Tally::default() }
+    }
 }
 
 /// From where to where the last datagram went: the next one likely goes there, too.
@@ -59,23 +67,38 @@ struct KnownFlow {
     flow: Flow,
     ids: HostIndex,
     is_link_local: bool,
+    /// The device that has the destination.
+    device: usize,
 }
 
 impl KnownFlow {
-    fn new(source: SocketAddr, destination: IpAddr, port: u16, ids: &mut IpIds) -> Self {
+    fn new(core: &Core, datagram: &Datagram<'_>, ids: &mut IpIds) -> Self {
+        let (port, device) = (core.config.udp_port, device_of(core, datagram));
+        let Datagram { source, destination, .. } = *datagram;
         let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
         let flow = Flow::new(from, to, source.port(), port);
         let ids = ids.place(from);
         let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let gids = (Gid::from(from), Gid::from(to));
-        Self { source, destination, gids, flow, ids, is_link_local }
+        Self { source, destination, gids, flow, ids, is_link_local, device }
     }
+}
+
+/// The device to which a datagram was sent.
+fn device_of(core: &Core, datagram: &Datagram<'_>) -> usize {
+    core.gids.device_of(Gid::from(datagram.destination.to_canonical()), datagram.interface)
 }
 
 impl Driver {
     pub(super) fn count_received(&self, tally: Tally) {
-        self.core.count(Counter::RcvdPkts, tally.packets);
-        self.core.count(Counter::RcvdBytes, tally.bytes);
+        self.core.count(tally.device, Counter::RcvdPkts, tally.packets);
+        self.core.count(tally.device, Counter::RcvdBytes, tally.bytes);
+    }
+
+    /// Counts a datagram that is dropped, for the device to which it was sent.
+    #[cold]
+    pub(super) fn drop_datagram(&self, datagram: &Datagram<'_>, counter: Counter) {
+        self.core.count(device_of(self.core, datagram), counter, 1);
     }
 
     /// Checks a datagram up to its packet, which is read to `into`. None: it is not for us, and was counted.
@@ -91,14 +114,14 @@ impl Driver {
         let bytes = datagram.bytes;
         let dest = Bth::dest_of(bytes).filter(|_| bytes.len() >= Bth::LEN + ICRC_LEN);
         let Some(dest) = dest else {
-            self.core.count(Counter::DropMalformed, 1);
+            self.drop_datagram(datagram, Counter::DropMalformed);
             return None;
         };
         let (slot, to_gsi) = (dest.slot(), dest == Qpn::GSI);
         let to_group = datagram.destination.is_multicast();
         if to_group != (dest == Qpn::MULTICAST) {
             // Otherwise a packet for one queue pair that is sent to a group would make all processes forward it.
-            self.core.count(Counter::DropNoQp, 1);
+            self.drop_datagram(datagram, Counter::DropNoQp);
             return None;
         }
         let known = match last {
@@ -107,12 +130,14 @@ impl Driver {
             {
                 known
             }
-            _ => last.insert(KnownFlow::new(
-                datagram.source,
-                datagram.destination,
-                self.core.config.udp_port,
-                ids,
-            )),
+            _ => {
+                let known = last.insert(KnownFlow::new(self.core, datagram, ids));
+                if known.device != tally.device {
+                    let before = Tally { device: known.device, ..Tally::default() };
+                    self.count_received(mem::replace(tally, before));
+                }
+                known
+            }
         };
         let id = match known.flow.check(bytes, datagram.segment) {
             IcrcVerdict::Exact => Some(datagram.segment),
@@ -120,11 +145,11 @@ impl Driver {
             IcrcVerdict::Wrong => None,
         };
         if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
-            self.core.count(Counter::DropIcrc, 1);
+            self.drop_datagram(datagram, Counter::DropIcrc);
             return None;
         }
         if known.is_link_local && self.is_from_elsewhere(datagram) {
-            self.core.count(Counter::DropForeign, 1);
+            self.drop_datagram(datagram, Counter::DropForeign);
             return None;
         }
         if slot != self.core.slot && !to_group && !to_gsi {
@@ -134,7 +159,7 @@ impl Driver {
         let bytes = &bytes[..bytes.len() - ICRC_LEN];
         if let Some(credit) = CreditPacket::parse(bytes) {
             if to_group {
-                self.core.count(Counter::DropMalformed, 1);
+                self.drop_datagram(datagram, Counter::DropMalformed);
                 return None;
             }
             return Some(Received::Credit(credit));
@@ -152,7 +177,7 @@ impl Driver {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
         }
         if into.read(bytes).is_err() {
-            return self.classify_reason(bytes, into.arrival, to_group);
+            return self.classify_reason(datagram, bytes, into.arrival, to_group);
         }
         self.tally(datagram, &into.arrival, tally);
         Some(Received::Packet)
@@ -161,12 +186,13 @@ impl Driver {
     #[cold]
     fn classify_reason<'d>(
         &self,
+        datagram: &Datagram<'d>,
         bytes: &'d [u8],
         arrival: Arrival,
         to_group: bool,
     ) -> Option<Received<'d>> {
         let Some(packet) = ReasonPacket::parse(bytes).filter(|_| !to_group) else {
-            self.core.count(Counter::DropMalformed, 1);
+            self.drop_datagram(datagram, Counter::DropMalformed);
             return None;
         };
         let bytes = &bytes[bytes.len() - Told::LEN..];
@@ -205,7 +231,7 @@ impl Driver {
         tally: &mut Tally,
     ) -> Option<Received<'d>> {
         let Ok(packet) = Packet::parse(bytes) else {
-            self.core.count(Counter::DropMalformed, 1);
+            self.drop_datagram(datagram, Counter::DropMalformed);
             return None;
         };
         self.tally(datagram, &arrival, tally);
@@ -218,7 +244,7 @@ impl Driver {
         tally.packets += 1;
         tally.bytes += datagram.bytes.len() as u64;
         if arrival.is_marked() {
-            self.core.count(Counter::EcnMarked, 1);
+            self.core.count(tally.device, Counter::EcnMarked, 1);
         }
     }
 }

@@ -49,6 +49,10 @@ pub(super) trait Source {
 
     /// Takes out the packet behind the present one.
     fn skip_ahead(&mut self) {}
+
+    /// Packets in a row were for a queue pair of this device. With `more`, the present packet is for another one.
+    #[inline]
+    fn end_run(&mut self, _device: u8, _more: bool) {}
 }
 
 /// Where a packet is read to. Packets are long to move about, so places are used again.
@@ -183,6 +187,7 @@ impl Driver {
             let Some(cell) = found else {
                 self.drop_unclaimed(source);
                 more = source.advance();
+                source.end_run(0, more);
                 continue;
             };
             let mut state = cell.state.lock();
@@ -193,6 +198,7 @@ impl Driver {
                 if last.is_none() {
                     self.drop_unclaimed(source);
                     more = source.advance();
+                    source.end_run(0, more);
                 }
                 continue;
             }
@@ -242,6 +248,7 @@ impl Driver {
                     break;
                 }
             }
+            source.end_run(cell.device, more);
             let State { machine, link, .. } = &mut *state;
             if S::LOOKS_AHEAD {
                 // The last packet may have been one that is dropped.

@@ -23,19 +23,23 @@ impl Driver {
             let rule = happening.rule();
             match happening {
                 Happening::Down(device, _) => {
-                    self.tell_of(rule, &format!("the port of {} is down", faults.name(device)));
+                    let what = format!("the port of {} is down", faults.name(device));
+                    self.tell_of(device, rule, &what);
                 }
                 Happening::Up(device, _) => {
                     let is = if changed { "is up again" } else { "is up again for this rule" };
-                    self.tell_of(rule, &format!("the port of {} {is}", faults.name(device)));
+                    let what = format!("the port of {} {is}", faults.name(device));
+                    self.tell_of(device, rule, &what);
                 }
                 Happening::Fatal(device, _) => {
-                    self.tell_of(rule, &format!("{} fails for good", faults.name(device)));
+                    let what = format!("{} fails for good", faults.name(device));
+                    self.tell_of(device, rule, &what);
                     self.fail_of(rule);
                 }
                 Happening::Fails(_) => self.fail_of(rule),
                 Happening::Process(action, _) => {
-                    self.tell_of(rule, &action.to_string());
+                    // It is of no device.
+                    self.tell_of(0, rule, &action.to_string());
                     if let Err(error) = crate::process::strike(action) {
                         tracing::error!(target: "anyverbs", %error, "the fault did not happen");
                     }
@@ -67,7 +71,8 @@ impl Driver {
             });
             if failed {
                 let qpn = cell.qpn.get();
-                self.tell_of(rule, &format!("queue pair {qpn:#08x} goes to the error state"));
+                let what = format!("queue pair {qpn:#08x} goes to the error state");
+                self.tell_of(cell.device.into(), rule, &what);
             }
         }
     }
@@ -108,8 +113,8 @@ impl Driver {
         Ok(done)
     }
 
-    fn tell_of(&self, rule: &Rule, what: &str) {
-        self.core.count(Counter::InjectedFaults, 1);
+    fn tell_of(&self, device: usize, rule: &Rule, what: &str) {
+        self.core.count(device, Counter::InjectedFaults, 1);
         let line = format!("injected fault ({}): {what}", rule.named());
         if let Some(trace) = &self.links.trace {
             let args = anyverbs_record::trace::Object::default().text("rule", &rule.text);

@@ -32,9 +32,8 @@ const BATCH: usize = 64;
 /// The finds of one look into a lane, or into all.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Found {
-    /// SENDs that were taken, and their bytes.
+    /// SENDs that were taken.
     pub(super) taken: usize,
-    bytes: u64,
     /// One of all lanes had SENDs or an answer.
     pub(super) any: bool,
     /// The next SEND is behind packets that come by the ring.
@@ -83,7 +82,6 @@ impl Driver {
                 poller.break_lane(lane);
             }
             poller.end_lane(lane);
-            self.count_lane(&found);
             all.taken += found.taken;
             (all.any, all.is_out_of_turn) = (true, all.is_out_of_turn | found.is_out_of_turn);
             *last = cell;
@@ -105,20 +103,10 @@ impl Driver {
             // A lane holds no more. A peer that goes on meanwhile waits for the next look.
             for _ in 0..=CELLS as usize / BATCH {
                 let found = drain(state, call, arrivals, Ring::Unread).unwrap_or_default();
-                self.count_lane(&found);
                 if found.taken < BATCH {
                     break;
                 }
             }
-        }
-    }
-
-    #[inline]
-    fn count_lane(&self, found: &Found) {
-        if found.taken > 0
-            && let Some(shm) = &self.links.shm
-        {
-            shm.traffic().note_received(found.taken as u64, found.bytes);
         }
     }
 
@@ -146,7 +134,6 @@ impl Driver {
         if let Some(more) = drain(&mut state, &mut call, &mut arrivals, ring) {
             let found = found.get_or_insert_default();
             found.taken += more.taken;
-            found.bytes += more.bytes;
             (found.is_out_of_turn, found.is_broken) = (more.is_out_of_turn, more.is_broken);
         }
         let State { machine, link, .. } = &mut *state;
@@ -167,6 +154,7 @@ impl Driver {
     ) -> (Option<Found>, bool, Option<Psn>) {
         let State { machine, link, .. } = state;
         let (mut found, mut any, mut is_over) = (Found::default(), false, true);
+        let mut bytes = 0;
         let mut left = None;
         let ShortWays { sends, receives, .. } = link.same_host.short_ways;
         let (mrs, memory) = (&self.core.mrs, &self.core.memory);
@@ -202,7 +190,7 @@ impl Driver {
             self.complete_short(cell, Side::Recv, wc, send.solicited, into);
             link.same_host.lanes.take();
             found.taken += 1;
-            found.bytes += (Bth::LEN + len) as u64;
+            bytes += (Bth::LEN + len) as u64;
         }
         any |= found.taken > 0;
         if is_over && let Some(answer) = link.same_host.lanes.take_answer() {
@@ -215,6 +203,7 @@ impl Driver {
             }
         }
         if found.taken > 0 {
+            link.same_host.lanes.count_received(found.taken, bytes);
             link.same_host.lanes.answer(machine.executed());
             link.same_host.lanes.tell_answer();
         }
@@ -262,7 +251,8 @@ impl Driver {
         if !is_peer {
             return refuse();
         }
-        if let Some(lane) = link.same_host.lanes.accept(channel, &call) {
+        let Some(shm) = &self.links.shm else { return refuse() };
+        if let Some(lane) = link.same_host.lanes.accept(shm, cell.device, channel, &call) {
             poller.watch_lane(channel, lane, call.dest.get());
             link.settle_short_ways(machine);
         }
@@ -281,7 +271,7 @@ pub(super) fn drain(
 ) -> Option<Found> {
     let State { machine, link, .. } = state;
     let mut found = Found::default();
-    let mut any = false;
+    let (mut any, mut bytes) = (false, 0);
     while found.taken < BATCH {
         let Short { send, payload } = match link.same_host.lanes.peek() {
             Ok(Some(short)) => short,
@@ -319,7 +309,7 @@ pub(super) fn drain(
         probes::receive_short(machine.qpn(), send.psn, payload.len());
         link.same_host.lanes.take();
         found.taken += 1;
-        found.bytes += (Bth::LEN + payload.len()) as u64;
+        bytes += (Bth::LEN + payload.len()) as u64;
     }
     if let Some(answer) = link.same_host.lanes.take_answer() {
         any = true;
@@ -328,6 +318,7 @@ pub(super) fn drain(
         }
     }
     if found.taken > 0 {
+        link.same_host.lanes.count_received(found.taken, bytes);
         let executed = machine.executed();
         link.same_host.lanes.answer(executed);
         if executed.is_some() {

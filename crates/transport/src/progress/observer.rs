@@ -137,9 +137,11 @@ impl Observer {
             })
             .collect();
         let all = self.driver.counters();
-        let counter = |counter: &counters::Counter| Counter {
-            name: counter.name().into(),
-            value: all.read(*counter),
+        let counter =
+            |counter: &counters::Counter, value| Counter { name: counter.name().into(), value };
+        let of_device = |counters: &counters::Counters| {
+            let values = counters::Counter::ALL.iter().map(|c| (c, counters.read(*c)));
+            values.filter(|(_, value)| *value > 0).map(|(c, value)| counter(c, value)).collect()
         };
         let devices = core.config.devices.iter().enumerate();
         let is_down = |(number, _): &(usize, _)| self.driver.links.is_down(*number);
@@ -154,7 +156,12 @@ impl Observer {
             command: self.command.clone(),
             devices: devices.clone().map(|(_, device)| device.name.clone()).collect(),
             down: devices.filter(is_down).map(|(_, device)| device.name.clone()).collect(),
-            counters: counters::Counter::ALL.iter().map(counter).collect(),
+            counters: counters::Counter::ALL.iter().map(|c| counter(c, core.total(*c))).collect(),
+            counters_of: if all.len() > 1 {
+                all.iter().map(of_device).collect()
+            } else {
+                Vec::new()
+            },
             queue_pairs,
             groups,
             completion_queues,

@@ -25,7 +25,7 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
 
 use super::Driver;
-use super::datagrams::{Received, Senders, Tally};
+use super::datagrams::{Received, Senders};
 use super::deliver::{Ahead, Arrived};
 use super::lanes::Ring;
 use super::owed::Debts;
@@ -468,7 +468,7 @@ impl Driver {
     /// Delivers the datagrams that were read; how many.
     fn deliver_datagrams(&'static self, rx: &mut RxState, reader: Reader, now: Time) -> usize {
         let RxState { batch, deferred, senders, .. } = rx;
-        let (mut n, mut tally, mut to_gsi) = (0, Tally::default(), Vec::new());
+        let (mut n, mut tally, mut to_gsi) = (0, senders.tally(), Vec::new());
         let mut datagrams = batch.datagrams();
         let mut places = <[Arrived<'_>; 2]>::default();
         // The reason of the NAK that comes next.
@@ -519,7 +519,7 @@ impl Driver {
                     return n;
                 }
             };
-            let (mut tally, mut place) = (Tally::default(), Arrived::default());
+            let (mut tally, mut place) = (rx.senders.tally(), Arrived::default());
             match self.classify(&datagram, &mut rx.senders, true, &mut tally, &mut place) {
                 Some(Received::Packet) => {
                     let Arrived { arrival, packet, .. } = place;
@@ -585,12 +585,12 @@ impl Driver {
     pub(super) fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
         // Slot 0 (QP0) names no process.
         if slot == 0 || was_forwarded {
-            self.core.count(Counter::DropNoQp, 1);
+            self.drop_datagram(datagram, Counter::DropNoQp);
             return;
         }
         match self.links.port.forward(slot, datagram) {
             Forwarded::Sent | Forwarded::Kept => {
-                self.core.count(Counter::Forwarded, 1);
+                self.core.count_for_none(Counter::Forwarded, 1);
                 self.above().management.forwarded(self.core.now());
                 self.links.port.note_misdelivery();
                 if self.links.port.needs_resteer() {
@@ -599,10 +599,10 @@ impl Driver {
             }
             Forwarded::Dead => {
                 self.answer_for_dead(datagram);
-                self.core.count(Counter::DropNoQp, 1);
+                self.drop_datagram(datagram, Counter::DropNoQp);
             }
-            Forwarded::Failed => self.core.count(Counter::DropNoQp, 1),
-            Forwarded::Full => self.core.count(Counter::DropSocketFull, 1),
+            Forwarded::Failed => self.drop_datagram(datagram, Counter::DropNoQp),
+            Forwarded::Full => self.core.count_for_none(Counter::DropSocketFull, 1),
         }
     }
 

@@ -33,8 +33,11 @@ struct Intake<'a> {
     deferred: &'a mut Deferred,
     /// Bytes of payload so far.
     taken: usize,
+    /// Packets and bytes that are not counted yet.
     packets: u64,
     bytes: u64,
+    /// Whether there are several devices, which count apart.
+    apart: bool,
 }
 
 impl Driver {
@@ -59,12 +62,26 @@ impl Driver {
                 taken: 0,
                 packets: 0,
                 bytes: 0,
+                apart: self.core.counters.len() > 1,
             };
             self.deliver(&mut intake, last, reborrow(&mut into));
             if let Some(shm) = &self.links.shm {
-                shm.traffic().note_received(intake.packets, intake.bytes);
+                shm.traffic().note_received(0, intake.packets, intake.bytes);
             }
         })
+    }
+}
+
+impl Intake<'_> {
+    /// Counts what is read for a device, but for the present packet if `more`: that is another's.
+    #[cold]
+    fn count_for(&mut self, device: u8, more: bool) {
+        let present = self.inbox.headers_len + self.inbox.packet.payload.len();
+        let left = if more { (1, present as u64) } else { (0, 0) };
+        if let Some(shm) = &self.driver.links.shm {
+            shm.traffic().note_received(device, self.packets - left.0, self.bytes - left.1);
+        }
+        (self.packets, self.bytes) = left;
     }
 }
 
@@ -83,7 +100,7 @@ impl Source for Intake<'_> {
                     let bth = &self.inbox.packet.headers.bth;
                     if matches!(bth.dest_qpn, Qpn::GSI | Qpn::MULTICAST) {
                         // These come by UDP.
-                        core.count(Counter::DropMalformed, 1);
+                        core.count_for_none(Counter::DropMalformed, 1);
                         continue;
                     }
                     self.packets += 1;
@@ -102,10 +119,17 @@ impl Source for Intake<'_> {
                 Some(Received::Lane(call)) => {
                     self.deferred.lanes.push((Arc::clone(self.channel), call));
                 }
-                None => core.count(Counter::DropMalformed, 1),
+                None => core.count_for_none(Counter::DropMalformed, 1),
             }
         }
         false
+    }
+
+    #[inline]
+    fn end_run(&mut self, device: u8, more: bool) {
+        if self.apart {
+            self.count_for(device, more);
+        }
     }
 
     #[inline]

@@ -113,7 +113,7 @@ pub(super) fn set(driver: &Driver, now: Time) {
 }
 
 pub(super) fn count(driver: &Driver, counter: Counter) -> u64 {
-    driver.core.counters.read(counter)
+    driver.core.total(counter)
 }
 
 /// A queue pair that is connected to a queue pair of this process.

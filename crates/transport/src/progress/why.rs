@@ -52,7 +52,12 @@ impl Driver {
     pub(super) fn drop_unclaimed<S: Source>(&self, source: &S) {
         let (arrival, packet) = source.packet();
         let bth = &packet.headers.bth;
-        self.core.count(Counter::DropNoQp, 1);
+        let device = match source.digest() {
+            // It came from this host, and its addresses are not in it.
+            Some(_) => 0,
+            None => self.core.gids.device_of(arrival.destination, arrival.interface),
+        };
+        self.core.count(device, Counter::DropNoQp, 1);
         if bth.opcode.is_response() {
             let of_udp = || Digest::new(arrival.source, arrival.destination);
             let from = source.digest().unwrap_or_else(of_udp);

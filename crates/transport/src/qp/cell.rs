@@ -37,6 +37,8 @@ pub struct QpCell {
     pub qpn: Qpn,
     /// Transport type.
     pub qp_type: QpType,
+    /// The device on which it was made. A target of another process counts as one of the first.
+    pub(crate) device: u8,
     /// The state that its lock guards.
     pub state: Mutex<rank::QueuePair, State>,
     /// Where the slots of polled sends go back to.
@@ -147,6 +149,7 @@ impl QpCell {
             transport,
             qpn,
             qp_type,
+            device: 0,
             sq_credit: state.machine.sq_credit(),
             state: Mutex::new(state),
             send_cq: None,
@@ -242,7 +245,7 @@ impl Member for QpCell {
     }
 
     fn device(&self) -> usize {
-        self.device()
+        self.device.into()
     }
 
     fn is_datagram(&self) -> bool {
@@ -322,7 +325,7 @@ impl QpCell {
         } else if !state.machine.attr().av.sgid.is_zero() {
             max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
-        let limits = transport.modify_limits(self.device(), max_mtu);
+        let limits = transport.modify_limits(self.device.into(), max_mtu);
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(attr, mask, &limits, &mut call.env(link))?;

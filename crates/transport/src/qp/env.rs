@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
 
     /// A call at a moment that may be known.
     pub(crate) fn at(cell: &'a QpCell, now: Option<Time>) -> Self {
-        Self { cell, now: Cell::new(now), out: Outbox::default() }
+        Self { cell, now: Cell::new(now), out: Outbox::of(cell.device) }
     }
 
     /// The environment for the machine.
@@ -130,7 +130,9 @@ impl<'a> Call<'a> {
         if link.sounding.is_some() && !machine.awaits_reason() {
             link.sounding = None;
         }
-        publish_qp(transport.core.directory.as_ref(), machine, &mut link.same_host.published);
+        let (directory, published) =
+            (transport.core.directory.as_ref(), &mut link.same_host.published);
+        publish_qp(directory, machine, self.cell.device, published);
         link.settle_short_ways(machine);
         link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
@@ -248,7 +250,7 @@ impl Env for DeviceEnv<'_, '_> {
         if let Some(watch) = &self.link.watch {
             watch.counted(counter, n, || self.transport.core.now().since(self.now()));
         }
-        self.transport.core.count(counter, n);
+        self.transport.core.count(self.cell.device.into(), counter, n);
     }
 
     #[cold]
@@ -298,8 +300,8 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             same_host: SameHost { last_target, .. },
             ..
         } = &mut *self.link;
-        let (links, qpn) = (self.transport.links, self.cell.qpn);
-        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
+        let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.device));
+        route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
     }
 
     fn admits(&self, operation: &Direct<'_>) -> bool {

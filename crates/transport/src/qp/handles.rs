@@ -41,11 +41,6 @@ impl QpCell {
         self.handles.lock().own.iter().map(|handle| handle.acks.unacknowledged()).sum()
     }
 
-    /// The device on which it was made. A target of another process is taken for one of the first.
-    pub(super) fn device(&self) -> usize {
-        self.handles.lock().own.first().map_or(0, |handle| handle.context.device)
-    }
-
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
         match self.home() {

@@ -88,7 +88,8 @@ impl State {
             Local::Sges(std::slice::from_ref(&sge))
         };
         let operation = Direct { dest_qpn, direction, remote, len: sge.len, local, pd };
-        if !route.direct(links, &mut link.same_host.last_target, cell.qpn, &operation) {
+        let this = (cell.qpn, cell.device);
+        if !route.direct(links, &mut link.same_host.last_target, this, &operation) {
             return false;
         }
         let opcode = match direction {

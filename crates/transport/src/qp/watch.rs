@@ -131,11 +131,11 @@ impl Watch {
     }
 
     /// Tells log, counters and trace of a fault that a script asked for.
-    pub(super) fn injected(&mut self, transport: &Transport, injected: &Injected) {
+    pub(super) fn injected(&mut self, transport: &Transport, device: u8, injected: &Injected) {
         let Injected { rule, what, .. } = injected;
         let Some(faults) = &mut self.faults else { return };
         let (number, said) = (faults.place.of_process, faults.is_said(injected));
-        transport.core.count(Counter::InjectedFaults, 1);
+        transport.core.count(device.into(), Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
         let line =
             format!("injected fault ({}): queue pair {number} ({qpn:#08x}): {what}", rule.named());

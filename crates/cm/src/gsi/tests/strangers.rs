@@ -71,9 +71,9 @@ fn other_packets_to_qp1_are_counted_and_dropped() {
         (right, 252, Counter::DropMalformed),
         (right, 0, Counter::DropMalformed),
     ] {
-        let (before, was) = (gsi.core().counters.read(counter), received());
+        let (before, was) = (gsi.core().total(counter), received());
         send(headers, &dreq[..len]);
-        until(&|| gsi.core().counters.read(counter), before);
+        until(&|| gsi.core().total(counter), before);
         assert_eq!(received(), was, "{counter:?}");
     }
     let before = received();
@@ -92,7 +92,7 @@ fn a_strangers_requests_and_rejections_make_few_copies() {
     let mut copies = || {
         let theirs = others.iter_mut().map(|peer| peer.ask("counter forwarded_pkts"));
         let theirs: u64 = theirs.map(|answer| answer[2..].parse::<u64>().unwrap()).sum();
-        theirs + gsi.core().counters.read(Counter::Forwarded)
+        theirs + gsi.core().total(Counter::Forwarded)
     };
     let mut made_by = |message: &dyn Fn(u32) -> Message| {
         let before = copies();
