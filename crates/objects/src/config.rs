@@ -4,7 +4,7 @@ use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyverbs_faults::{Script, ScriptError};
 use anyverbs_net::fault::FaultPolicy;
@@ -58,6 +58,18 @@ pub enum ConfigError {
         /// The expected form.
         expected: String,
     },
+    /// A value of the configuration file.
+    #[error("configuration file {path:?}: {key}={value:?}: expected {expected}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Its key, with the number of the device if it is one of a device's table.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The expected form.
+        expected: String,
+    },
     /// The file cannot be read.
     #[error("cannot read the configuration file {path:?}: {reason}")]
     Unreadable {
@@ -106,6 +118,8 @@ pub struct Config {
     pub direct: bool,
     /// Whether a device has other P_Keys than the default.
     pub partitioned: bool,
+    /// What is to be said of tables of the file that a variable replaces.
+    pub replaced: Option<String>,
     /// Largest number of queue pairs, in place of the device's.
     pub max_qp: Option<u32>,
     /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
@@ -187,6 +201,7 @@ impl Default for Config {
             shm: true,
             direct: true,
             partitioned: false,
+            replaced: None,
             max_qp: None,
             raw_interface: None,
             capture: None,
@@ -233,7 +248,12 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], the first that is found.
     pub fn load() -> Result<Self, ConfigError> {
-        Self::load_with(&[])
+        static SAID: Once = Once::new();
+        let config = Self::load_with(&[])?;
+        if let Some(what) = &config.replaced {
+            SAID.call_once(|| tracing::warn!(target: "anyverbs", "{what}"));
+        }
+        Ok(config)
     }
 
     /// As [`load`](Self::load), with these variables before those of the environment.
@@ -281,9 +301,11 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         // A persona that the file names lies beside it.
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
-        let file: File = toml::from_str(text)
-            .map_err(|e| ConfigError::Syntax { path, reason: one_line(&e.to_string()) })?;
-        let env = Environment(variable);
+        let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
+            path: path.clone(),
+            reason: one_line(&e.to_string()),
+        })?;
+        let env = Environment { variable, path: &path };
         let default = Self::default();
 
         let policy = FaultPolicy {
@@ -301,21 +323,30 @@ impl Config {
             || policy.corruption > 0.0;
         let name = |s: &String| is_name(s);
         let common = match (env.value("PERSONA"), &file.persona) {
-            (Some(name), _) => Some(persona(&name, "ANYVERBS_PERSONA", Path::new(""), &read)?),
-            (None, Some(name)) => Some(persona(name, "persona", &dir, &read)?),
+            (Some(name), _) => {
+                Some(persona(&name, (None, "ANYVERBS_PERSONA"), Path::new(""), &read)?)
+            }
+            (None, Some(name)) => Some(persona(name, (Some(&path), "persona"), &dir, &read)?),
             (None, None) => None,
         };
         let device = env
             .parse("DEVICE", file.device, NAME, name)?
             .or_else(|| Some(common.as_ref()?.device.clone()))
             .unwrap_or_else(|| FIRST.to_owned());
-        let interfaces = env.list("INTERFACES").or(file.interfaces).unwrap_or_default();
-        let asked = match env.value("DEVICES") {
-            Some(text) => Some(Asked::parse(&text)),
-            None => file.devices.map(Asked::from),
+        let given = env.list("INTERFACES");
+        let by = if given.is_some() { None } else { Some(&*path) };
+        let interfaces = given.or(file.interfaces).unwrap_or_default();
+        let (asked, replaced) = match (env.value("DEVICES"), file.devices) {
+            (Some(text), of_file) => {
+                let tables = of_file.as_ref().map_or(0, FileDevices::tables);
+                let replaced = (tables > 0).then(|| devices::replaced(&text, tables, &path));
+                (Some(Asked::parse(&text)), replaced)
+            }
+            (None, of_file) => (of_file.map(|devices| Asked::of_file(devices, &path)), None),
         };
-        let without = Without { first: &device, persona: common.as_ref(), interfaces: &interfaces };
-        let own = |name: &str, key: &str| persona(name, key, &dir, &read);
+        let without =
+            Without { first: &device, persona: common.as_ref(), interfaces: (&interfaces, by) };
+        let own = |name: &str, key: &str| persona(name, (Some(&path), key), &dir, &read);
         let devices = devices::devices(without, asked, own)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
@@ -360,6 +391,7 @@ impl Config {
                 && !injects
                 && !partitioned,
             partitioned,
+            replaced,
             max_qp: env.parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                 (1..=60_000).contains(n)
             })?,
@@ -379,10 +411,10 @@ impl Config {
     }
 }
 
-/// The persona of a name, which a key or a variable gives: a built-in one, or a file below a directory.
+/// The persona of a name, which a key of a file or a variable gives: a built-in one, or a file below a directory.
 fn persona(
     name: &str,
-    key: &str,
+    (file, key): (Option<&Path>, &str),
     dir: &Path,
     read: impl Fn(&Path) -> Result<String, String>,
 ) -> Result<Arc<Persona>, ConfigError> {
@@ -391,11 +423,8 @@ fn persona(
     }
     if !Persona::is_file(name) {
         let known: Vec<_> = Persona::names().collect();
-        return Err(ConfigError::Value {
-            variable: key.to_owned(),
-            value: name.to_owned(),
-            expected: format!("{}, or a file whose name ends in .toml", known.join(", ")),
-        });
+        let expected = format!("{}, or a file whose name ends in .toml", known.join(", "));
+        return Err(refusal(file, key, name, &expected));
     }
     let path = dir.join(name);
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -463,12 +492,25 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-struct Environment<F>(F);
+/// The refusal of a value, which a key of a file or a variable has.
+fn refusal(file: Option<&Path>, key: &str, value: &str, expected: &str) -> ConfigError {
+    let (key, value, expected) = (key.to_owned(), value.to_owned(), expected.to_owned());
+    match file {
+        Some(path) => ConfigError::InFile { path: path.to_owned(), key, value, expected },
+        None => ConfigError::Value { variable: key, value, expected },
+    }
+}
 
-impl<F: Fn(&str) -> Option<String>> Environment<F> {
+/// The variables, and the file that holds where they are not set.
+struct Environment<'a, F> {
+    variable: F,
+    path: &'a Path,
+}
+
+impl<F: Fn(&str) -> Option<String>> Environment<'_, F> {
     /// A variable that is set and not empty.
     fn value(&self, key: &str) -> Option<String> {
-        (self.0)(&format!("ANYVERBS_{key}")).filter(|value| !value.is_empty())
+        (self.variable)(&format!("ANYVERBS_{key}")).filter(|value| !value.is_empty())
     }
 
     fn parse<T: std::str::FromStr + std::fmt::Display>(
@@ -478,18 +520,16 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         expected: &str,
         valid: impl Fn(&T) -> bool,
     ) -> Result<Option<T>, ConfigError> {
-        let refuse = |value: String| ConfigError::Value {
-            variable: format!("ANYVERBS_{key}"),
-            value,
-            expected: expected.to_owned(),
-        };
         match self.value(key) {
             Some(text) => match text.trim().parse().ok().filter(&valid) {
                 Some(value) => Ok(Some(value)),
-                None => Err(refuse(text)),
+                None => Err(refusal(None, &format!("ANYVERBS_{key}"), &text, expected)),
             },
             None => match file {
-                Some(value) if !valid(&value) => Err(refuse(value.to_string())),
+                Some(value) if !valid(&value) => {
+                    let key = key.to_lowercase();
+                    Err(refusal(Some(self.path), &key, &value.to_string(), expected))
+                }
                 file => Ok(file),
             },
         }

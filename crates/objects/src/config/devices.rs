@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyverbs_proto::types::PKey;
@@ -9,7 +10,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{Addresses, Config, ConfigError, DeviceConfig};
+use super::{Addresses, Config, ConfigError, DeviceConfig, refusal};
 use crate::limits::{self, DeviceAttr};
 use crate::persona::Persona;
 use crate::text::{NAME, is_name};
@@ -21,11 +22,52 @@ const MOST_DEVICES: usize = 64;
 /// Most P_Keys of a device, as adapters have.
 const MOST_PKEYS: usize = 128;
 
-/// The devices that are asked for, and the text of that for a message.
+/// The devices that are asked for, and by what.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct Asked<'a> {
     devices: FileDevices,
-    text: String,
+    by: AskedBy<'a>,
+}
+
+/// A variable with this value, or a file.
+#[derive(Clone, Debug)]
+enum AskedBy<'a> {
+    Variable(String),
+    File(&'a Path),
+}
+
+impl AskedBy<'_> {
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Variable(_) => None,
+            Self::File(path) => Some(path),
+        }
+    }
+
+    /// Refuses a device of the list, by its place, or the whole list.
+    fn refuse(&self, device: Option<usize>, key: &str, value: &str, expected: &str) -> ConfigError {
+        match (self, device) {
+            (Self::Variable(text), None) => refusal(None, "ANYVERBS_DEVICES", text, expected),
+            (Self::Variable(text), Some(n)) => {
+                let expected = format!("{expected}, and not {value:?} for device {}", n + 1);
+                refusal(None, "ANYVERBS_DEVICES", text, &expected)
+            }
+            (Self::File(path), None) => refusal(Some(path), "devices", value, expected),
+            (Self::File(path), Some(n)) => refusal(Some(path), &key_of(n, key), value, expected),
+        }
+    }
+}
+
+/// The name of a key of the table of a device.
+fn key_of(n: usize, key: &str) -> String {
+    format!("device {} of devices: {key}", n + 1)
+}
+
+/// What is to be said if the value of the variable replaces so many tables of a file.
+pub(super) fn replaced(value: &str, tables: usize, path: &Path) -> String {
+    format!(
+        "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas and P_Keys do not hold"
+    )
 }
 
 /// The devices, as the file names them.
@@ -57,7 +99,22 @@ pub(super) struct Table {
     pkeys: Option<Vec<u16>>,
 }
 
-impl Asked {
+impl FileDevices {
+    /// The number of tables that say something.
+    pub(super) fn tables(&self) -> usize {
+        match self {
+            Self::Number(_) => 0,
+            Self::List(items) => items.iter().filter(|item| matches!(item, Item::Table(_))).count(),
+        }
+    }
+}
+
+impl<'a> Asked<'a> {
+    /// Those of a file.
+    pub(super) fn of_file(devices: FileDevices, path: &'a Path) -> Self {
+        Self { devices, by: AskedBy::File(path) }
+    }
+
     /// Reads the value of a variable.
     pub(super) fn parse(text: &str) -> Self {
         let devices = match text.trim().parse() {
@@ -67,23 +124,7 @@ impl Asked {
                 FileDevices::List(items.collect())
             }
         };
-        Self { devices, text: text.to_owned() }
-    }
-}
-
-impl From<FileDevices> for Asked {
-    fn from(devices: FileDevices) -> Self {
-        let text = match &devices {
-            FileDevices::Number(number) => number.to_string(),
-            FileDevices::List(items) => {
-                let shown = |item: &Item| match item {
-                    Item::Text(text) => text.clone(),
-                    Item::Table(_) => "{...}".to_owned(),
-                };
-                items.iter().map(shown).collect::<Vec<_>>().join(",")
-            }
-        };
-        Self { devices, text }
+        Self { devices, by: AskedBy::Variable(text.to_owned()) }
     }
 }
 
@@ -141,8 +182,8 @@ pub(super) struct Without<'a> {
     /// The name of the first device. The others count on.
     pub(super) first: &'a str,
     pub(super) persona: Option<&'a Arc<Persona>>,
-    /// The interfaces of a device that is the only one.
-    pub(super) interfaces: &'a [String],
+    /// The interfaces of a device that is the only one, and the file that has them if no variable does.
+    pub(super) interfaces: (&'a [String], Option<&'a Path>),
 }
 
 impl Config {
@@ -166,50 +207,68 @@ impl Config {
 /// The devices of a process. `own` finds a persona by its name and the key that has it.
 pub(super) fn devices(
     without: Without<'_>,
-    asked: Option<Asked>,
+    asked: Option<Asked<'_>>,
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
 ) -> Result<Vec<DeviceConfig>, ConfigError> {
-    let Without { first, persona, interfaces } = without;
+    let Without { first, persona, interfaces: (interfaces, file) } = without;
     let persona = persona.cloned();
-    let Some(Asked { devices, text }) = asked else {
+    let Some(Asked { devices, by }) = asked else {
         let addresses = Addresses::Interfaces(interfaces.to_vec());
         return Ok(vec![DeviceConfig::new(first.to_owned(), addresses, persona)]);
     };
     if !interfaces.is_empty() {
-        let expected = "nothing beside ANYVERBS_DEVICES, which names the interfaces of each device";
-        return Err(refusal("ANYVERBS_INTERFACES", &interfaces.join(","), expected));
+        let asked = match by.file() {
+            None => "ANYVERBS_DEVICES",
+            Some(_) => "the key devices of the configuration file",
+        };
+        let expected = format!("nothing beside {asked}, which names the interfaces of each device");
+        let key = if file.is_some() { "interfaces" } else { "ANYVERBS_INTERFACES" };
+        return Err(refusal(file, key, &interfaces.join(","), &expected));
     }
     let found: Vec<DeviceConfig> = match devices {
-        FileDevices::Number(n) => (0..u8::try_from(n).unwrap_or(0).into())
+        FileDevices::Number(n) if !(1..=MOST_DEVICES as i64).contains(&n) => {
+            return Err(by.refuse(None, "", &n.to_string(), FORM));
+        }
+        FileDevices::Number(n) => (0..n as usize)
             .map(|n| DeviceConfig::new(counted(first, n), loopback(n), persona.clone()))
             .collect(),
+        FileDevices::List(items) if !(1..=MOST_DEVICES).contains(&items.len()) => {
+            return Err(by.refuse(None, "", &format!("a list of {}", items.len()), FORM));
+        }
         FileDevices::List(items) => {
             let device = |(n, item)| match item {
-                Item::Text(item) => Ok(listed(first, n, &item, persona.clone())),
-                Item::Table(table) => tabled(without, n, table, &own),
+                Item::Text(item) => listed(first, n, &item, persona.clone(), &by),
+                Item::Table(table) => tabled(without, n, table, &own, &by),
             };
             items.into_iter().enumerate().map(device).collect::<Result<_, _>>()?
         }
     };
-    let is_once = |n: usize| {
-        let same = |other: &DeviceConfig| {
-            other.name == found[n].name || other.addresses == found[n].addresses
-        };
-        found.iter().filter(|other| same(other)).count() == 1
-    };
-    let is_valid = (1..=MOST_DEVICES).contains(&found.len())
-        && found.iter().all(|device| is_name(&device.name) && is_place(&device.addresses))
-        && (0..found.len()).all(is_once);
-    if is_valid {
-        return Ok(found);
+    for (n, device) in found.iter().enumerate() {
+        let earlier = &found[..n];
+        if let Some(m) = earlier.iter().position(|other| other.name == device.name) {
+            let expected = format!("a name that device {} does not have", m + 1);
+            return Err(by.refuse(Some(n), "name", &device.name, &expected));
+        }
+        if let Some(m) = earlier.iter().position(|other| other.addresses == device.addresses) {
+            let (key, place) = place_of(&device.addresses);
+            let expected = format!("a place that device {} does not have", m + 1);
+            return Err(by.refuse(Some(n), key, &place, &expected));
+        }
     }
-    let expected = "a number from 1 to 64, or as many interfaces or addresses with commas between \
-                    them, each perhaps behind NAME=, and each once";
-    Err(refusal("ANYVERBS_DEVICES", &text, expected))
+    Ok(found)
 }
 
+/// The form of the whole.
+const FORM: &str = "a number from 1 to 64, or as many interfaces or addresses with commas between them, each perhaps behind NAME=, and each once";
+
 /// A device that a text names.
-fn listed(first: &str, n: usize, item: &str, persona: Option<Arc<Persona>>) -> DeviceConfig {
+fn listed(
+    first: &str,
+    n: usize,
+    item: &str,
+    persona: Option<Arc<Persona>>,
+    by: &AskedBy<'_>,
+) -> Result<DeviceConfig, ConfigError> {
     let (name, place) = match item.split_once('=') {
         Some((name, place)) => (name.trim().to_owned(), place.trim()),
         None => (counted(first, n), item),
@@ -218,7 +277,8 @@ fn listed(first: &str, n: usize, item: &str, persona: Option<Arc<Persona>>) -> D
         Ok(ip) => Addresses::One(ip),
         Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
     };
-    DeviceConfig::new(name, addresses, persona)
+    check(n, &name, &addresses, by)?;
+    Ok(DeviceConfig::new(name, addresses, persona))
 }
 
 /// A device that has a table.
@@ -227,42 +287,72 @@ fn tabled(
     n: usize,
     table: Table,
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
+    by: &AskedBy<'_>,
 ) -> Result<DeviceConfig, ConfigError> {
-    let key = |name: &str| format!("device {} of devices: {name}", n + 1);
     let Table { name, interface, address, persona, pkeys } = table;
-    let persona = persona.map(|name| own(&name, &key("persona"))).transpose()?;
+    let persona = persona.map(|name| own(&name, &key_of(n, "persona"))).transpose()?;
     let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
     let name = name.unwrap_or_else(|| counted(first, n));
-    if !is_name(&name) {
-        return Err(refusal(&key("name"), &name, NAME));
-    }
     let addresses = match (interface, address) {
         (None, None) => loopback(n),
         (Some(interface), None) => Addresses::Interfaces(vec![interface]),
         (None, Some(address)) => Addresses::One(address),
         (Some(_), Some(address)) => {
             let expected = "nothing beside the interface";
-            return Err(refusal(&key("address"), &address.to_string(), expected));
+            return Err(by.refuse(Some(n), "address", &address.to_string(), expected));
         }
     };
-    match &addresses {
-        Addresses::Interfaces(names) if !is_place(&addresses) => {
-            return Err(refusal(&key("interface"), &names.join(","), "the name of an interface"));
-        }
-        Addresses::One(ip) if !is_place(&addresses) => {
-            return Err(refusal(&key("address"), &ip.to_string(), "an address of the host"));
-        }
-        _ => {}
-    }
+    check(n, &name, &addresses, by)?;
     let device = DeviceConfig::new(name, addresses, persona.or(without.persona.cloned()));
     let Some(pkeys) = pkeys else { return Ok(device) };
-    let is_pkey = |n: usize| pkeys[n] & 0x7fff != 0 && !pkeys[..n].contains(&pkeys[n]);
-    if !(1..=MOST_PKEYS).contains(&pkeys.len()) || !(0..pkeys.len()).all(is_pkey) {
-        let shown: Vec<_> = pkeys.iter().map(|pkey| format!("{pkey:#06x}")).collect();
-        let expected = "1 to 128 keys, each once, and with other bits than the highest";
-        return Err(refusal(&key("pkeys"), &shown.join(","), expected));
-    }
+    check_pkeys(n, &pkeys, by)?;
     Ok(DeviceConfig { pkeys: pkeys.into_iter().map(PKey).collect(), ..device })
+}
+
+/// Refuses a name or a place that no device can have.
+fn check(n: usize, name: &str, addresses: &Addresses, by: &AskedBy<'_>) -> Result<(), ConfigError> {
+    if !is_name(name) {
+        return Err(by.refuse(Some(n), "name", name, NAME));
+    }
+    let expected = match addresses {
+        _ if is_place(addresses) => return Ok(()),
+        Addresses::Interfaces(_) => "the name of an interface, of 1 to 15 bytes",
+        Addresses::One(_) => "an address of the host",
+    };
+    let (key, place) = place_of(addresses);
+    Err(by.refuse(Some(n), key, &place, expected))
+}
+
+/// The key of a place, and its value.
+fn place_of(addresses: &Addresses) -> (&'static str, String) {
+    match addresses {
+        Addresses::Interfaces(names) => ("interface", names.join(",")),
+        Addresses::One(ip) => ("address", ip.to_string()),
+    }
+}
+
+/// Refuses keys that are no table of a port.
+fn check_pkeys(n: usize, pkeys: &[u16], by: &AskedBy<'_>) -> Result<(), ConfigError> {
+    if !(1..=MOST_PKEYS).contains(&pkeys.len()) {
+        let value = format!("a list of {}", pkeys.len());
+        return Err(by.refuse(Some(n), "pkeys", &value, "a list of 1 to 128 keys"));
+    }
+    for (index, pkey) in pkeys.iter().enumerate() {
+        let refuse = |expected: &str| {
+            let key = format!("pkeys, key {}", index + 1);
+            Err(by.refuse(Some(n), &key, &format!("{pkey:#06x}"), expected))
+        };
+        if pkey & 0x7fff == 0 {
+            return refuse("a partition from 1 to 0x7fff in the lower 15 bits");
+        }
+        if let Some(same) = pkeys[..index].iter().position(|other| other == pkey) {
+            return refuse(&format!(
+                "another key than key {}, for each stands there once",
+                same + 1
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The name of a device by its number, if the first one has this name: mlx5_0 counts on to mlx5_1.
@@ -282,14 +372,6 @@ fn is_place(addresses: &Addresses) -> bool {
     match addresses {
         Addresses::Interfaces(names) => names.iter().all(|name| (1..16).contains(&name.len())),
         Addresses::One(ip) => !ip.is_unspecified() && !ip.is_multicast(),
-    }
-}
-
-fn refusal(key: &str, value: &str, expected: &str) -> ConfigError {
-    ConfigError::Value {
-        variable: key.to_owned(),
-        value: value.to_owned(),
-        expected: expected.to_owned(),
     }
 }
 
@@ -412,10 +494,45 @@ mod tests {
         }
         let both = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "eth0")];
         assert!(devices_of("", &both).unwrap_err().starts_with("ANYVERBS_INTERFACES="));
+        let twice = devices_of("", &[("ANYVERBS_DEVICES", "a=eth0,a=eth1")]).unwrap_err();
+        let wanted = "a name that device 1 does not have, and not \"a\" for device 2";
+        assert_eq!(twice, format!("ANYVERBS_DEVICES=\"a=eth0,a=eth1\": expected {wanted}"));
+    }
+
+    #[test]
+    fn tables_that_a_variable_replaces_are_told() {
+        let replaced = |file: &str, variables: &[(&str, &str)]| {
+            let value = |name: &str| {
+                let found = variables.iter().find(|(variable, _)| *variable == name)?;
+                Some(found.1.to_owned())
+            };
+            Config::parse("/etc/rack.toml", file, value).unwrap().replaced
+        };
+        let (two, file) = ([("ANYVERBS_DEVICES", "2")], "devices = ['eth0', { pkeys = [1] }]");
+        let said = replaced(file, &two).unwrap();
+        let wanted = "ANYVERBS_DEVICES=\"2\" replaces the devices of configuration file \"/etc/rack.toml\", 1 of them";
+        assert!(said.starts_with(wanted), "{said}");
+        assert_eq!(replaced(file, &[]), None);
+        assert_eq!(replaced("devices = ['eth0', 'eth1']", &two), None, "nothing else is lost");
+    }
+
+    #[test]
+    fn a_value_of_the_file_is_not_told_as_one_of_a_variable() {
+        for (file, wanted) in [
+            ("udp_port = 0", "udp_port=\"0\": expected a UDP port"),
+            ("device = 'a/b'", "device=\"a/b\": expected a name"),
+            ("loss = 2.0", "loss=\"2\": expected a probability"),
+            ("persona = 'mlx6'", "persona=\"mlx6\": expected mlx5, "),
+        ] {
+            let error = devices_of(file, &[]).unwrap_err();
+            let wanted = format!("configuration file \"/etc/rack.toml\": {wanted}");
+            assert!(error.starts_with(&wanted), "{error}");
+        }
     }
 
     #[test]
     fn a_mistake_in_a_table_is_told_with_its_key() {
+        let many = format!("{{ pkeys = {:?} }}", (1..=129).collect::<Vec<_>>());
         for (devices, wanted) in [
             ("{}, { persona = 'mlx6' }", "device 2 of devices: persona=\"mlx6\": expected mlx5, "),
             ("{ name = 'a/b' }", "device 1 of devices: name=\"a/b\": expected a name"),
@@ -425,16 +542,52 @@ mod tests {
                 "{ interface = 'eth0', address = '10.0.0.1' }",
                 "device 1 of devices: address=\"10.0.0.1\": expected nothing beside the interface",
             ),
-            ("{ pkeys = [] }", "device 1 of devices: pkeys=\"\": expected 1 to 128 keys"),
-            ("{ pkeys = [0xffff, 0x8000] }", "device 1 of devices: pkeys=\"0xffff,0x8000\": "),
-            ("{ pkeys = [1, 1] }", "device 1 of devices: pkeys=\"0x0001,0x0001\": expected"),
-            ("{ name = 'a' }, { name = 'a' }", "ANYVERBS_DEVICES=\"{...},{...}\": expected "),
-            // A file of a persona lies beside that of the configuration; no file is read here.
-            ("{ persona = 'nic.toml' }", "persona \"/etc/nic.toml\": no file is read here"),
+            (
+                "{ pkeys = [] }",
+                "device 1 of devices: pkeys=\"a list of 0\": expected a list of 1 to",
+            ),
+            (
+                &many,
+                "device 1 of devices: pkeys=\"a list of 129\": expected a list of 1 to 128 keys",
+            ),
+            (
+                "{ pkeys = [0xffff, 0x8000] }",
+                "device 1 of devices: pkeys, key 2=\"0x8000\": expected a partition from 1 to",
+            ),
+            (
+                "{}, { pkeys = [1, 2, 1] }",
+                "device 2 of devices: pkeys, key 3=\"0x0001\": expected another key than key 1",
+            ),
+            (
+                "{ name = 'a' }, { name = 'b' }, { name = 'a' }",
+                "device 3 of devices: name=\"a\": expected a name that device 1 does not have",
+            ),
+            // The second one has the address of its place.
+            (
+                "{ address = '127.0.0.2' }, {}",
+                "device 2 of devices: address=\"127.0.0.2\": expected a place that device 1 does",
+            ),
+            (
+                "'eth0', { interface = 'eth0' }",
+                "device 2 of devices: interface=\"eth0\": expected a place that device 1 does",
+            ),
+            ("'a=eth0', 'b/c=eth1'", "device 2 of devices: name=\"b/c\": expected a name of 1 to"),
+            ("", "devices=\"a list of 0\": expected a number from 1 to 64, or"),
         ] {
             let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();
-            assert!(error.starts_with(wanted), "{devices}: {error}");
+            let wanted = format!("configuration file \"/etc/rack.toml\": {wanted}");
+            assert!(error.starts_with(&wanted), "{devices}: {error}");
         }
+        // A file of a persona lies beside that of the configuration; no file is read here.
+        let error = devices_of("devices = [{ persona = 'nic.toml' }]", &[]).unwrap_err();
+        assert_eq!(error, "persona \"/etc/nic.toml\": no file is read here");
+        let error = devices_of("devices = 65", &[]).unwrap_err();
+        assert!(error.starts_with("configuration file \"/etc/rack.toml\": devices=\"65\": "));
+        let both = "devices = 2\ninterfaces = ['eth0']";
+        let error = devices_of(both, &[]).unwrap_err();
+        assert!(
+            error.contains("rack.toml\": interfaces=\"eth0\": expected nothing beside the key")
+        );
         for (devices, wanted) in [
             ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
             ("{ address = 'eth0' }", "invalid IP address"),
