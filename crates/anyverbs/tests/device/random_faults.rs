@@ -1,11 +1,24 @@
 //! Random scripts of faults over reliable connections: all requests are done once and in their order, or an error comes in time. Nothing
 //! hangs that no rule lets hang.
 //!
-//! A round is a process with 100 connections, each end of which has rules of its own. `ANYVERBS_FAULT_ROUNDS=N` runs N rounds instead of
-//! [`ROUNDS`]; `ANYVERBS_FAULT_ROUND=R` runs that one alone.
+//! A round is a process with a script of its own. It has 100 connections, each end of which has up to two rules of its own. So a round is one
+//! script and many small ones, which share the process, its port and its timers.
+//!
+//! - `ANYVERBS_FAULT_ROUNDS=N` runs N rounds instead of [`ROUNDS`]; `ANYVERBS_FAULT_ROUND=R` runs that one alone.
+//! - `ANYVERBS_FAULT_CONNECTIONS=N` gives a round N connections instead of [`CONNECTIONS`].
+//! - `ANYVERBS_FAULT_AT_ONCE=N` runs N rounds at a time. A round waits most of the time.
+//!
+//! Ten thousand scripts, in a network namespace with a loopback interface that is up. `--nocapture` shows how many of them differ:
+//!
+//! ```sh
+//! ANYVERBS_FAULT_ROUNDS=10000 ANYVERBS_FAULT_CONNECTIONS=10 ANYVERBS_FAULT_AT_ONCE=12 \
+//!     cargo test -p anyverbs --test device -- --nocapture --exact random_faults::random_scripts_lose_nothing_and_let_nothing_hang
+//! ```
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
@@ -14,6 +27,7 @@ use crate::endpoint::*;
 
 /// Rounds of an ordinary run.
 const ROUNDS: u64 = 8;
+/// Connections of a round.
 const CONNECTIONS: usize = 100;
 const REQUESTS: usize = 24;
 const SLOT: usize = 4096;
@@ -106,12 +120,17 @@ fn script(round: u64) -> (String, Vec<[Allows; 2]>) {
     if round % 3 == 2 {
         text += "down for 150ms after 250ms\n";
     }
-    let mut allows = vec![[Allows::default(); 2]; CONNECTIONS];
+    let mut allows = vec![[Allows::default(); 2]; connections()];
     for (n, ends) in allows.iter_mut().enumerate() {
         for (end, allows) in ends.iter_mut().enumerate() {
+            let mut is_limited = false;
             for _ in 0..random.below(3) {
-                allows.is_ruled = true;
                 let rule = rule(&mut random, allows);
+                // A second one may never do anything, and is refused then.
+                if rule.starts_with("limit") && std::mem::replace(&mut is_limited, true) {
+                    continue;
+                }
+                allows.is_ruled = true;
                 // Two queue pairs come before them.
                 let _ = writeln!(text, "on qp {}: {rule}", 3 + 2 * n + end);
             }
@@ -124,30 +143,54 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+fn connections() -> usize {
+    variable("ANYVERBS_FAULT_CONNECTIONS").map_or(CONNECTIONS, |n| n as usize)
+}
+
 #[test]
 fn random_scripts_lose_nothing_and_let_nothing_hang() {
     let rounds = match (variable("ANYVERBS_FAULT_ROUND"), variable("ANYVERBS_FAULT_ROUNDS")) {
         (Some(round), _) => round..round + 1,
         (None, rounds) => 0..rounds.unwrap_or_else(|| anyverbs_testing::seeds(ROUNDS)),
     };
-    for round in rounds {
-        let (script, _) = script(round);
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "random_faults::a_round", "--nocapture", "--test-threads=1"])
-            .env("ANYVERBS_FAULT_ROUND", round.to_string())
-            .env("ANYVERBS_TEST_CHILD", "1")
-            .env("ANYVERBS_FAULTS", &script)
-            .env_remove("ANYVERBS_REGISTRY")
-            .env_remove("ANYVERBS_UDP_PORT")
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "to repeat: ANYVERBS_FAULT_ROUND={round}\n{}\n{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+    let at_once = variable("ANYVERBS_FAULT_AT_ONCE").unwrap_or(1);
+    let (rounds, scripts) = (Mutex::new(rounds), Mutex::new(HashSet::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(round) = { rounds.lock().unwrap().next() } {
+                    let script = run(round);
+                    let (_seed, rules) = script.split_once('\n').unwrap();
+                    scripts.lock().unwrap().insert(rules.to_owned());
+                }
+            });
+        }
+    });
+    let scripts = scripts.into_inner().unwrap();
+    let rules: usize = scripts.iter().map(|script| script.lines().count()).sum();
+    println!("{} different scripts, with {rules} rules", scripts.len());
+}
+
+/// Runs a round in a process of its own. Its script.
+fn run(round: u64) -> String {
+    let (script, _) = script(round);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "random_faults::a_round", "--nocapture", "--test-threads=1"])
+        .env("ANYVERBS_FAULT_ROUND", round.to_string())
+        .env("ANYVERBS_TEST_CHILD", "1")
+        .env("ANYVERBS_FAULTS", &script)
+        .env_remove("ANYVERBS_REGISTRY")
+        .env_remove("ANYVERBS_UDP_PORT")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "to repeat: ANYVERBS_FAULT_ROUND={round} ANYVERBS_FAULT_CONNECTIONS={}\n{}\n{}",
+        connections(),
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    script
 }
 
 /// A request of a connection.
@@ -267,8 +310,8 @@ fn a_round() {
     let round = variable("ANYVERBS_FAULT_ROUND").unwrap();
     let (script, allows) = script(round);
     let mut random = Random(round ^ 0xfeed);
-    let ends = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, (CONNECTIONS * 64) as u32));
-    let mut all: Vec<_> = (0..CONNECTIONS)
+    let ends = [(); 2].map(|()| Endpoint::with(QpType::Rc, CAP, (connections() * 64) as u32));
+    let mut all: Vec<_> = (0..connections())
         .map(|_| {
             let qps = ends.each_ref().map(Endpoint::another);
             let addresses = [0, 1].map(|n| Address { qpn: qps[n].qpn(), ..ends[n].address() });
@@ -310,8 +353,7 @@ fn a_round() {
         }
         if begin.elapsed() > DEADLINE {
             let hangs: Vec<_> = all.iter().zip(&allows).map(is_over).collect();
-            let hangs: Vec<_> =
-                (0..CONNECTIONS).filter(|n| !hangs[*n]).map(|n| 3 + 2 * n).collect();
+            let hangs: Vec<_> = (0..all.len()).filter(|n| !hangs[*n]).map(|n| 3 + 2 * n).collect();
             let n = (hangs[0] - 3) / 2;
             panic!("queue pairs that hang: {hangs:?}; of the first: {:?}", all[n].found);
         }
