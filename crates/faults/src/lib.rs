@@ -229,6 +229,27 @@ impl Rule {
     }
 }
 
+impl Rule {
+    /// Whether it limits the rate of all packets that a later rule would limit, so that the later one would never do anything.
+    fn hides_limit(&self, place: &Place, fault: &Fault) -> bool {
+        use PacketAction::Limit;
+        let (
+            Fault::Packets { action: Limit(_), kind, which, span, .. },
+            Fault::Packets { action: Limit(_), kind: later, span: later_span, .. },
+        ) = (&self.fault, fault)
+        else {
+            return false;
+        };
+        let is_wider = self.place == *place || self.place == Place::default();
+        let has_kind = kind.is_none() || kind == later;
+        let end = |span: &Span| span.lasts.map(|lasts| span.after.saturating_add(lasts));
+        let has_time = span.after <= later_span.after
+            && end(span)
+                .is_none_or(|end_of_it| end(later_span).is_some_and(|end| end <= end_of_it));
+        is_wider && has_kind && *which == Which::All && has_time
+    }
+}
+
 impl Script {
     /// Whether any rule is [of a device](Rule::is_of_device). A script of a seed alone waits for some that are.
     #[must_use]

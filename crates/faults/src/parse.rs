@@ -64,6 +64,13 @@ impl Script {
         }
         let place = place(&mut words)?;
         let fault = fault(&mut words, &place)?;
+        if let Some(earlier) = self.rules.iter().find(|earlier| earlier.hides_limit(&place, &fault))
+        {
+            return Err(words.refuse_last(format!(
+                "line {} limits these packets already, and the first rule decides: give its place fewer packets, or leave one out",
+                earlier.line
+            )));
+        }
         self.rules.push(Rule { line, text: text.to_owned(), added: false, place, fault });
         Ok(())
     }

@@ -8,6 +8,30 @@ fn parse(text: &str) -> Script {
 }
 
 #[test]
+fn a_limit_that_an_earlier_one_hides_is_refused() {
+    for hidden in [
+        "limit packets to 1Gb/s; limit packets to 2Gb/s",
+        "limit packets to 1Gb/s; on device rail1: limit packets to 2Gb/s",
+        "on qp 2: limit packets to 1Gb/s; on qp 2: limit send packets to 2Gb/s",
+        "limit packets to 1Gb/s after 1s; limit packets to 2Gb/s after 1s for 5s",
+    ] {
+        let error = Script::parse(hidden).unwrap_err().to_string();
+        let wanted = "line 1 limits these packets already, and the first rule decides";
+        assert!(error.contains(wanted), "{hidden}: {error}");
+    }
+    for both_hold in [
+        "on device rail1: limit packets to 2Gb/s; limit packets to 1Gb/s",
+        "on qp 1: limit packets to 2Gb/s; on qp 2: limit packets to 1Gb/s",
+        "limit send packets to 1Gb/s; limit packets to 2Gb/s",
+        "limit 5% of packets to 1Gb/s; limit packets to 2Gb/s",
+        "limit packets to 1Gb/s for 1s; limit packets to 2Gb/s after 1s",
+        "limit packets to 1Gb/s; drop packet 5",
+    ] {
+        assert!(Script::parse(both_hold).is_ok(), "{both_hold}");
+    }
+}
+
+#[test]
 fn each_kind_of_rule_is_read_and_explained() {
     let script = parse(
         "# a comment\nseed 7\non device mlx5_3 port 1: down for 2s after 5s\n\
