@@ -106,6 +106,17 @@ impl Happening {
     }
 }
 
+/// A time for which the process stands still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standstill {
+    /// It lasts so long.
+    pub lasts: Duration,
+    /// At its end the process dies, and does not go on.
+    pub dies: bool,
+    /// What else happens to the process in it, by which rules.
+    pub taken: Vec<(ProcessAction, &'static Rule)>,
+}
+
 /// A queue pair, as rules name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpPlace {
@@ -360,6 +371,33 @@ impl Faults {
         Some((happening, told))
     }
 
+    /// A pause of the process begins now and lasts so long. Takes what happens to the process before its end, for nobody in it
+    /// could do that then: pauses make this one longer, and the process dies in it.
+    pub fn take_during(&self, now: Time, lasts: Duration) -> Standstill {
+        let mut plan = self.plan.lock();
+        let mut end = now.as_nanos().saturating_add(nanos(lasts));
+        let (mut dies, mut taken) = (false, Vec::new());
+        let mut later = Vec::new();
+        while let Some(first) =
+            plan.schedule.first_entry().filter(|first| !dies && first.key().0 < end)
+        {
+            let ((at, number), (happening, holds)) = first.remove_entry();
+            let Happening::Process(action, rule) = happening else {
+                later.push(((at, number), (happening, holds)));
+                continue;
+            };
+            let at = at.max(now.as_nanos());
+            match action {
+                ProcessAction::Pauses(time) => end = end.max(at.saturating_add(nanos(time))),
+                ProcessAction::Dies => (end, dies) = (at, true),
+            }
+            taken.push((action, rule));
+        }
+        plan.schedule.extend(later);
+        self.publish(&plan);
+        Standstill { lasts: Time::from_nanos(end).since(now), dies, taken }
+    }
+
     fn apply(&self, happening: Happening) {
         let (device, n) = match happening {
             Happening::Down(device, _) => (device, 1),
@@ -481,6 +519,42 @@ mod tests {
         assert_eq!(changes, wanted.map(|(second, what)| (second, what.to_owned())));
         assert_eq!(faults.next(), NEVER);
         assert!((0..4).all(|device| !faults.is_down(device)));
+    }
+
+    #[test]
+    fn pauses_that_overlap_are_one_and_a_process_dies_in_one() {
+        let seconds = Duration::from_secs;
+        let stands = |text: &str, at: u64| {
+            let (faults, now) = (faults(text), Time::from_nanos(at * 1_000_000_000));
+            let Some((Happening::Process(ProcessAction::Pauses(time), _), _)) =
+                faults.take_due(now, &|_, _| ())
+            else {
+                panic!("{text}: no pause");
+            };
+            let Standstill { lasts, dies, taken } = faults.take_during(now, time);
+            (lasts, dies, taken.len(), faults.plan.lock().schedule.len())
+        };
+        let one = "process pauses for 4s after 1s";
+        assert_eq!(stands(one, 1), (seconds(4), false, 0, 0));
+        // It began late.
+        assert_eq!(stands(one, 3), (seconds(4), false, 0, 0));
+        for (other, wanted) in [
+            ("process pauses for 1s after 2s", (seconds(4), false, 1, 0)),
+            ("process pauses for 4s after 4s", (seconds(7), false, 1, 0)),
+            // The second one makes it so long that the third one is in it.
+            (
+                "process pauses for 3s after 4s; process pauses for 3s after 6s",
+                (seconds(8), false, 2, 0),
+            ),
+            ("process pauses for 1s after 5s", (seconds(4), false, 0, 1)),
+            ("process dies after 3s; process pauses for 9s after 4s", (seconds(2), true, 1, 1)),
+            ("process dies after 1s", (seconds(0), true, 1, 0)),
+            ("process dies after 9s", (seconds(4), false, 0, 1)),
+            // What is of a device waits until the process goes on, and is not lost.
+            ("on device anyverbs1: down for 1s after 2s", (seconds(4), false, 0, 2)),
+        ] {
+            assert_eq!(stands(&format!("{one}; {other}"), 1), wanted, "{other}");
+        }
     }
 
     #[test]

@@ -15,12 +15,20 @@ pub fn strike(action: ProcessAction) -> io::Result<()> {
     match action {
         // SAFETY: a signal to this process touches no memory.
         ProcessAction::Dies => done(unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }.into()),
-        ProcessAction::Pauses(time) => pause(time),
+        ProcessAction::Pauses(time) => stand_still(time, false),
     }
 }
 
-/// Stops all threads of this process. A child of its own lets them go on: no thread of the process can.
-fn pause(time: Duration) -> io::Result<()> {
+/// Stops the process for this time. At its end it goes on, or it dies.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn stand_still(time: Duration, dies: bool) -> io::Result<()> {
+    pause(time, if dies { libc::SIGKILL } else { libc::SIGCONT })
+}
+
+/// Stops all threads of this process. A child of its own sends it the signal that ends this: no thread of the process can.
+fn pause(time: Duration, end: libc::c_int) -> io::Result<()> {
     let seconds = libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX);
     let wait = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -32,7 +40,7 @@ fn pause(time: Duration) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if child == 0 {
-            stop(parent, &wait);
+            stop(parent, &wait, end);
         }
         let result = done(child).map(|()| child);
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
@@ -53,11 +61,11 @@ fn pause(time: Duration) -> io::Result<()> {
     }
 }
 
-/// The child: stops its parent for this time. It ends with its parent, and keeps nothing open that belongs to it.
+/// The child: stops its parent for this time, which a signal ends. It ends with its parent, and keeps nothing open that belongs to it.
 ///
 /// # Safety
 /// It is the only thread of its process.
-unsafe fn stop(parent: libc::pid_t, wait: &libc::timespec) -> ! {
+unsafe fn stop(parent: libc::pid_t, wait: &libc::timespec, end: libc::c_int) -> ! {
     // SAFETY: system calls, which touch the time alone.
     unsafe {
         libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
@@ -66,7 +74,7 @@ unsafe fn stop(parent: libc::pid_t, wait: &libc::timespec) -> ! {
             && libc::syscall(libc::SYS_kill, parent, libc::SIGSTOP) == 0;
         if stopped {
             libc::syscall(libc::SYS_nanosleep, ptr::from_ref(wait), 0);
-            libc::syscall(libc::SYS_kill, parent, libc::SIGCONT);
+            libc::syscall(libc::SYS_kill, parent, end);
         }
         loop {
             libc::syscall(libc::SYS_exit_group, libc::c_int::from(!stopped));

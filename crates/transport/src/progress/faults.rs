@@ -1,14 +1,15 @@
 //! A script of faults at work: ports, devices and queue pairs that fail at a time.
 
 use anyverbs_causes::Cause;
-use anyverbs_faults::Rule;
-use anyverbs_links::faults::{Faults, Happening};
+use anyverbs_faults::{ProcessAction, Rule};
+use anyverbs_links::faults::{Faults, Happening, Standstill};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::time::Time;
 
 use super::Driver;
+use crate::process;
 use crate::qp::State;
 
 /// Bytes of a list of rules: an answer, without its mark.
@@ -40,7 +41,17 @@ impl Driver {
                 Happening::Process(action, _) => {
                     // It is of no device.
                     self.tell_of(0, rule, &action.to_string());
-                    if let Err(error) = crate::process::strike(action) {
+                    let struck = match action {
+                        ProcessAction::Dies => process::strike(action),
+                        ProcessAction::Pauses(time) => {
+                            let Standstill { lasts, dies, taken } = faults.take_during(now, time);
+                            for (action, rule) in taken {
+                                self.tell_of(0, rule, &action.to_string());
+                            }
+                            process::stand_still(lasts, dies)
+                        }
+                    };
+                    if let Err(error) = struck {
                         tracing::error!(target: "anyverbs", %error, "the fault did not happen");
                     }
                 }

@@ -51,6 +51,18 @@ fn a_process_that_is_killed_while_it_stands_still_leaves_nothing() {
 }
 
 #[test]
+fn a_process_dies_while_it_stands_still() {
+    use std::os::unix::process::ExitStatusExt;
+    with("stopped::a_process_dies_while_it_stands_still", "seed 1", &[], || {
+        let script = "process pauses for 60s after 1s; process dies after 3s";
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", script)]);
+        let begin = Instant::now();
+        assert_eq!(peer.wait().signal(), Some(libc::SIGKILL));
+        assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
+    });
+}
+
+#[test]
 fn a_process_is_killed_and_its_peer_learns_of_it() {
     use std::os::unix::process::ExitStatusExt;
     with("stopped::a_process_is_killed_and_its_peer_learns_of_it", "seed 1", &[], || {
