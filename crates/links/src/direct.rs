@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyverbs_net::shm::{self, Copying};
 use anyverbs_objects::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
-use anyverbs_proto::counters::Counter;
+use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::{Access, Hold};
 use anyverbs_proto::payload::hold_local;
@@ -81,12 +81,12 @@ fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
     (end <= len).then_some(offset)
 }
 
-/// Does a one-sided operation of the queue pair `from` of a device; false if it has to go by the ring.
+/// Does a one-sided operation of the queue pair `from`, whose device has these counters; false if it has to go by the ring.
 pub fn perform(
     links: &'static Links,
     route: &ShmRoute,
     last: &mut LastTarget,
-    (from, device): (Qpn, u8),
+    (from, counters): (Qpn, &Counters),
     operation: &Direct<'_>,
 ) -> bool {
     let Some(copying) = begin(links, route) else { return false };
@@ -132,7 +132,6 @@ pub fn perform(
             (Counter::ShmDirectReads, Counter::ShmDirectReadBytes)
         }
     };
-    let counters = links.core.counters_of(device.into());
     counters.add(times, 1);
     counters.add(bytes, len as u64);
     true

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyverbs_net::MAX_PAYLOAD_V6;
+use anyverbs_proto::counters::Counters;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{LinkProps, TransmitError};
 use anyverbs_proto::mr::LastRemote;
@@ -254,17 +255,17 @@ impl Route {
         }
     }
 
-    /// Does a one-sided operation of a queue pair of a device without a message, if the link can.
+    /// Does a one-sided operation of a queue pair, with the counters of its device, without a message, if the link can.
     #[inline]
     pub fn direct(
         &self,
         links: &'static Links,
         last: &mut LastTarget,
-        (from, device): (Qpn, u8),
+        this: (Qpn, &Counters),
         operation: &Direct<'_>,
     ) -> bool {
         match self {
-            Self::Shm(route) => direct::perform(links, route, last, (from, device), operation),
+            Self::Shm(route) => direct::perform(links, route, last, this, operation),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
         }
     }

@@ -290,6 +290,7 @@ impl Qp {
                 QpCell {
                     // There are 64 at most.
                     device: context.device as u8,
+                    counters: transport.core.counters_of(context.device),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),

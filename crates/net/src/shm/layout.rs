@@ -31,7 +31,7 @@ pub(crate) const MARK_COUNT: usize = 8;
 pub(crate) const COPIES: usize = 1024;
 pub(crate) const COPIES_LEN: usize = 32;
 /// The devices of a process, at most.
-pub(crate) const DEVICES: usize = 64;
+pub(crate) const DEVICES: usize = LINE;
 /// Least bytes of a page.
 const PAGE: usize = 4096;
 
@@ -50,9 +50,11 @@ pub(crate) fn words() -> usize {
     (COPIES + MARK_COUNT * DEVICES * COPIES_LEN).next_multiple_of(page())
 }
 
-/// The place of the counts of a mark, for a device of the other side.
+/// The place of the counts of the mark at `mark`, for a device of the other side. A mark takes as many bytes as there are
+/// devices.
+#[inline]
 pub(crate) fn copies(mark: usize, device: usize) -> usize {
-    COPIES + (mark * DEVICES + device % DEVICES) * COPIES_LEN
+    COPIES + (mark - MARKS + device % DEVICES) * COPIES_LEN
 }
 
 /// The page size, also of the objects that only hold a word.

@@ -151,7 +151,8 @@ impl<M: Memory> Marks<M> {
     fn copied(&self, device: usize) -> Copied {
         let mut sum = Copied::default();
         for index in 0..MARK_COUNT {
-            let word = |at| self.side.load(copies(index, device) + at, Ordering::Relaxed);
+            let word =
+                |at| self.side.load(copies(MARKS + index * LINE, device) + at, Ordering::Relaxed);
             let (writes, written) = (word(WRITES), word(WRITTEN));
             sum += Copied { writes, written, reads: word(READS), read: word(READ) };
         }
@@ -180,7 +181,7 @@ impl<M: Memory> Mark<'_, M> {
 
     #[inline]
     fn add(&self, device: usize, words: [(usize, u64); 2]) {
-        let (side, counts) = (&self.marks.side, copies((self.at - MARKS) / LINE, device));
+        let (side, counts) = (&self.marks.side, copies(self.at, device));
         for (word, n) in words {
             let sum = side.load(counts + word, Ordering::Relaxed).wrapping_add(n);
             side.store(counts + word, sum, Ordering::Relaxed);

@@ -17,6 +17,7 @@ use anyverbs_objects::holders::Held;
 use anyverbs_objects::pd::PdCell;
 use anyverbs_objects::privilege;
 use anyverbs_objects::srq::SrqCell;
+use anyverbs_proto::counters::Counters;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
 use anyverbs_proto::qp::{Arrival, Incoming, SqCredit};
@@ -39,6 +40,8 @@ pub struct QpCell {
     pub qp_type: QpType,
     /// The device on which it was made. A target of another process counts as one of the first.
     pub(crate) device: u8,
+    /// The counters of that device.
+    pub(crate) counters: &'static Counters,
     /// The state that its lock guards.
     pub state: Mutex<rank::QueuePair, State>,
     /// Where the slots of polled sends go back to.
@@ -150,6 +153,7 @@ impl QpCell {
             qpn,
             qp_type,
             device: 0,
+            counters: transport.core.counters_of(0),
             sq_credit: state.machine.sq_credit(),
             state: Mutex::new(state),
             send_cq: None,

@@ -250,7 +250,7 @@ impl Env for DeviceEnv<'_, '_> {
         if let Some(watch) = &self.link.watch {
             watch.counted(counter, n, || self.transport.core.now().since(self.now()));
         }
-        self.transport.core.count(self.cell.device.into(), counter, n);
+        self.cell.counters.add(counter, n);
     }
 
     #[cold]
@@ -300,7 +300,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             same_host: SameHost { last_target, .. },
             ..
         } = &mut *self.link;
-        let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.device));
+        let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.counters));
         route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
     }
 
