@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use super::findings::{self, Known};
 use super::hosts::{Hosts, Side, Topology, sweep};
 use super::process::{Process, quiet};
 use super::{Selection, Tally};
@@ -66,6 +67,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
     let hosts = Hosts::new(Topology::OneHost, 0, &scratch)?;
+    let (known, report) = (Known::wanted(selection)?, scratch.join("findings"));
     let mut tally = Tally::default();
     for group in &table.group {
         let selected = |argument: &&String| {
@@ -93,7 +95,16 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
                     let mut command = hosts.command(Side::Server, Path::new(PYTHON));
                     command.arg(folder.join(&group.script)).arg(argument);
                     command.env("ANYVERBS", dist.anyverbs()).env("PYTHON", python);
-                    run_script(&mut command, &scratch)?
+                    if known.is_some() {
+                        fs::write(&report, "")?;
+                        findings::ask(&mut command, &report);
+                    }
+                    let verdict = run_script(&mut command, &scratch)?;
+                    let judge = |known: &Known| known.judge(&report, Some(&group.script));
+                    match known.as_ref().map(judge).transpose()? {
+                        Some(Err(unknown)) => Err(unknown),
+                        _ => verdict,
+                    }
                 }
             };
             let seconds = started.elapsed().as_secs_f64();
@@ -111,6 +122,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     }
     if tally == Tally::default() {
         bail!("no case of the failover table has that in its name");
+    }
+    if let Some(known) = &known {
+        println!("{known}");
     }
     println!("failover: {tally}");
     Ok(tally)

@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 
 use self::fault::{Fault, Matrix};
 use self::network::Network;
+use super::findings::Known;
 use super::hosts::sweep;
 use super::tools::{Case, Outcome, Runner};
 use super::{Selection, Tally, exchange};
@@ -60,6 +61,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     exchange::build(&scratch)?;
     let bridge = network::build_bridge()?;
 
+    let known = Known::wanted(selection)?;
     let seed = selection.seed.unwrap_or(matrix.seed);
     let (port, mut tally, mut rows) = (AtomicU16::new(20_000), Tally::default(), BTreeMap::new());
     let mut failures = Vec::new();
@@ -80,7 +82,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         let started = Instant::now();
         let injection = network.start(fault, seed)?;
         let (hosts, scratch) = (network.hosts(), &scratch);
-        let runner = Runner { dist, hosts, case, scratch, label: 0, known: None };
+        let runner = Runner { dist, hosts, case, scratch, label: 0, known: known.as_ref() };
         let outcome = runner.run(&port)?;
         let counts = injection.finish()?;
         let row: &mut Row = rows.entry(position(&matrix, fault)).or_default();
@@ -115,6 +117,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
                 println!("skip {head}  {reason}");
             }
         }
+    }
+    if let Some(known) = &known {
+        println!("{known}");
     }
     println!("impair: {tally}");
     for name in failures {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use super::findings::{self, Known};
 use super::hosts::{Hosts, Side, Topology};
 use super::process::{Process, quiet};
 use super::{Selection, Tally};
@@ -144,18 +145,28 @@ pub(crate) fn run(dist: &Dist, release: Release, selection: &Selection) -> anyho
         .collect();
     ensure!(!modules.is_empty(), "no module of {} has that in its name", path.display());
 
+    let known = Known::wanted(selection)?;
     let mut total = Tally::default();
     let started = Instant::now();
     // Whoever uses the device on this machine's network, or changes its addresses, does not matter there.
     let host = Hosts::new(Topology::OneHost, 0, &scratch)?.context("namespaces need root")?;
     for module in modules {
-        total += run_module(dist, &ready, &host, module)?;
+        total += run_module(dist, &ready, &host, known.as_ref(), module)?;
+    }
+    if let Some(known) = &known {
+        println!("{known}");
     }
     println!("{}: {total} ({:.0} s)", release.table(), started.elapsed().as_secs_f64());
     Ok(total)
 }
 
-fn run_module(dist: &Dist, ready: &Ready, host: &Hosts, module: &Module) -> anyhow::Result<Tally> {
+fn run_module(
+    dist: &Dist,
+    ready: &Ready,
+    host: &Hosts,
+    known: Option<&Known>,
+    module: &Module,
+) -> anyhow::Result<Tally> {
     let huge_pages = (module.huge_pages > 0).then(|| HugePages::reserve(module.huge_pages));
     let mut module = module.clone();
     if matches!(huge_pages, Some(None)) {
@@ -165,7 +176,13 @@ fn run_module(dist: &Dist, ready: &Ready, host: &Hosts, module: &Module) -> anyh
     let name = &module.name;
     let log = ready.logs.join(format!("{name}.out"));
     let mut command = host.command(Side::Server, &dist.anyverbs());
-    command.args(["run", "--", "/usr/bin/python3", "run_tests.py", "--dev", &ready.device, "-v"]);
+    command.arg("run");
+    let report = ready.logs.join(format!("{name}.findings"));
+    if known.is_some() {
+        fs::write(&report, "").with_context(|| report.display().to_string())?;
+        command.arg("--check").arg("--check-report").arg(&report);
+    }
+    command.args(["--", "/usr/bin/python3", "run_tests.py", "--dev", &ready.device, "-v"]);
     command.arg(format!("tests.{name}")).current_dir(ready.dir.join("tests"));
     command.env("PYTHONPATH", &ready.dir);
     let started = Instant::now();
@@ -176,6 +193,9 @@ fn run_module(dist: &Dist, ready: &Ready, host: &Hosts, module: &Module) -> anyh
     let results = parse(&output);
     let mut tally = Tally::default();
     let mut complaints = judge(module, &results, &mut tally);
+    if let Some(known) = known {
+        complaints.extend(known.judge(&report, Some(name))?.err());
+    }
 
     match ended {
         None => complaints.push(format!("ran out of time ({} s)", module.timeout_s)),
@@ -184,7 +204,9 @@ fn run_module(dist: &Dist, ready: &Ready, host: &Hosts, module: &Module) -> anyh
             let may_fail = results.iter().any(|(test, outcome)| {
                 module.not_yet.contains_key(test) && matches!(outcome, Outcome::Bad(_))
             });
+            let has_findings = known.is_some() && status.code() == Some(findings::STATUS);
             if !(status.success()
+                || has_findings
                 || status.code() == Some(1) && (may_fail || !complaints.is_empty()))
             {
                 complaints.push(format!("the run ended with {status}"));

@@ -21,6 +21,7 @@ use self::bystanders::{Bystanders, Rate};
 use self::leaks::Traces;
 use self::plan::Plan;
 use self::round::{Round, Verdict};
+use super::findings::{self, Known};
 use super::hosts::{Hosts, Side, Topology, sweep};
 use super::process::{Process, quiet};
 use super::{Selection, Tally, exchange};
@@ -54,6 +55,9 @@ struct Stage<'a> {
     temporary: PathBuf,
     exchange: PathBuf,
     xrc_share: PathBuf,
+    known: Option<Known>,
+    /// The file of findings.
+    findings: PathBuf,
 }
 
 impl Stage<'_> {
@@ -96,6 +100,9 @@ impl Stage<'_> {
 
     fn keep_apart(&self, command: &mut Command) {
         command.env("TMPDIR", &self.temporary).env_remove("XDG_RUNTIME_DIR");
+        if self.known.is_some() {
+            findings::ask(command, &self.findings);
+        }
     }
 }
 
@@ -128,7 +135,10 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let hosts = Hosts::new(Topology::TwoHosts, 0, &scratch)?.context("no network namespaces")?;
     let exchange = exchange::build(&scratch)?;
     let xrc_share = exchange::compile(&scratch, "xrc_share", &["xrc_share.c", "waited.c"])?;
-    let stage = Stage { dist, hosts, scratch: &scratch, temporary, exchange, xrc_share };
+    let (known, findings) = (Known::wanted(selection)?, scratch.join("findings"));
+    fs::write(&findings, "")?;
+    let scratch = &scratch;
+    let stage = Stage { dist, hosts, scratch, temporary, exchange, xrc_share, known, findings };
     // Leftovers of an earlier run do not count for this one.
     stage.sweep_views()?;
     let mut bystanders = Bystanders::start(&stage)?;
@@ -180,6 +190,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     for complaint in after(&stage, &mut bystanders, &entries)? {
         tally.failed += 1;
         println!("FAIL in the end: {complaint}");
+    }
+    if let Some(known) = &stage.known {
+        println!("{known}");
     }
     let drawn_again: u32 = entries.iter().map(|entry| entry.round.drawn_again).sum();
     println!("survive: {tally}; {drawn_again} times the victim had ended before the fault");
@@ -239,6 +252,9 @@ fn after(
         complaints.push(format!("views of killed launchers stay: {left:?}"));
     }
     complaints.extend(bystanders.finish()?);
+    if let Some(known) = &stage.known {
+        complaints.extend(known.judge(&stage.findings, None)?.err());
+    }
     let (before, after) = speeds(entries);
     if let (Some(was), Some(is)) = (before.per_second(), after.per_second()) {
         println!("bystanders: {was:.0} operations/s each before the faults, {is:.0} after them");

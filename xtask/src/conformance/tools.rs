@@ -52,7 +52,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
 
-    let known = selection.check.then(Known::read).transpose()?;
+    let known = Known::wanted(selection)?;
     let report = Report { count: cases.len(), ..Report::default() };
     let queue = Mutex::new(VecDeque::from(cases));
     let port = AtomicU16::new(20_000);
@@ -86,6 +86,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         // A worker that failed leaves the rest of the queue undone: the error is what counts then.
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
+    if let Some(known) = &known {
+        println!("{known}");
+    }
     Ok(report.finish())
 }
 
@@ -203,7 +206,7 @@ impl Runner<'_> {
             .collect();
         let verdict = self.run_pairs(&mut pairs)?;
         let verdict = match (verdict, self.known) {
-            (Ok(figures), Some(known)) => known.judge(&self.findings())?.map(|()| figures),
+            (Ok(figures), Some(known)) => known.judge(&self.findings(), None)?.map(|()| figures),
             (verdict, _) => verdict,
         };
         Ok(match verdict {
