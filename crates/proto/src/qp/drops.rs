@@ -65,6 +65,10 @@ impl Qp {
         env: &mut E,
     ) {
         env.count(reason.counter(), 1);
+        if packet.headers.bth.dest_qpn == Qpn::MULTICAST && deth.src_qpn == self.qpn {
+            // It sends to a group of which it is a member, and wants no copies.
+            return;
+        }
         let drops = self.drops_mut()[reason as usize].get_or_insert(Drops {
             count: 0,
             source: arrival.source,

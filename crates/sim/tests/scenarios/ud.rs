@@ -292,4 +292,11 @@ fn each_member_of_a_group_gets_one_copy() {
     sim.post_send(sender.qp, &wr).unwrap();
     sim.run();
     assert_eq!(ends.map(|end| sim.poll(end.recv_cq).len()), [0, 0, 1, 0, 0]);
+    // The sender had no receive for its own copy, and has lost nothing by that.
+    assert_eq!(sim.counter(x, Counter::DropNoRecv), 1);
+    assert_eq!(sim.get(sender.qp).drops(DropReason::NoReceive), None);
+    sim.post_send(sender.qp, &wr).unwrap();
+    sim.run();
+    let lost = sim.get(ends[2].qp).drops(DropReason::NoReceive).map(|drops| drops.count);
+    assert_eq!((sim.counter(x, Counter::DropNoRecv), lost), (2, Some(1)));
 }
