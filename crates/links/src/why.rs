@@ -53,15 +53,16 @@ pub struct Sounding {
 }
 
 impl Sounding {
-    /// Sends it.
+    /// Sends it. `before` is what was heard of this packet earlier.
     #[must_use]
     pub fn new(
         links: &Links,
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
+        before: Option<Cause>,
     ) -> Self {
-        Self { socket: send(links, av, headers, payload), psn: headers.bth.psn, found: None }
+        Self { socket: send(links, av, headers, payload), psn: headers.bth.psn, found: before }
     }
 
     /// The cause that was heard so far. The peer's device knows more than the network.

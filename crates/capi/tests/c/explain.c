@@ -74,7 +74,8 @@ static int rtr(struct ibv_qp *qp, int index, const struct address *to, enum ibv_
 
 static void rts(struct ibv_qp *qp, uint32_t psn)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1,
+	/* A host says of a few packets that nobody holds the port. With the longer timeout there are more repeats. */
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = is("nobody-on-port") ? 15 : 12, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1,
 		.sq_psn = psn };
 	OK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 					 IBV_QP_MAX_QP_RD_ATOMIC));

@@ -78,6 +78,8 @@ struct Device {
     soundings: Vec<(AddressVector, Sent)>,
     /// The reason that they bring, and the calls that ask for it.
     says: Option<Cause>,
+    /// Packets of which the peer's host reports that nobody holds the port. It says nothing of later ones.
+    reported: usize,
     listened: Vec<(AddressVector, Psn)>,
     /// The reasons that the senders of dropped packets are told.
     reasons: Vec<(Arrival, Bth, Cause)>,
@@ -170,6 +172,9 @@ impl ReasonEnv for Device {
         let bytes = self.bytes(payload).unwrap();
         let sent = Sent { headers: *headers, len: payload.len(), acks: None, bytes };
         self.soundings.push((*av, sent));
+        if self.sent.len() < self.reported {
+            self.says = Some(Cause::NobodyOnPort);
+        }
     }
 
     fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
@@ -307,6 +312,7 @@ impl World {
             told: Vec::new(),
             soundings: Vec::new(),
             says: None,
+            reported: 0,
             listened: Vec::new(),
             reasons: Vec::new(),
             shared: Vec::new(),

@@ -168,23 +168,23 @@ impl Qp {
         (psn == self.expected()).then_some(since)
     }
 
+    /// The peer has never answered.
+    pub(super) fn was_never_answered(&self) -> bool {
+        self.first_unanswered() == self.attr.sq_psn
+    }
+
     /// The oldest packet has had no answer since then. Asks the network and the peer's device why, if the retries are about to
     /// run out.
-    pub(super) fn sound<E: Env>(
-        &mut self,
-        (una, since): (Psn, Time),
-        (retries_left, was_timeout): (u8, bool),
-        env: &mut E,
-    ) {
+    pub(super) fn sound<E: Env>(&mut self, (una, since): (Psn, Time), is_late: bool, env: &mut E) {
+        let is_stranger = self.was_never_answered();
         let trouble = self.trouble.get_or_insert_default();
         if trouble.silent.is_none_or(|(psn, _)| psn != una) {
             trouble.silent = Some((una, since));
         }
-        let is_late = retries_left <= 1;
         let asked = trouble.asked.filter(|(psn, _)| *psn == una);
-        // They are asked early about a peer that was never there: its host reports the first packets, and then a few in a
-        // second. It is at the second timeout, since a host that is slow to begin has answered by then.
-        let asks = is_late || una == self.attr.sq_psn && was_timeout;
+        // They are asked about a stranger before the first repeat as well: where nobody holds the port, its host reports about six
+        // packets, and then one in a second. The repeats would use them up.
+        let asks = is_late || is_stranger;
         if !asks || asked.is_some_and(|(_, late)| late || !is_late) {
             return;
         }

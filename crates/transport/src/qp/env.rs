@@ -476,11 +476,10 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         if self.is_cut() {
             return;
         }
-        let known = self.link.sounding.as_mut().and_then(|sounding| sounding.verdict());
-        if known.is_none() {
-            let sounding = Sounding::new(self.transport.links, av, headers, payload);
-            self.link.sounding = Some(Box::new(sounding));
-        }
+        // What was said before counts unless something else is said now.
+        let before = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
+        let sounding = Sounding::new(self.transport.links, av, headers, payload, before);
+        self.link.sounding = Some(Box::new(sounding));
     }
 
     #[cold]

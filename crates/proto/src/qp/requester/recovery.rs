@@ -119,11 +119,6 @@ impl LossRecovery {
         self.has_answered
     }
 
-    /// Whether an ACK timeout has passed since the last answer.
-    pub(super) fn has_timed_out(&self) -> bool {
-        self.ack_timeouts > 0
-    }
-
     /// Retries before the next failure.
     pub(super) fn retries_left(&self) -> u8 {
         self.retries_left

@@ -127,20 +127,19 @@ impl Qp {
     }
 
     /// See [`Qp::sound`].
-    fn look_into_silence<E: Env>(&mut self, silence: Expired, env: &mut E) {
+    fn look_into_silence<E: Env>(&mut self, silence: Expired, is_late: bool, env: &mut E) {
         let since = (self.requester.una, silence.since);
-        let recovery = &self.requester.recovery;
         // A peer that has answered meanwhile is not silent.
-        if !recovery.has_answered() && self.awaits_answer() {
-            let retries = (recovery.retries_left(), recovery.has_timed_out());
-            self.sound(since, retries, env);
+        if !self.requester.recovery.has_answered() && self.awaits_answer() {
+            self.sound(since, is_late, env);
         }
     }
 
     pub(in crate::qp) fn on_probe_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
-        if self.requester.recovery.retries_left() == 0 {
-            // The ACK timeout that comes ends it.
-            self.look_into_silence(silence, env);
+        // The ACK timeout that comes ends it.
+        let is_late = self.requester.recovery.retries_left() == 0;
+        if is_late || self.was_never_answered() {
+            self.look_into_silence(silence, is_late, env);
         }
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_probe_timeout(silence, moment);
@@ -152,7 +151,8 @@ impl Qp {
     }
 
     pub(in crate::qp) fn on_ack_timeout<E: Env>(&mut self, silence: Expired, env: &mut E) {
-        self.look_into_silence(silence, env);
+        let is_late = self.requester.recovery.retries_left() <= 1;
+        self.look_into_silence(silence, is_late, env);
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_ack_timeout(silence, moment);
         self.count_and_carry_out(Counter::LocalAckTimeoutErr, decision, env);

@@ -65,10 +65,10 @@ fn silence_is_looked_into_early_and_before_the_last_retry() {
         at
     };
     for (retry_cnt, of_stranger, of_known) in [
-        (7, vec![2, 7], vec![7]),
-        (4, vec![2, 4], vec![4]),
-        (3, vec![2, 3], vec![3]),
-        (2, vec![2], vec![2]),
+        (7, vec![1, 7], vec![7]),
+        (4, vec![1, 4], vec![4]),
+        (3, vec![1, 3], vec![3]),
+        (2, vec![1, 2], vec![2]),
         // The first timeout is late already.
         (1, vec![1], vec![1]),
         (0, vec![1], vec![1]),
@@ -84,7 +84,6 @@ fn silence_of_each_packet_is_looked_into_anew() {
     for _ in 0..3 {
         world.post(SendOp::Send, 8);
     }
-    assert!(world.wait() && world.sounded().is_empty());
     assert!(world.wait() && world.qp.awaits_reason());
     assert_eq!(world.sounded(), [0]);
     world.answer(1, Syndrome::ACK);
@@ -113,27 +112,51 @@ fn an_answer_since_the_timer_began_is_no_silence() {
 
 /// A probe timeout costs no retry. It is late only where the ACK timeout that comes is the last.
 #[test]
-fn a_probe_timeout_without_retries_looks_into_silence() {
+fn a_probe_timeout_of_a_stranger_or_without_retries_looks_into_silence() {
     let props = LinkProps { probe_after: Some(MS), ..LinkProps::new(1 << 20) };
-    for (retry_cnt, at_first_probe, ack_timeouts) in [(0, true, 0), (1, false, 1), (7, false, 2)] {
+    // Whether it was a probe timeout at which silence was looked into, and the ACK timeouts until then.
+    let soundings = |retry_cnt: u8, was_answered: bool| {
         let mut world = world(retry_cnt, props);
+        if was_answered {
+            world.post(SendOp::Send, 8);
+            world.answer(0, Syndrome::ACK);
+        }
         world.post(SendOp::Send, 8);
-        let mut timeouts = 0;
-        assert!(world.wait());
-        assert_eq!(!world.sounded().is_empty(), at_first_probe, "{retry_cnt}");
+        world.counters();
+        let (mut ack_timeouts, mut at) = (0, Vec::new());
         loop {
-            let counters = world.counters();
-            timeouts += counters.iter().filter(|c| **c == Counter::LocalAckTimeoutErr).count();
-            if !world.sounded().is_empty() {
+            let before = world.device.soundings.len();
+            if !world.wait() {
                 break;
             }
-            assert!(world.wait());
+            let is_ack = world.counters().contains(&Counter::LocalAckTimeoutErr);
+            ack_timeouts += u32::from(is_ack);
+            at.extend((before..world.device.soundings.len()).map(|_| (!is_ack, ack_timeouts)));
         }
-        assert_eq!((world.sounded(), timeouts), (vec![0], ack_timeouts), "{retry_cnt}");
+        let silence = if was_answered { Cause::SilentNow } else { Cause::NeverAnswered };
+        assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(silence)));
+        at
+    };
+    for (retry_cnt, of_stranger, of_known) in [
+        (7, vec![(true, 0), (false, 7)], vec![(false, 7)]),
+        (1, vec![(true, 0), (false, 1)], vec![(false, 1)]),
+        (0, vec![(true, 0)], vec![(true, 0)]),
+    ] {
+        assert_eq!(soundings(retry_cnt, false), of_stranger, "{retry_cnt}");
+        assert_eq!(soundings(retry_cnt, true), of_known, "{retry_cnt}");
+    }
+}
+
+/// A host reports a few packets for a port that nobody holds. The first repeats would use them up.
+#[test]
+fn a_stranger_is_asked_about_before_the_first_repeat() {
+    for probe_after in [Some(MS), None] {
+        let mut world = world(7, LinkProps { probe_after, ..LinkProps::new(1 << 20) });
+        world.post(SendOp::Send, 8);
+        world.post(SendOp::Send, 8);
+        world.device.reported = world.device.sent.len() + 1;
         while world.wait() {}
-        let often = if retry_cnt == 7 { 2 } else { 1 };
-        assert_eq!(world.sounded(), vec![0; often], "{retry_cnt}");
-        assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(Cause::NeverAnswered)));
+        assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(Cause::NobodyOnPort)));
     }
 }
 
