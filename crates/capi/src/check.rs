@@ -6,10 +6,13 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
-use anyverbs::{DropReason, Drops};
-use anyverbs_check::{Activity, Dropped, Kind, Ledger, QueuePair, Refusal, Region, checker};
+use anyverbs::DropReason;
+use anyverbs_check::{
+    Activity, Dropped, DroppedDatagrams, Kind, Ledger, QueuePair, Refusal, Region, checker,
+};
 
 use parking_lot::Mutex;
 
@@ -65,16 +68,32 @@ pub(crate) fn made_qp(
     }
 }
 
-/// Tells of datagrams that a queue pair has dropped.
-pub(crate) fn dropped(pointer: *const ibv_qp, own_qkey: u32, reason: DropReason, drops: &Drops) {
-    let Some(checker) = checker() else { return };
-    let reason = match reason {
-        DropReason::QKey => Dropped::QKey { own: own_qkey, other: drops.qkey.0 },
-        DropReason::NoReceive => Dropped::NoReceive,
-        DropReason::TooLong => Dropped::TooLong { len: drops.len, room: drops.room },
+/// The longest wait for a lock of the device. When the process ends, a thread may hold it for good.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+/// The datagrams that a queue pair has dropped.
+pub(crate) fn drops_of(device: &anyverbs::Qp) -> Vec<DroppedDatagrams> {
+    let of = |reason| {
+        let drops = device.drops(reason, LONGEST_WAIT)?;
+        let ([own_qkey, qkey], [own_pkey, pkey]) = (drops.qkeys, drops.pkeys);
+        let from = format!("queue pair {:#x} of {}", drops.src_qpn.get(), drops.source);
+        let reason = match reason {
+            DropReason::QKey => Dropped::QKey { own: own_qkey.0, other: qkey.0 },
+            DropReason::PKey => Dropped::PKey { own: own_pkey.0, other: pkey.0 },
+            DropReason::NoReceive => Dropped::NoReceive,
+            DropReason::TooLong => Dropped::TooLong { len: drops.len, room: drops.room },
+        };
+        Some(DroppedDatagrams { reason, count: drops.count, from })
     };
-    let from = format!("queue pair {:#x} of {}", drops.src_qpn.get(), drops.source);
-    checker.ledger().dropped(pointer as usize, reason, drops.count, &from);
+    DropReason::ALL.into_iter().filter_map(of).collect()
+}
+
+/// Tells of datagrams that a queue pair has dropped.
+pub(crate) fn dropped(pointer: *const ibv_qp, all: &[DroppedDatagrams]) {
+    if let Some(checker) = checker().filter(|_| !all.is_empty()) {
+        let mut ledger = checker.ledger();
+        all.iter().for_each(|drops| ledger.dropped(pointer as usize, drops));
+    }
 }
 
 /// The addresses of the queue pairs of type UD whose receives complete in this queue.

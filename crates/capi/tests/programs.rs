@@ -346,10 +346,13 @@ fn check_program(
     fs::write(&rules, suppressions).unwrap();
     let is_small = words[0].starts_with("beyond-limits");
     let persona = if is_small { "small_limits.toml" } else { "without_srq.toml" };
-    let persona = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(persona);
+    let beside = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let mut command = Command::new("timeout");
     if words[0].contains("persona") {
-        command.env("ANYVERBS_PERSONA", persona);
+        command.env("ANYVERBS_PERSONA", beside(persona));
+    }
+    if words[0].contains("pkey") {
+        command.env("ANYVERBS_CONFIG", beside("partitions.toml"));
     }
     let output = command
         .arg("60")
@@ -385,7 +388,7 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
             assert_eq!((status, &found[..]), (Some(66), &[id.clone()][..]), "{id} {calls}: {said}");
             // The function of the mistake, with its file and line, stands in a stack.
             let function = id.replace('-', "_");
-            let is_named = |line: &str| line.contains(&function) && line.contains("mistakes.c:");
+            let is_named = |line: &str| line.contains(&function) && line.contains("c/mistakes");
             assert!(said.lines().any(is_named), "{id} {calls}: {said}");
             let (status, said, found) = check([&id, "right", calls], "1", "");
             assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
@@ -429,6 +432,7 @@ fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
 fn the_checker_says_whose_datagram_was_dropped() {
     for (id, why) in [
         ("qkey-mismatch", "with Q_Key 0x22222222, and that of the queue pair is 0x11111111"),
+        ("pkey-mismatch", "with P_Key 0xffff, and that of the queue pair is 0x8001"),
         ("datagram-without-receive", "and no receive was posted"),
         ("datagram-too-long", "with 48 bytes (40 of them the GRH), and there was room for 47"),
     ] {
@@ -564,6 +568,7 @@ fn failures_explain_themselves() {
         return;
     }
     const MARK: &str = "<!-- explain ";
+    let partitions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/partitions.toml");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/troubleshooting/examples.md");
     let mut wanted = fs::read_to_string(&page).unwrap();
     let (mut seen, mut block) = (String::new(), false);
@@ -578,8 +583,11 @@ fn failures_explain_themselves() {
             continue;
         };
         let words: Vec<_> = words.split(' ').collect();
-        let output =
-            run_below("explain", &["unshare", "-n"], &words, &[("ANYVERBS_UDP_PORT", "4791")]);
+        let mut configuration = vec![("ANYVERBS_UDP_PORT", "4791")];
+        if words[0] == "partition" {
+            configuration.extend([("ANYVERBS_CONFIG", partitions), ("ANYVERBS_INTERFACES", "")]);
+        }
+        let output = run_below("explain", &["unshare", "-n"], &words, &configuration);
         seen += &format!("```text\n{}", masked(&output));
         (block, count) = (true, count + 1);
     }

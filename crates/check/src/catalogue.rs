@@ -61,6 +61,7 @@ checks! {
     ForkedChild "posted-from-forked-child";
     FailedWcOpcode "failed-wc-opcode";
     QkeyMismatch "qkey-mismatch";
+    PkeyMismatch "pkey-mismatch";
     DatagramUnreceived "datagram-without-receive";
     DatagramTooLong "datagram-too-long";
     Persona "refused-by-persona";

@@ -228,6 +228,17 @@ pub struct Refusal {
     pub why: String,
 }
 
+/// Datagrams that a queue pair dropped for one reason.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DroppedDatagrams {
+    /// The reason.
+    pub reason: Dropped,
+    /// How many there were.
+    pub count: u64,
+    /// Where the first one came from.
+    pub from: String,
+}
+
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dropped {
@@ -237,6 +248,13 @@ pub enum Dropped {
         own: u32,
         /// The datagram's.
         other: u32,
+    },
+    /// Its P_Key was of another partition.
+    PKey {
+        /// The queue pair's.
+        own: u16,
+        /// The datagram's.
+        other: u16,
     },
     /// There was no receive.
     NoReceive,

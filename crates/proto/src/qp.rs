@@ -550,7 +550,7 @@ impl Qp {
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(self.pkey) {
-            return env.count(Counter::DropPkey, 1);
+            return self.drop_of_partition(arrival, packet, env);
         }
         if notifies {
             return self.receive_notification(arrival, env);

@@ -18,6 +18,7 @@ pub(crate) mod watch;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::base::Core;
@@ -394,12 +395,11 @@ impl Qp {
         Ok(self.lock()?.machine.is_draining())
     }
 
-    /// Datagrams that it dropped for a reason since the last RESET.
-    ///
-    /// # Errors
-    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
-    pub fn drops(&self, reason: DropReason) -> Result<Option<Drops>, ModifyObjectError> {
-        Ok(self.lock()?.machine.drops(reason))
+    /// Datagrams that it dropped for a reason since the last RESET. None as well if its lock cannot be had within this time: when the
+    /// process ends, a thread may hold it for good.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason, within: Duration) -> Option<Drops> {
+        self.0.state.try_lock_for(within)?.machine.drops(reason)
     }
 
     /// State now.

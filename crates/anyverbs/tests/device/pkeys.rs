@@ -79,7 +79,7 @@ fn reaches(from: u16, to: u16, expected: bool) -> bool {
             true
         }
         status => {
-            assert_eq!(status, WcStatus::RetryExcErr);
+            assert_eq!((status, sent[0].vendor_err), (WcStatus::RetryExcErr, 1215));
             assert!(lost >= 3, "{lost}");
             assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
             false
@@ -144,7 +144,8 @@ fn with_peer(name: &str, first: &str, peers_config: &[(&str, &str)], talks: bool
             exercise(&e, &src, &dst, remote);
         } else {
             e.send(1, SendOp::Write(remote), &[src.sge(0, 8)]);
-            assert_eq!(e.poll(1)[0].status, WcStatus::RetryExcErr);
+            let wc = e.poll(1)[0];
+            assert_eq!((wc.status, wc.vendor_err), (WcStatus::RetryExcErr, 1215));
         }
         let counters = e.context.counters().unwrap();
         let [by_shm, sent] = [Counter::ShmSentPkts, Counter::SentPkts].map(|c| counters.read(c));

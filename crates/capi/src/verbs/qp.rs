@@ -9,9 +9,8 @@ use std::{
 use anyverbs_causes::Cause;
 
 use anyverbs::{
-    DropReason, ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState,
-    QpType, Qpn, RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature,
-    raw::RawQp,
+    ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
+    RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
 };
 use anyverbs_sanitizers as sanitizers;
 
@@ -481,12 +480,8 @@ fn look_at_ud(qp: &Qp) {
 
 /// Tells the checker of datagrams that nobody else reports.
 pub(super) fn look_for_drops(qp: &Qp) {
-    let Ok(device) = qp.inner.device.transport() else { return };
-    let Ok((attr, _)) = device.query() else { return };
-    for reason in DropReason::ALL {
-        if let Ok(Some(drops)) = device.drops(reason) {
-            check::dropped(qp.public().cast(), attr.qkey.0, reason, &drops);
-        }
+    if let Ok(device) = qp.inner.device.transport() {
+        check::dropped(qp.public().cast(), &check::drops_of(device));
     }
 }
 

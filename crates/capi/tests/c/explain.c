@@ -293,7 +293,7 @@ static void run_end(void)
 	e.mr = ibv_reg_mr(is("rkey-of-other-pd") && is_server ? ibv_alloc_pd(ctx) : pd, e.buf, BUF, rights());
 	TRUE(e.cq && e.mr);
 	e.qp = make_qp(pd, e.cq, IBV_QPT_RC, NULL, 0);
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .pkey_index = is("partition") && is_server,
 		.qp_access_flags = is("qp-right") ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 	OK(ibv_modify_qp(e.qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	struct address own = { .qpn = e.qp->qp_num, .psn = 1, .va = (uintptr_t)e.buf, .lkey = e.mr->lkey, .rkey = e.mr->rkey };

@@ -598,61 +598,7 @@ static void failed_wc_opcode(struct end *a, struct end *b)
 		result = 3;
 }
 
-/* Sends a datagram of 8 bytes, and waits until it has arrived: one to the sender itself is behind it. */
-static void deliver_datagram(struct end *a, struct end *b, uint32_t qkey)
-{
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } };
-	attr.grh.dgid = own_gid(a->qp->context);
-	struct ibv_ah *ah = ibv_create_ah(a->mr->pd, &attr);
-	remote_qkey = qkey;
-	send_datagram(a, b->qp->qp_num, ah);
-	OK(status_of_next(a));
-	OK(post_recv(a, 9, 64));
-	remote_qkey = 0x11111111;
-	send_datagram(a, a->qp->qp_num, ah);
-	OK(status_of_next(a) || status_of_next(a));
-	OK(ibv_destroy_ah(ah));
-}
-
-/* The receiver takes it unless this is wrong, and ends. */
-static void one_datagram(struct end *a, struct end *b, uint32_t qkey)
-{
-	deliver_datagram(a, b, qkey);
-	if (!wrong)
-		OK(status_of_next(b));
-	OK(ibv_destroy_qp(b->qp));
-	b->qp = make_qp(a->mr->pd, b->cq, IBV_QPT_UD, NULL, 0);
-}
-
-static void qkey_mismatch(struct end *a, struct end *b)
-{
-	OK(post_recv(b, 1, 64));
-	/* Right: the highest bit asks for the sender's own, which is the same. */
-	one_datagram(a, b, wrong ? 0x22222222 : 0x80000000);
-}
-
-static void datagram_without_receive(struct end *a, struct end *b)
-{
-	if (!wrong)
-		OK(post_recv(b, 1, 64));
-	one_datagram(a, b, 0x11111111);
-}
-
-static void datagram_too_long(struct end *a, struct end *b)
-{
-	OK(post_recv(b, 1, wrong ? 47 : 48));
-	one_datagram(a, b, 0x11111111);
-}
-
-/* The receiver polls in vain, and ends the process at once. */
-static void waits_for_a_datagram(struct end *a, struct end *b)
-{
-	struct ibv_wc wc;
-	deliver_datagram(a, b, 0x11111111);
-	EQ(ibv_poll_cq(b->cq, 1, &wc), 0);
-	fflush(stdout);
-	_exit(5);
-}
+#include "mistakes_of_datagrams.h"
 
 /* The device plays one without SRQs. */
 static void refused_by_persona(struct end *a, struct end *b)
@@ -776,6 +722,7 @@ int main(int argc, char **argv)
 		{ "datagram-without-receive", IBV_QPT_UD, datagram_without_receive },
 		{ "datagram-too-long", IBV_QPT_UD, datagram_too_long },
 		{ "waits-for-a-datagram", IBV_QPT_UD, waits_for_a_datagram },
+		{ "pkey-mismatch", IBV_QPT_UD, pkey_mismatch },
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },

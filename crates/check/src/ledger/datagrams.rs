@@ -1,7 +1,7 @@
 //! Datagrams that queue pairs have dropped.
 
 use crate::catalogue::Check;
-use crate::facts::Dropped;
+use crate::facts::{Dropped, DroppedDatagrams};
 use crate::stack::Stack;
 
 use super::Ledger;
@@ -10,6 +10,7 @@ impl Dropped {
     fn check(self) -> Check {
         match self {
             Self::QKey { .. } => Check::QkeyMismatch,
+            Self::PKey { .. } => Check::PkeyMismatch,
             Self::NoReceive => Check::DatagramUnreceived,
             Self::TooLong { .. } => Check::DatagramTooLong,
         }
@@ -17,15 +18,19 @@ impl Dropped {
 }
 
 impl Ledger {
-    /// A queue pair has dropped `count` datagrams so far, the first one `from` there. It is reported once.
-    pub fn dropped(&mut self, address: usize, reason: Dropped, count: u64, from: &str) {
+    /// A queue pair has dropped datagrams. Each reason is reported once.
+    pub fn dropped(&mut self, address: usize, drops: &DroppedDatagrams) {
+        let DroppedDatagrams { reason, count, from } = drops;
         let check = reason.check();
         let Some(queues) = self.queues.get_mut(&address) else { return };
         let Some(qp) = queues.qp.filter(|_| !queues.dropped.contains(&check)) else { return };
         queues.dropped.push(check);
-        let why = match reason {
+        let why = match *reason {
             Dropped::QKey { own, other } => {
                 format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")
+            }
+            Dropped::PKey { own, other } => {
+                format!("with P_Key {other:#06x}, and that of the queue pair is {own:#06x}")
             }
             Dropped::NoReceive if qp.srq == 0 => "and no receive was posted".to_owned(),
             Dropped::NoReceive => "and the SRQ had no receive".to_owned(),

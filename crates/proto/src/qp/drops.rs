@@ -2,7 +2,7 @@
 
 use crate::counters::Counter;
 use crate::env::Env;
-use crate::types::{Gid, QKey, Qpn};
+use crate::types::{Gid, PKey, QKey, Qpn};
 use crate::wire::deth::Deth;
 
 use super::grh::GRH_LEN;
@@ -13,6 +13,8 @@ use super::{Arrival, Incoming, Qp};
 pub enum DropReason {
     /// Its Q_Key is not that of the queue pair.
     QKey,
+    /// Its P_Key is of another partition.
+    PKey,
     /// There is no receive.
     NoReceive,
     /// It is longer than the receive, or than the path MTU.
@@ -21,13 +23,14 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::QKey, Self::NoReceive, Self::TooLong];
+    pub const ALL: [Self; 4] = [Self::QKey, Self::PKey, Self::NoReceive, Self::TooLong];
 
     /// The port's counter of them.
     #[must_use]
     pub fn counter(self) -> Counter {
         match self {
             Self::QKey => Counter::DropQkey,
+            Self::PKey => Counter::DropPkey,
             Self::NoReceive => Counter::DropNoRecv,
             Self::TooLong => Counter::DropRecvTooShort,
         }
@@ -43,8 +46,10 @@ pub struct Drops {
     pub source: Gid,
     /// Queue pair of the sender.
     pub src_qpn: Qpn,
-    /// Its Q_Key.
-    pub qkey: QKey,
+    /// The Q_Key of the queue pair, and its own.
+    pub qkeys: [QKey; 2],
+    /// The P_Key of the queue pair, and its own.
+    pub pkeys: [PKey; 2],
     /// Bytes, with the GRH.
     pub len: u64,
     /// Bytes that the receive and the path MTU had room for; 0 without a receive.
@@ -55,6 +60,21 @@ pub struct Drops {
 pub(super) type AllDrops = [Option<Drops>; DropReason::ALL.len()];
 
 impl Qp {
+    /// Drops a packet of another partition.
+    #[cold]
+    pub(super) fn drop_of_partition<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) {
+        if let Some(deth) = packet.headers.deth {
+            return self.drop_datagram(DropReason::PKey, 0, (arrival, packet, deth), env);
+        }
+        self.explain_drop(arrival, packet, env);
+        env.count(Counter::DropPkey, 1);
+    }
+
     /// Drops a datagram.
     #[cold]
     pub(super) fn drop_datagram<E: Env>(
@@ -69,11 +89,14 @@ impl Qp {
             // It sends to a group of which it is a member, and wants no copies.
             return;
         }
+        let qkeys = [self.attr.qkey, deth.qkey];
+        let pkeys = [self.pkey, packet.headers.bth.pkey];
         let drops = self.drops_mut()[reason as usize].get_or_insert(Drops {
             count: 0,
             source: arrival.source,
             src_qpn: deth.src_qpn,
-            qkey: deth.qkey,
+            qkeys,
+            pkeys,
             len: (GRH_LEN + packet.payload.len()) as u64,
             room,
         });

@@ -224,6 +224,10 @@ impl Qp {
                 av.dgid.to_ip()
             ),
             Cause::PsnDiffers => format!("they begin at PSN {psn:#x}, and rq_psn is {rq_psn:#x}"),
+            Cause::PkeyDiffers => format!(
+                "they have P_Key {:#06x}, and that of the queue pair is {:#06x}",
+                bth.pkey.0, self.pkey.0
+            ),
             _ => format!(
                 "the queue pair is of type {:?}, and {} came",
                 self.init.qp_type, bth.opcode
@@ -244,6 +248,8 @@ impl Qp {
             Some(Cause::GidDiffers)
         } else if attr.state == QpState::Err {
             Some(Cause::PeerInError)
+        } else if !bth.pkey.matches(self.pkey) {
+            Some(Cause::PkeyDiffers)
         } else {
             (!self.expects(bth.psn)).then_some(Cause::PsnDiffers)
         }

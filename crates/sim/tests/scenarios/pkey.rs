@@ -1,6 +1,7 @@
 //! Packets of another partition are dropped and counted (IBA 9.6.1.2.3, 10.9.3).
 
 use super::prelude::*;
+use anyverbs_proto::qp::drops::DropReason;
 
 /// Sends the first packet with another P_Key.
 fn with_pkey(options: QpOptions, pkey: u16) -> (Pair, End, End) {
@@ -37,6 +38,9 @@ fn another_partition() {
             t.run();
             assert_eq!(t.counter(b.device, Counter::DropPkey), 1, "{pkey:#x}");
             assert_eq!(t.received(b), []);
+            let drops = t.get(b.qp).drops(DropReason::PKey).map(|drops| (drops.count, drops.pkeys));
+            let is_datagram = options.qp_type == QpType::Ud;
+            assert_eq!(drops, is_datagram.then_some((1, [PKey::DEFAULT, PKey(pkey)])));
         }
     }
 }

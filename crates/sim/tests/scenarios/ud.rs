@@ -82,12 +82,12 @@ fn another_qkey_is_dropped_silently_and_counted() {
     assert_eq!(t.sent(a), [(2, Success)]);
     assert_eq!(t.recvs(b), []);
     assert_eq!(t.counter(b.device, Counter::DropQkey), 1);
-    assert_eq!(drops(&t), [Some(drop_of(&t, dest.qkey, 200, 0)), None, None]);
+    assert_eq!(drops(&t), [Some(drop_of(&t, dest.qkey, 200, 0)), None, None, None]);
     do_send(&mut t, 200);
 }
 
 /// The datagrams that `b` has dropped.
-fn drops(t: &Pair) -> [Option<Drops>; 3] {
+fn drops(t: &Pair) -> [Option<Drops>; 4] {
     DropReason::ALL.map(|reason| t.get(t.ends().1.qp).drops(reason))
 }
 
@@ -95,7 +95,8 @@ fn drops(t: &Pair) -> [Option<Drops>; 3] {
 fn drop_of(t: &Pair, qkey: QKey, len: u64, room: u64) -> Drops {
     let (a, b) = t.ends();
     let source = t.dest(b.qp, a.qp).av.dgid;
-    Drops { count: 1, source, src_qpn: t.get(a.qp).qpn(), qkey, len: 40 + len, room }
+    let (qkeys, pkeys) = ([QpOptions::ud().qkey, qkey], [PKey::DEFAULT; 2]);
+    Drops { count: 1, source, src_qpn: t.get(a.qp).qpn(), qkeys, pkeys, len: 40 + len, room }
 }
 
 /// A datagram of `len` bytes from `a` to `b`. Its receive is posted already.
@@ -155,7 +156,7 @@ fn it_must_fit_the_receive_with_its_grh() {
             assert_eq!(count(Counter::DropRecvTooShort), dropped);
             assert_eq!(count(Counter::DropNoRecv), 0, "there was a receive");
             let drop = drop_of(&t, QpOptions::ud().qkey, 200, room as u64);
-            assert_eq!(drops(&t), [None, None, (dropped > 0).then_some(drop)]);
+            assert_eq!(drops(&t), [None, None, None, (dropped > 0).then_some(drop)]);
             assert_eq!(t.bytes(b.mr, room, 300 - room), before[room..]);
         }
     }
@@ -169,11 +170,11 @@ fn without_a_receive_it_is_dropped_and_counted() {
     assert_eq!(t.sent(a), [(1, Success)]);
     assert_eq!(t.counter(b.device, Counter::DropNoRecv), 1);
     let drop = drop_of(&t, QpOptions::ud().qkey, 100, 0);
-    assert_eq!(drops(&t), [None, Some(drop), None]);
+    assert_eq!(drops(&t), [None, None, Some(drop), None]);
     t.post(a, 1, SendOp::Send, &[a.mr.sge(0, 50)]);
     t.run();
     assert_eq!(t.sent(a), [(1, Success)]);
-    assert_eq!(drops(&t), [None, Some(Drops { count: 2, ..drop }), None]);
+    assert_eq!(drops(&t), [None, None, Some(Drops { count: 2, ..drop }), None]);
     t.recv(b, 2, &[b.mr.sge(0, 240)]);
     do_send(&mut t, 200);
 }

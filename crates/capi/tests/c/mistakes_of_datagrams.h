@@ -1,0 +1,69 @@
+/* The part of mistakes.c about datagrams that vanish. */
+
+/* Sends a datagram of 8 bytes, and waits until it has arrived: one to the sender itself is behind it. */
+static void deliver_datagram(struct end *a, struct end *b, uint32_t qkey)
+{
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } };
+	attr.grh.dgid = own_gid(a->qp->context);
+	struct ibv_ah *ah = ibv_create_ah(a->mr->pd, &attr);
+	remote_qkey = qkey;
+	send_datagram(a, b->qp->qp_num, ah);
+	OK(status_of_next(a));
+	OK(post_recv(a, 9, 64));
+	remote_qkey = 0x11111111;
+	send_datagram(a, a->qp->qp_num, ah);
+	OK(status_of_next(a) || status_of_next(a));
+	OK(ibv_destroy_ah(ah));
+}
+
+/* The receiver takes it unless this is wrong, and ends. */
+static void one_datagram(struct end *a, struct end *b, uint32_t qkey)
+{
+	deliver_datagram(a, b, qkey);
+	if (!wrong)
+		OK(status_of_next(b));
+	OK(ibv_destroy_qp(b->qp));
+	b->qp = make_qp(a->mr->pd, b->cq, IBV_QPT_UD, NULL, 0);
+}
+
+static void qkey_mismatch(struct end *a, struct end *b)
+{
+	OK(post_recv(b, 1, 64));
+	/* Right: the highest bit asks for the sender's own, which is the same. */
+	one_datagram(a, b, wrong ? 0x22222222 : 0x80000000);
+}
+
+static void datagram_without_receive(struct end *a, struct end *b)
+{
+	if (!wrong)
+		OK(post_recv(b, 1, 64));
+	one_datagram(a, b, 0x11111111);
+}
+
+static void datagram_too_long(struct end *a, struct end *b)
+{
+	OK(post_recv(b, 1, wrong ? 47 : 48));
+	one_datagram(a, b, 0x11111111);
+}
+
+/* The receiver polls in vain, and ends the process at once. */
+static void waits_for_a_datagram(struct end *a, struct end *b)
+{
+	struct ibv_wc wc;
+	deliver_datagram(a, b, 0x11111111);
+	EQ(ibv_poll_cq(b->cq, 1, &wc), 0);
+	fflush(stdout);
+	_exit(5);
+}
+
+/* The table of P_Keys has 0xffff, 0x8001 and 0x7fff: the last is a limited member's of the first one's partition. */
+static void pkey_mismatch(struct end *a, struct end *b)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x11111111, .pkey_index = wrong ? 1 : 2 };
+	OK(ibv_modify_qp(b->qp, &reset, IBV_QP_STATE));
+	OK(ibv_modify_qp(b->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	to_rtr(b->qp, 0), to_rts(b->qp);
+	OK(post_recv(b, 1, 64));
+	one_datagram(a, b, 0x11111111);
+}
