@@ -28,11 +28,12 @@ static AT_LOAD: extern "C" fn() = at_load;
 /// for objects that are left.
 #[cfg(not(test))]
 extern "C" fn at_load() {
-    anyverbs_check::init(|from, to| {
+    let read: anyverbs_check::Read = |from, to| {
         let from = std::ptr::with_exposed_provenance(from as usize);
         // SAFETY: the destination is writable; the copy survives a source that is not mapped.
         unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), from, to.len()) }.is_ok()
-    });
+    };
+    anyverbs_check::init(read, crate::verbs::drops_at_exit);
 }
 
 /// An object was given to the program.
@@ -98,7 +99,7 @@ pub(crate) fn dropped(pointer: *const ibv_qp, all: &[DroppedDatagrams]) {
 
 /// The addresses of the queue pairs of type UD whose receives complete in this queue.
 pub(crate) fn datagram_qps(cq: *const ibv_cq_ex) -> Vec<usize> {
-    checker().map(|checker| checker.ledger().datagram_qps(cq as usize)).unwrap_or_default()
+    checker().map(|checker| checker.ledger().datagram_qps(Some(cq as usize))).unwrap_or_default()
 }
 
 /// Nothing is known of what is outstanding in this SRQ or queue pair.

@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicPtr, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::RwLock;
@@ -135,6 +136,15 @@ pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mu
 pub(crate) fn lookup<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
     let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
     object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)
+}
+
+/// The same where the table of all objects may be locked for good. It is waited for no longer than this.
+pub(crate) fn lookup_within<P: Public>(
+    pointer: *const P,
+    within: Duration,
+) -> Option<Arc<Object<P>>> {
+    let object = live().try_read_for(within)?.get(&(pointer as usize)).cloned()?;
+    object.downcast::<Object<P>>().ok()
 }
 
 /// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this

@@ -465,6 +465,17 @@ fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
     assert_eq!((status, found), (Some(5), wanted), "{said}");
 }
 
+/// A program that leaves the end of its queue pair to the process is told when that ends.
+#[test]
+fn the_checker_reports_a_lost_datagram_when_the_process_ends() {
+    let run = |kind| check(["leaves-a-lost-datagram", kind, "plain"], "1", "leak");
+    let (status, said, found) = run("wrong");
+    let wanted = vec!["datagram-without-receive".to_owned()];
+    assert_eq!((status, found), (Some(66), wanted), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
 /// A queue that was made for one thread is polled by one, and another thread makes the call.
 #[test]
 fn the_checker_reports_each_call_of_a_second_thread() {

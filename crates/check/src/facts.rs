@@ -239,6 +239,10 @@ pub struct DroppedDatagrams {
     pub from: String,
 }
 
+/// Tells what the queue pair of an address has dropped. It does not wait long: when the process ends, a thread may hold a lock for
+/// good.
+pub type DropsOf = fn(usize) -> Vec<DroppedDatagrams>;
+
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dropped {

@@ -10,7 +10,7 @@ mod work;
 use std::collections::VecDeque;
 
 use crate::catalogue::Check;
-use crate::facts::{Kind, Piece, QueuePair, Refusal, Region, Work};
+use crate::facts::{DropsOf, Kind, Piece, QueuePair, Refusal, Region, Work};
 use crate::map::Map;
 use crate::memory::{self, Read};
 use crate::report::{Finding, Reporter};
@@ -107,6 +107,7 @@ struct Abandoned {
 pub struct Ledger {
     reporter: Reporter,
     read: Read,
+    drops_of: DropsOf,
     /// By the address that the program knows.
     objects: Map<usize, Object>,
     regions: Map<usize, Region>,
@@ -133,10 +134,11 @@ struct Pinned {
 }
 
 impl Ledger {
-    pub(crate) fn new(reporter: Reporter, read: Read) -> Self {
+    pub(crate) fn new(reporter: Reporter, read: Read, drops_of: DropsOf) -> Self {
         Self {
             reporter,
             read,
+            drops_of,
             objects: Map::default(),
             regions: Map::default(),
             keys: Map::default(),

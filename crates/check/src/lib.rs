@@ -25,8 +25,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
 pub use facts::{
-    Activity, Completion, Dropped, DroppedDatagrams, Elements, Kind, Piece, QueuePair, Refusal,
-    Region, Work,
+    Activity, Completion, Dropped, DroppedDatagrams, DropsOf, Elements, Kind, Piece, QueuePair,
+    Refusal, Region, Work,
 };
 pub use ledger::Ledger;
 pub use memory::Read;
@@ -77,7 +77,7 @@ extern "C" fn in_child() {
 }
 
 /// Reads the environment, when the library is loaded. `read` looks at the program's memory.
-pub fn init(read: Read) {
+pub fn init(read: Read, drops_of: DropsOf) {
     let checker = CHECKER.get_or_init(|| {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
@@ -86,7 +86,7 @@ pub fn init(read: Read) {
             __cxa_atexit(at_exit, ptr::null_mut(), ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }
-        Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read)) })
+        Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read, drops_of)) })
     });
     let _: &Option<Checker> = checker;
 }

@@ -12,6 +12,7 @@ use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
     RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
 };
+use anyverbs_check::DroppedDatagrams;
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{
@@ -483,6 +484,13 @@ pub(super) fn look_for_drops(qp: &Qp) {
     if let Ok(device) = qp.inner.device.transport() {
         check::dropped(qp.public().cast(), &check::drops_of(device));
     }
+}
+
+/// The same of the queue pair at this address, for the checker when the process ends.
+pub(crate) fn drops_at_exit(qp: usize) -> Vec<DroppedDatagrams> {
+    let qp = object::lookup_within(qp as *const ibv_qp_ex, check::LONGEST_WAIT);
+    let drops = |qp: Arc<Qp>| Some(check::drops_of(qp.inner.device.transport().ok()?));
+    qp.and_then(drops).unwrap_or_default()
 }
 
 /// The attributes that `mask` names, each checked.

@@ -722,6 +722,7 @@ int main(int argc, char **argv)
 		{ "datagram-without-receive", IBV_QPT_UD, datagram_without_receive },
 		{ "datagram-too-long", IBV_QPT_UD, datagram_too_long },
 		{ "waits-for-a-datagram", IBV_QPT_UD, waits_for_a_datagram },
+		{ "leaves-a-lost-datagram", IBV_QPT_UD, leaves_a_lost_datagram },
 		{ "pkey-mismatch", IBV_QPT_UD, pkey_mismatch },
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },

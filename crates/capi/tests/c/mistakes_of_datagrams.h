@@ -56,6 +56,15 @@ static void waits_for_a_datagram(struct end *a, struct end *b)
 	_exit(5);
 }
 
+/* The program ends without an end of its objects. */
+static void leaves_a_lost_datagram(struct end *a, struct end *b)
+{
+	if (!wrong)
+		OK(post_recv(b, 1, 64));
+	deliver_datagram(a, b, 0x11111111);
+	exit(0);
+}
+
 /* The table of P_Keys has 0xffff, 0x8001 and 0x7fff: the last is a limited member's of the first one's partition. */
 static void pkey_mismatch(struct end *a, struct end *b)
 {

@@ -1,7 +1,7 @@
 //! Datagrams that queue pairs have dropped.
 
 use crate::catalogue::Check;
-use crate::facts::{Dropped, DroppedDatagrams};
+use crate::facts::{Dropped, DroppedDatagrams, QueuePair};
 use crate::stack::Stack;
 
 use super::Ledger;
@@ -47,12 +47,11 @@ impl Ledger {
         self.report(check, what, vec![seen, made]);
     }
 
-    /// The addresses of the queue pairs of type UD whose receives complete in this queue.
+    /// The addresses of the queue pairs of type UD whose receives complete in this queue, or in any.
     #[must_use]
-    pub fn datagram_qps(&self, cq: usize) -> Vec<usize> {
-        let is_of =
-            |queues: &super::Queues| queues.qp.is_some_and(|qp| qp.is_datagram && qp.recv_cq == cq);
-        let qps = self.queues.iter().filter(|(_, queues)| is_of(queues));
+    pub fn datagram_qps(&self, cq: Option<usize>) -> Vec<usize> {
+        let is_of = |qp: QueuePair| qp.is_datagram && cq.is_none_or(|cq| qp.recv_cq == cq);
+        let qps = self.queues.iter().filter(|(_, queues)| queues.qp.is_some_and(is_of));
         qps.map(|(address, _)| *address).collect()
     }
 }

@@ -145,8 +145,11 @@ impl Ledger {
         self.report(Check::CqOverrun, what, vec![seen, made]);
     }
 
-    /// The program ends.
+    /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped.
     pub(crate) fn end(&mut self) {
+        for qp in self.datagram_qps(None) {
+            (self.drops_of)(qp).iter().for_each(|drops| self.dropped(qp, drops));
+        }
         let mut left: Vec<_> = self.objects.drain().collect();
         left.sort_by_key(|(address, _)| *address);
         let leaks = left.into_iter().filter_map(|(address, object)| {
