@@ -3,12 +3,13 @@
 
 mod library_names;
 
+use anyverbs_testing::Stopwatch;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyverbs::cm::{Address, ConnParam, EventKind, Id, PortSpace, create_event_channel};
 use anyverbs::{QpType, Qpn};
@@ -112,7 +113,7 @@ fn hosts() {
         String::from_utf8(output.stderr).unwrap()
     };
     let (launcher, pid, mut client, mut heard) = connect();
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     // SAFETY: touches no memory; a descendant, whose launcher waits for it.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
     assert_eq!(hear(&mut heard), "disconnected");

@@ -584,7 +584,7 @@ fn without_loopback_the_order_of_joining_is_assumed() {
         // A busy kernel delivers behind the call that sends.
         let (mut got, begin) = (0, Instant::now());
         while got < 10 {
-            assert!(begin.elapsed() < Duration::from_secs(10), "{got} of 10 came");
+            assert!(begin.elapsed() < Duration::from_secs(60), "{got} of 10 came");
             port.receive(&mut batch).unwrap();
             for d in batch.datagrams() {
                 assert_eq!(d.bytes[STEER_OFFSET], port.slot().unwrap().number());

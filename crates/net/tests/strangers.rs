@@ -4,6 +4,7 @@
 
 mod netns;
 
+use anyverbs_testing::Stopwatch;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
@@ -147,7 +148,7 @@ fn a_user_that_took_all_names_is_named() {
     if !netns::isolate_as_root() {
         return;
     }
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     let names: Vec<_> = as_stranger(|| {
         let slots = (1..=255).map(|n| listen(Type::SEQPACKET, &format!("{NAME}/{n}")));
         slots.chain([listen(Type::SEQPACKET, &format!("{NAME}/start"))]).collect()

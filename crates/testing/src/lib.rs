@@ -13,6 +13,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Child, Command, id};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 pub use system_calls::system_calls;
 
@@ -38,6 +39,45 @@ pub fn skip(reason: impl Display) {
     // Lines of several processes stay whole: each is one write at the end of the file.
     let file = OpenOptions::new().append(true).create(true).open(file);
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a skip is recorded");
+}
+
+/// A stopwatch for what has to be quick. It stands while the machine is too busy to be quick: while a thread of any process
+/// waits for a processor (the line `some` of `/proc/pressure/cpu`), and while a hypervisor holds one back (`steal` in proc_stat(5)).
+///
+/// Where the system does not count them, it shows what a clock does.
+#[derive(Debug)]
+pub struct Stopwatch {
+    begin: Instant,
+    withheld: Duration,
+}
+
+impl Stopwatch {
+    /// One that runs from now on.
+    #[must_use]
+    pub fn start() -> Self {
+        Self { withheld: withheld(), begin: Instant::now() }
+    }
+
+    /// The time since the start, without that in which it stood.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        let elapsed = self.begin.elapsed();
+        elapsed.saturating_sub(withheld().saturating_sub(self.withheld))
+    }
+}
+
+/// How long threads have had to wait for processors since the system began.
+fn withheld() -> Duration {
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    let number = |text: Option<&str>| text.and_then(|text| text.parse().ok()).unwrap_or(0);
+    let waited = read("/proc/pressure/cpu");
+    let waited = waited.lines().find_map(|line| line.strip_prefix("some ")?.split_once("total="));
+    let waited = Duration::from_micros(number(waited.map(|(_, total)| total)));
+    let stolen = read("/proc/stat");
+    let stolen: u64 = number(stolen.split_whitespace().nth(8));
+    // SAFETY: touches no memory.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
+    waited + Duration::from_millis(stolen * 1000 / ticks)
 }
 
 /// Divides the number of random runs: `cargo xtask test --gate` sets it to 3.
@@ -199,6 +239,23 @@ pub fn isolate_device() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stopwatch_stands_while_processors_are_short() {
+        if std::fs::read_to_string("/proc/pressure/cpu").is_err() {
+            return skip("the system does not say how long threads wait for processors");
+        }
+        let begin = Instant::now();
+        let watch = Stopwatch::start();
+        let time = Duration::from_millis(500);
+        std::thread::scope(|scope| {
+            let count = std::thread::available_parallelism().unwrap().get() + 2;
+            (0..count).for_each(|_| {
+                scope.spawn(|| while begin.elapsed() < time {});
+            });
+        });
+        assert!(watch.elapsed() < begin.elapsed() / 2, "{:?}", watch.elapsed());
+    }
 
     #[test]
     fn ports_are_reserved_once() {

@@ -43,7 +43,7 @@ fn completions_are_stamped_in_order() {
         let mut out = [WcEx::default(); 1];
         let begin = Instant::now();
         while a.cq.poll_ex(&mut out).unwrap() == 0 {
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(begin.elapsed() < Duration::from_secs(60));
         }
         let [WcEx { wc, detail }] = out;
         assert_eq!((wc.wr_id, wc.status), (i, WcStatus::Success));

@@ -35,7 +35,7 @@ fn a_marked_packet_notifies_the_peer() {
         let begin = Instant::now();
         while to.read(0, 64) != payload {
             b.cq.poll(&mut [Wc::default(); 4]).unwrap();
-            assert!(begin.elapsed() < Duration::from_secs(10), "a packet has not arrived");
+            assert!(begin.elapsed() < Duration::from_secs(60), "a packet has not arrived");
         }
     }
     counted(&a, Counter::CnpHandled, handled);

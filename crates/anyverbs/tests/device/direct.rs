@@ -1,6 +1,7 @@
 //! One-sided operations between processes without a message: their effects, their limits, and their end. The peer is
 //! this test binary (`same_host::peer`).
 
+use anyverbs_testing::Stopwatch;
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
@@ -46,7 +47,7 @@ fn write_until_direct(e: &Endpoint, remote: RemoteAddr, sge: Sge) {
     let unused = used(e);
     let begin = Instant::now();
     while is_on() && used(e)[0] == unused[0] {
-        assert!(begin.elapsed() < Duration::from_secs(10), "no WRITE goes without a message");
+        assert!(begin.elapsed() < Duration::from_secs(60), "no WRITE goes without a message");
         e.send(0, SendOp::Write(remote), &[sge]);
         assert_eq!(status(e), WcStatus::Success);
     }
@@ -226,7 +227,7 @@ fn an_inaccessible_page_is_not_read() {
         // Its last bytes are accessible: by these the first copy without a message is awaited.
         let begin = Instant::now();
         while is_on() && used(&e)[1] == 0 {
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(begin.elapsed() < Duration::from_secs(60));
             let end = RemoteAddr { va: remote.va + OFFERED as u64 - 8, ..remote };
             e.send(0, SendOp::Read(end), &[buffer.sge(0, 8)]);
             assert_eq!(status(&e), WcStatus::Success);
@@ -258,7 +259,7 @@ fn nothing_is_written_after_it_was_taken_back() {
         if round % 4 == 3 {
             peer.signal(libc::SIGKILL);
         }
-        let begin = Instant::now();
+        let begin = Stopwatch::start();
         match round % 4 {
             1 => {
                 let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
@@ -342,10 +343,10 @@ fn take_back_while_writing(
         });
         let begin = Instant::now();
         while buffer.read(SIZE - 1, 1) != [0xaa] {
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(begin.elapsed() < Duration::from_secs(60));
         }
         agree();
-        let begin = Instant::now();
+        let begin = Stopwatch::start();
         buffer.mr.destroy().unwrap();
         let took = begin.elapsed();
         buffer.write(0, &vec![0; SIZE]);
@@ -363,7 +364,7 @@ fn flooded(peer: &mut Peer) -> (Endpoint, Buffer) {
     peer.connect(&e, &buffer);
     let begin = Instant::now();
     while buffer.read(SIZE - 1, 1) != [0xaa] {
-        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert!(begin.elapsed() < Duration::from_secs(60));
     }
     (e, buffer)
 }
@@ -411,7 +412,7 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         return;
     }
     let begin = Instant::now();
-    while e.qp.state().unwrap() != QpState::Err && begin.elapsed() < Duration::from_secs(5) {
+    while e.qp.state().unwrap() != QpState::Err && begin.elapsed() < Duration::from_secs(60) {
         std::thread::yield_now();
     }
     println!("@ {:?}", e.qp.state().unwrap());
@@ -500,7 +501,7 @@ fn a_write_done_at_once_may_overrun_its_cq() {
     }
     let begin = Instant::now();
     while e.qp.state().unwrap() != QpState::Err {
-        assert!(begin.elapsed() < Duration::from_secs(5), "nobody hears of the overrun");
+        assert!(begin.elapsed() < Duration::from_secs(60), "nobody hears of the overrun");
         std::thread::yield_now();
     }
 }

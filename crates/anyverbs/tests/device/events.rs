@@ -118,7 +118,7 @@ fn an_overrun_cq_fails_its_queue_pairs() {
     }
     let begin = Instant::now();
     while a.qp.state().unwrap() != QpState::Err {
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert!(begin.elapsed() < Duration::from_secs(60));
         std::thread::yield_now();
     }
     let mut kinds = Vec::new();

@@ -65,7 +65,7 @@ pub(crate) fn counted(e: &Endpoint, counter: Counter, before: u64) {
     let counters = e.context.counters().unwrap();
     while counters.read(counter) == before {
         e.cq.poll(&mut [Wc::default(); 4]).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(10), "{counter:?} does not grow");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{counter:?} does not grow");
     }
     assert_eq!(counters.read(counter), before + 1);
 }

@@ -48,7 +48,7 @@ fn packets_of_another_address_change_nothing() {
     let begin = Instant::now();
     while to.read(0, 64) != [9; 64] {
         b.cq.poll(&mut [Wc::default(); 4]).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(10), "it was not taken for the peer");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it was not taken for the peer");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Two processes of one host. One of them, this test binary as the peer (`same_host::peer`), has no descriptor left, or little
 //! memory, or may write no long files.
 
+use anyverbs_testing::Stopwatch;
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
@@ -50,7 +51,7 @@ fn wait_for_threads() {
         if stats.iter().all(|stat| is_asleep(stat)) {
             return;
         }
-        assert!(begin.elapsed() < Duration::from_secs(10), "{stats:?}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{stats:?}");
         std::thread::yield_now();
     }
 }
@@ -187,7 +188,7 @@ fn talk_to(does: &str, resource: &str, left: u64) {
         for _ in 0..3 {
             e.recv(1, &[dst.sge(0, SIZE)]);
         }
-        let begin = Instant::now();
+        let begin = Stopwatch::start();
         let waited = if does == "sends" {
             let heard = peer.hear();
             heard.split(' ').nth(3).unwrap().parse().unwrap()
@@ -198,7 +199,7 @@ fn talk_to(does: &str, resource: &str, left: u64) {
             assert!(dst.read(0, SIZE) == pattern(SIZE, 7));
             timeouts(&e) - before
         };
-        // All retries would take two seconds, as a busy machine may without them. Three take half a second.
+        // All retries would take two seconds. On a busy machine a few pass while the peer waits for a processor.
         let took = begin.elapsed();
         let is_quick = took < Duration::from_secs(1) || waited <= 3;
         assert!(is_quick, "{does}, {left}: {took:?}, {waited} timeouts");

@@ -23,7 +23,7 @@ fn sockets() -> usize {
 fn soon(what: impl Fn() -> bool) {
     let begin = Instant::now();
     while !what() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "it does not happen");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not happen");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

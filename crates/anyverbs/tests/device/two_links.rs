@@ -166,7 +166,7 @@ fn here() {
         let begin = Instant::now();
         while !done() {
             e.cq.poll(&mut [Wc::default(); 4]).unwrap();
-            assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
         }
     };
     let (peer, stranger) = (there.socket("a1"), there.socket("b1"));

@@ -483,7 +483,7 @@ fn a_stopped_process_stalls_nobody() {
         };
         assert_eq!(error, SendError::Full);
         channel.sender().ask_for_room();
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert!(begin.elapsed() < Duration::from_secs(60));
     }
     exchange(&mut hub, &to_running, 500, false);
     assert!(!to_late.is_established() && to_stopped.closed().is_none());

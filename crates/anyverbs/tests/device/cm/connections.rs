@@ -468,7 +468,7 @@ fn extended_reliable_connections_connect_too() {
         let n = cq.poll(&mut wcs).unwrap();
         assert!(wcs[..n].iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
         done += n;
-        assert!(begin.elapsed() < 10 * SECOND);
+        assert!(begin.elapsed() < 60 * SECOND);
     }
     assert_eq!(buffer.read(0, 64), [5; 64]);
     active.id.disconnect().unwrap();

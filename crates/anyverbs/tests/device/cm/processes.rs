@@ -1,8 +1,9 @@
 //! Two processes of a host, and two hosts. The other process is this test binary again.
 
+use anyverbs_testing::Stopwatch;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyverbs::cm::*;
 use anyverbs::*;
@@ -219,7 +220,7 @@ fn a_server_that_ends_is_noticed() {
     let node = echo(&at("127.0.0.1", port));
     server.child.kill().unwrap();
     server.child.wait().unwrap();
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     node.id.disconnect().unwrap();
     node.expect(EventKind::Disconnected);
     let late = Node::towards(&at("127.0.0.1", port));

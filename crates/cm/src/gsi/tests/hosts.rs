@@ -1,5 +1,6 @@
 //! Two hosts, which are network namespaces.
 
+use anyverbs_testing::Stopwatch;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -171,7 +172,7 @@ fn on_two_hosts() {
     there[1].expect("seen", "@ 3 3 0");
     there[1].child.kill().unwrap();
     there[1].child.wait().unwrap();
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     for id in ids {
         match event(gsi, of(id)) {
             CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {
@@ -197,7 +198,7 @@ fn on_two_hosts() {
     establish(gsi, id);
     server.child.kill().unwrap();
     server.child.wait().unwrap();
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     gsi.with_cm(|machine, _, now| machine.disconnect(now, id, &[])).unwrap();
     match event(gsi, of(id)) {
         // The second where somebody there has asked already, in the dead one's place.
