@@ -4,6 +4,7 @@
 //! more, from a socket of its own. It asks for the reason, and whoever drops it answers that socket.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyverbs_causes::Cause;
 use anyverbs_net::{self as net, Destination, Uncancelled, bound_udp_socket};
@@ -46,7 +47,7 @@ pub fn check_route(links: &Links, av: &AddressVector) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Sounding {
     /// With the way back from the peer.
-    socket: io::Result<(net::Sounding, Flow)>,
+    socket: io::Result<(Place, net::Sounding, Flow)>,
     psn: Psn,
     /// The network tells each error once.
     found: Option<Cause>,
@@ -70,7 +71,7 @@ impl Sounding {
     pub fn verdict(&mut self) -> Option<Cause> {
         use io::ErrorKind as K;
         let network = match &self.socket {
-            Ok((socket, _)) => socket.error().map_or(K::Other, |error| error.kind()),
+            Ok((_, socket, _)) => socket.error().map_or(K::Other, |error| error.kind()),
             Err(error) => error.kind(),
         };
         let mut found = match network {
@@ -78,7 +79,7 @@ impl Sounding {
             K::HostUnreachable | K::NetworkUnreachable | K::NetworkDown => Some(Cause::NoRoute),
             _ => None,
         };
-        if let Ok((socket, back)) = &self.socket {
+        if let Ok((_, socket, back)) = &self.socket {
             let mut room = [0; Bth::LEN + ICRC_LEN + 1];
             for _ in 0..MOST_ANSWERS {
                 let Some(len) = socket.receive(&mut room) else { break };
@@ -93,6 +94,33 @@ impl Sounding {
 /// Datagrams that are looked at in one go.
 const MOST_ANSWERS: usize = 16;
 
+/// Sockets that a process may have for this at once, since the number of its descriptors is limited. A queue pair that gets none
+/// fails without a reason.
+const MOST_AT_ONCE: usize = 128;
+
+/// How many there are.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The right to have one of them.
+#[derive(Debug)]
+struct Place;
+
+impl Place {
+    fn take() -> io::Result<Self> {
+        let more = |open| (open < MOST_AT_ONCE).then_some(open + 1);
+        match OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Self),
+            Err(_) => Err(io::Error::other("too many packets without an answer")),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn parse_answer(datagram: &[u8], back: &Flow, psn: Psn) -> Option<Cause> {
     let (bytes, _) = datagram.split_last_chunk::<ICRC_LEN>()?;
     let is_whole = back.check(datagram, 0) != IcrcVerdict::Wrong;
@@ -104,7 +132,8 @@ fn send(
     av: &AddressVector,
     headers: &Headers,
     payload: &Payload<'_>,
-) -> io::Result<(net::Sounding, Flow)> {
+) -> io::Result<(Place, net::Sounding, Flow)> {
+    let place = Place::take()?;
     let (here, there, port) = (av.sgid.to_ip(), av.dgid.to_ip(), links.core.config.udp_port);
     let socket = net::Sounding::new(address(here, 0, av.scope_id))?;
     let pad = Bth::pad_of(payload.len());
@@ -118,12 +147,23 @@ fn send(
     seal(&Flow::new(here, there, socket.port(), port), 0, &mut packet);
     socket.send(address(there, port, av.scope_id), &packet)?;
     let back = Flow::new(there, here, port, socket.port());
-    Ok((socket, back))
+    Ok((place, socket, back))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The only test here that takes places.
+    #[test]
+    fn a_process_has_few_sockets_for_reasons() {
+        let mut places: Vec<_> = (0..MOST_AT_ONCE).map(|_| Place::take().unwrap()).collect();
+        assert!(Place::take().is_err());
+        places.pop();
+        assert!(Place::take().is_ok());
+        drop(places);
+        assert_eq!(OPEN.load(Ordering::Relaxed), 0);
+    }
 
     #[test]
     fn a_reason_of_a_drop_counts_for_its_packet_alone() {
