@@ -85,11 +85,22 @@ pub trait PdExt {
     /// # Errors
     /// [`AllocError`].
     fn alloc(&self, len: usize, access: Access) -> Result<Region, AllocError>;
+
+    /// Registers bytes that the program gives away, as `vec.into()`, without a copy ([`Region`]).
+    /// [`Region::into_bytes`] gives them back. Peers on the same host map memory of [`alloc`](Self::alloc) alone.
+    ///
+    /// # Errors
+    /// [`AllocError`]. The bytes are lost then.
+    fn adopt(&self, bytes: Box<[u8]>, access: Access) -> Result<Region, AllocError>;
 }
 
 impl PdExt for Pd {
     fn alloc(&self, len: usize, access: Access) -> Result<Region, AllocError> {
         Region::alloc(self, len, access)
+    }
+
+    fn adopt(&self, bytes: Box<[u8]>, access: Access) -> Result<Region, AllocError> {
+        Region::adopt(self, bytes, access)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Registered memory that owns its bytes, pieces of it, and names of pieces for peers.
 
 use std::ops::{Bound, RangeBounds};
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use anyverbs_objects::buf::Buf;
@@ -27,6 +28,12 @@ use thiserror::Error;
 /// let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
 /// region.write(100, b"hello");
 /// assert_eq!(region.slice(100..105).to_vec(), b"hello");
+///
+/// // Bytes that the program has: it gives them away, and takes them back afterwards.
+/// let table = pd.adopt(vec![7; 1000].into(), Access::LOCAL_WRITE)?;
+/// table.write(0, b"hello");
+/// let bytes = table.into_bytes().expect("no slice of it is left");
+/// assert_eq!(bytes[..6], *b"hello\x07");
 /// # Ok(())
 /// # }
 /// ```
@@ -37,7 +44,55 @@ pub struct Region(Arc<Memory>);
 #[derive(Debug)]
 struct Memory {
     mr: Mr,
-    buf: Buf,
+    bytes: Bytes,
+}
+
+/// Where the bytes of a region lie.
+#[derive(Debug)]
+enum Bytes {
+    Buf(Buf),
+    Adopted(Adopted),
+}
+
+impl Bytes {
+    fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Self::Buf(buf) => buf.as_ptr(),
+            Self::Adopted(Adopted(bytes)) => bytes.as_ptr().cast(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Buf(buf) => buf.len() as usize,
+            Self::Adopted(Adopted(bytes)) => bytes.len(),
+        }
+    }
+}
+
+/// A box that was taken apart: a `Box` would say that nobody else reaches the bytes, but the device does.
+#[derive(Debug)]
+struct Adopted(NonNull<[u8]>);
+
+impl Adopted {
+    fn new(bytes: Box<[u8]>) -> Self {
+        Self(NonNull::from(Box::leak(bytes)))
+    }
+
+    /// The box again. Nothing may reach the bytes by another way any more.
+    fn into_box(self) -> Box<[u8]> {
+        let bytes = self.0;
+        std::mem::forget(self);
+        // SAFETY: the pointer came from a box, and `forget` left this the only owner.
+        unsafe { Box::from_raw(bytes.as_ptr()) }
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a box that nobody else owns.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 // SAFETY: the memory is reached by guarded copies alone, which any thread may do at any time.
@@ -81,21 +136,58 @@ impl Region {
         // SAFETY: the memory is new, and no reference to it is ever made.
         let mr = unsafe { pd.reg_buf_mr(&buf, (addr, len as u64, addr), access, None) }
             .map_err(|source| AllocError::Register { len, access, source })?;
-        Ok(Self(Arc::new(Memory { mr, buf })))
+        Ok(Self(Arc::new(Memory { mr, bytes: Bytes::Buf(buf) })))
+    }
+
+    /// Registers bytes that the program gives away; the same as [`PdExt::adopt`](crate::PdExt::adopt). They stay where they are.
+    ///
+    /// # Errors
+    /// [`AllocError::Register`] for rights that do not go together, [`AllocError::Memory`] if there is no byte. The bytes are lost then.
+    pub fn adopt(pd: &Pd, bytes: Box<[u8]>, access: Access) -> Result<Self, AllocError> {
+        let len = bytes.len();
+        if len == 0 {
+            let source = CreateError::Invalid("length of a region");
+            return Err(AllocError::Memory { len, source });
+        }
+        let bytes = Bytes::Adopted(Adopted::new(bytes));
+        let addr = bytes.as_ptr() as u64;
+        // SAFETY: `bytes` owns the range, and no reference to it is made until the registration has ended.
+        let mr = unsafe { pd.reg_mr(addr, len as u64, addr, access) }
+            .map_err(|source| AllocError::Register { len, access, source })?;
+        Ok(Self(Arc::new(Memory { mr, bytes })))
+    }
+
+    /// Ends the registration and gives the bytes back, without a copy if they were [adopted](Self::adopt). Waits for accesses
+    /// in progress. A work request that still names them completes with an error.
+    ///
+    /// # Errors
+    /// The region itself, while a clone or a slice of it exists.
+    pub fn into_bytes(self) -> Result<Box<[u8]>, Self> {
+        let Memory { mr, bytes } = Arc::try_unwrap(self.0).map_err(Self)?;
+        drop(mr);
+        Ok(match bytes {
+            Bytes::Adopted(adopted) => adopted.into_box(),
+            Bytes::Buf(buf) => {
+                let mut copy = vec![0; buf.len() as usize];
+                // SAFETY: the registration has ended, so nothing writes the buffer, and a copy of its own has the same length.
+                unsafe { ptr::copy_nonoverlapping(buf.as_ptr(), copy.as_mut_ptr(), copy.len()) };
+                copy.into()
+            }
+        })
     }
 
     /// Bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.buf.len() as usize
+        self.0.bytes.len()
     }
 
     /// The first byte, for code that needs an address. The device and peers may write it at any time, so make no reference of it while
     /// they may.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.buf.as_ptr()
+        self.0.bytes.as_ptr()
     }
 
     /// The registration.

@@ -58,6 +58,50 @@ fn slices_are_sent_received_read_and_written() {
 }
 
 #[test]
+fn bytes_of_the_program_become_a_region_and_come_back() {
+    let context = context();
+    let pd = context.alloc_pd().unwrap();
+    let [(a, of_a), _b] = pair(&context, &pd);
+    let table: Box<[u8]> = (0..=255).collect();
+    let place = table.as_ptr();
+    let region = pd.adopt(table, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    assert_eq!(region.as_ptr().cast_const(), place, "they stay where they are");
+    let name = region.remote(..);
+    let mine = pd.alloc(64, Access::LOCAL_WRITE).unwrap();
+    mine.write(0, b"written by a peer");
+    a.write(1, &mine.slice(..17), &name.slice(100..117)).unwrap();
+    of_a.wait(SOON).unwrap();
+
+    let slice = region.slice(..1);
+    let region = region.into_bytes().expect_err("a slice is left");
+    drop(slice);
+    let table = region.into_bytes().unwrap();
+    assert_eq!(table.as_ptr(), place);
+    assert_eq!(
+        (&table[..100], &table[100..117]),
+        (&(0..100).collect::<Vec<u8>>()[..], &b"written by a peer"[..])
+    );
+    assert_eq!(mine.into_bytes().unwrap()[..17], *b"written by a peer");
+
+    // The registration has ended.
+    let other = pd.alloc(64, Access::LOCAL_WRITE).unwrap();
+    a.write(2, &other.slice(..8), &name).unwrap();
+    let Err(WaitError::Failed(error)) = of_a.wait(SOON) else { panic!("the key has ended") };
+    assert_eq!(error.status, WcStatus::RemAccessErr);
+    assert_eq!(table[0], 0);
+}
+
+#[test]
+fn bytes_that_cannot_be_registered_are_refused() {
+    let context = context();
+    let pd = context.alloc_pd().unwrap();
+    let error = pd.adopt(Box::default(), Access::LOCAL_WRITE).unwrap_err();
+    assert!(matches!(error, AllocError::Memory { len: 0, .. }), "{error}");
+    let error = pd.adopt([0; 8].into(), Access::REMOTE_WRITE).unwrap_err();
+    assert!(matches!(error, AllocError::Register { len: 8, .. }), "{error}");
+}
+
+#[test]
 fn a_request_for_a_deregistered_region_completes_with_an_error() {
     let context = context();
     let pd = context.alloc_pd().unwrap();
