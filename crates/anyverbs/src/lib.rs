@@ -34,7 +34,7 @@
 //! | for | see |
 //! |---|---|
 //! | a device and its objects | [`Context`] |
-//! | memory | [`PdExt::alloc`], [`Region`], [`Slice`]; names for peers: [`RemoteSlice`] |
+//! | memory | [`PdExt::alloc`], [`PdExt::adopt`], [`Region`], [`Slice`]; of other registrations: [`MrExt`]; names for peers: [`RemoteSlice`] |
 //! | a connection by bytes that programs exchange | [`Endpoint`](endpoint::Endpoint), [`Context::endpoint`], [`Context::connect`] |
 //! | a connection by address | [`cm`] |
 //! | single requests | [`QpExt`]; lists without allocation: [`Qp::post`] |
@@ -54,7 +54,7 @@
 //! |---|---|---|---|---|---|---|
 //! | runs on | this device | any | any | any | any | tests need no launcher |
 //! | lifetimes | none, reference counts | none, reference counts | reference counts | reference counts | reference counts | objects can be stored anywhere |
-//! | memory | [`PdExt::alloc`] owns it, no `unsafe`; [`Pd::reg_mr`] is `unsafe` | `allocate` owns it; registering a raw range is `unsafe` | registers a range | owned | `LocalMr`, typed | a borrowed buffer cannot be safe: peers write it at any time |
+//! | memory | [`PdExt::alloc`] and [`PdExt::adopt`] own it, no `unsafe`; [`Pd::reg_mr`] is `unsafe` | `allocate` owns it; registering a raw range is `unsafe` | registers a range | owned | `LocalMr`, typed | a borrowed buffer cannot be safe: peers write it at any time |
 //! | access to memory | copies ([`Region::read`]) | references | addresses | | guards | a reference to bytes that a peer writes is undefined behaviour |
 //! | where `unsafe` is | at the registration of foreign memory | at the post | at registration and post | within | within | a posted request is checked by key at each access, so it cannot reach freed memory |
 //! | type of a queue pair | a value, [`QpType`] | a type parameter | a value | RC | RC | wrong use is an error when it runs, not when it compiles |
@@ -81,7 +81,7 @@ pub mod with_tokio;
 
 pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
 pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
-pub use region::{AllocError, Region, RemoteSlice, Slice};
+pub use region::{AllocError, MrExt, Region, RemoteSlice, Slice};
 
 pub use anyverbs_net::{
     Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,

@@ -134,6 +134,11 @@ impl PdExt for Pd {
 /// a.read(3, &memory.slice(1024..1029), &memory.remote(..5))?; // one-sided
 /// cq_a.wait(Duration::from_secs(10))?;
 /// assert_eq!(memory.slice(1024..1029).to_vec(), b"hello");
+///
+/// let counter = pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+/// a.fetch_add(4, &memory.slice(..8), &counter.remote(..), 5)?;
+/// cq_a.wait(Duration::from_secs(10))?;
+/// assert_eq!(counter.slice(..).to_vec(), 5u64.to_ne_bytes());
 /// # Ok(())
 /// # }
 /// ```
@@ -168,6 +173,31 @@ pub trait QpExt {
     /// [`PostError`].
     fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError>;
 
+    /// Posts an atomic addition to a word of the peer, 8 bytes in its order of bytes. The slice, of 8 bytes, gets the word as it was.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn fetch_add(
+        &self,
+        wr_id: u64,
+        into: &Slice,
+        at: &RemoteSlice,
+        add: u64,
+    ) -> Result<(), PostError>;
+
+    /// Posts an atomic exchange: a word of the peer becomes `swap` if it is `compare`. Otherwise as [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn compare_swap(
+        &self,
+        wr_id: u64,
+        into: &Slice,
+        at: &RemoteSlice,
+        compare: u64,
+        swap: u64,
+    ) -> Result<(), PostError>;
+
     /// As [`Qp::post_send`], with an error that is a [`std::error::Error`].
     ///
     /// # Errors
@@ -200,6 +230,28 @@ impl QpExt for Qp {
 
     fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError> {
         post_one(self, wr_id, SendOp::Read(from.addr()), into, None)
+    }
+
+    fn fetch_add(
+        &self,
+        wr_id: u64,
+        into: &Slice,
+        at: &RemoteSlice,
+        add: u64,
+    ) -> Result<(), PostError> {
+        post_one(self, wr_id, SendOp::FetchAdd { at: at.addr(), add }, into, None)
+    }
+
+    fn compare_swap(
+        &self,
+        wr_id: u64,
+        into: &Slice,
+        at: &RemoteSlice,
+        compare: u64,
+        swap: u64,
+    ) -> Result<(), PostError> {
+        let op = SendOp::CompareSwap { at: at.addr(), compare, swap };
+        post_one(self, wr_id, op, into, None)
     }
 
     fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailure> {

@@ -329,6 +329,56 @@ impl Slice {
     }
 }
 
+/// Pieces of memory that is registered, but is no [`Region`]: device memory, a dma-buf, memory of other code.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use anyverbs::prelude::*;
+///
+/// let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// let pd = context.alloc_pd()?;
+/// let memory = context.alloc_dm(4096, 3)?;
+/// let rights = Access::ZERO_BASED | Access::LOCAL_WRITE | Access::REMOTE_READ;
+/// let mr = pd.reg_dm_mr(&memory, 0, 4096, rights)?;
+/// assert_eq!(mr.sge(64..128), Sge { addr: 64, len: 64, lkey: mr.lkey() });
+/// assert_eq!(mr.remote(..8).rkey, mr.rkey());
+/// # Ok(())
+/// # }
+/// ```
+pub trait MrExt {
+    /// The scatter/gather element of a piece. It keeps nothing alive: keep the registration until the request has completed.
+    ///
+    /// # Panics
+    /// If the range does not lie within the registration, or has 4 GiB or more.
+    fn sge(&self, range: impl RangeBounds<usize>) -> Sge;
+
+    /// The name of a piece for a peer that READs or WRITEs it.
+    ///
+    /// # Panics
+    /// If the range does not lie within the registration.
+    fn remote(&self, range: impl RangeBounds<usize>) -> RemoteSlice;
+}
+
+impl MrExt for Mr {
+    fn sge(&self, range: impl RangeBounds<usize>) -> Sge {
+        let (addr, len) = place(self, &range);
+        let len = u32::try_from(len).expect("an element is shorter than 4 GiB");
+        Sge { addr, len, lkey: self.lkey() }
+    }
+
+    fn remote(&self, range: impl RangeBounds<usize>) -> RemoteSlice {
+        let (va, len) = place(self, &range);
+        RemoteSlice { va, len: len as u64, rkey: self.rkey() }
+    }
+}
+
+/// Address and length of a piece of a registration, in its own terms.
+fn place(mr: &Mr, range: &impl RangeBounds<usize>) -> (u64, usize) {
+    let whole = usize::try_from(mr.len()).unwrap_or(usize::MAX);
+    let (start, len) = within(range, whole);
+    (mr.start() + start as u64, len)
+}
+
 /// The name of memory of a peer: address, length and key. It travels as [`LEN`](Self::LEN) bytes.
 ///
 /// ```

@@ -303,6 +303,15 @@ impl Mr {
         self.state.lock().as_ref().map_or(0, |state| state.region.len)
     }
 
+    /// The address of its first byte in its own terms (iova), in which elements and peers name it; 0 where [`len`](Self::len) is 0.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        if !self.core.is_current() {
+            return 0;
+        }
+        self.state.lock().as_ref().map_or(0, |state| state.region.iova)
+    }
+
     /// Changes the region in place, keys kept; waits for accesses in progress (`ibv_rereg_mr`). An rkey that was invalidated
     /// is good again.
     ///

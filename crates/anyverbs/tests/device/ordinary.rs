@@ -102,6 +102,50 @@ fn bytes_that_cannot_be_registered_are_refused() {
 }
 
 #[test]
+fn atomics_take_slices() {
+    let context = context();
+    let pd = context.alloc_pd().unwrap();
+    let [(a, of_a), _b] = pair(&context, &pd);
+    let mine = pd.alloc(8, Access::LOCAL_WRITE).unwrap();
+    let word = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
+    word.write(8, &40u64.to_ne_bytes());
+    let (into, at) = (mine.slice(..), word.remote(8..16));
+    let before = |posted: Result<(), error::PostError>| {
+        posted.unwrap();
+        of_a.wait(SOON).unwrap();
+        u64::from_ne_bytes(into.to_vec().try_into().unwrap())
+    };
+    assert_eq!(before(a.fetch_add(1, &mine.slice(..), &at, 2)), 40);
+    assert_eq!(before(a.compare_swap(2, &mine.slice(..), &at, 41, 7)), 42);
+    assert_eq!(before(a.compare_swap(3, &mine.slice(..), &at, 42, 7)), 42);
+    assert_eq!(word.slice(8..16).to_vec(), 7u64.to_ne_bytes());
+}
+
+#[test]
+fn pieces_of_device_memory_are_read_by_a_peer() {
+    let context = context();
+    let pd = context.alloc_pd().unwrap();
+    let [(a, of_a), (b, of_b)] = pair(&context, &pd);
+    let memory = context.alloc_dm(4096, 3).unwrap();
+    memory.write(128, b"on the device...").unwrap();
+    let rights = Access::ZERO_BASED | Access::LOCAL_WRITE | Access::REMOTE_READ;
+    // It begins at byte 64 of the device memory.
+    let mr = pd.reg_dm_mr(&memory, 64, 1024, rights).unwrap();
+    let mine = pd.alloc(64, Access::LOCAL_WRITE).unwrap();
+    a.read(1, &mine.slice(..13), &mr.remote(64..77)).unwrap();
+    of_a.wait(SOON).unwrap();
+    assert_eq!(mine.slice(..13).to_vec(), b"on the device");
+
+    b.recv(2, &mine.slice(32..)).unwrap();
+    let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+    let sges = [mr.sge(67..70), mr.sge(71..77)];
+    let send = SendWr { wr_id: 3, op, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+    a.post_send_list(&[send]).unwrap();
+    assert_eq!(of_b.wait(SOON).unwrap().byte_len, 9);
+    assert_eq!(mine.slice(32..41).to_vec(), b"thedevice");
+}
+
+#[test]
 fn a_request_for_a_deregistered_region_completes_with_an_error() {
     let context = context();
     let pd = context.alloc_pd().unwrap();
