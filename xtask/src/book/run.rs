@@ -44,10 +44,12 @@ while [ $quiet -lt 3 ] && [ $looks -lt 400 ]; do
     for process in /proc/[0-9]*; do
         [ $process/ns/net -ef /proc/self/ns/net ] || continue
         [ $process != /proc/$$ ] || continue
-        read -r line 2> /dev/null < $process/stat || continue
-        case ${line##*) } in
-        R* | D*) quiet=0 ;;
-        esac
+        for thread in $process/task/*/stat; do
+            read -r line 2> /dev/null < $thread || continue
+            case ${line##*) } in
+            R* | D*) quiet=0 ;;
+            esac
+        done
     done
     /bin/sleep 0.05
 done
