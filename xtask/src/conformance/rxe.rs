@@ -300,10 +300,16 @@ impl<'a> Runner<'a> {
             endings.push(("server", server.ended()?));
         }
         let fails = case.fails_with.is_some();
+        let outputs = [server.output(), client.output()];
+        let lost_race = |side: &str| {
+            let output = &outputs[usize::from(side == "client")];
+            case.race.as_ref().is_some_and(|words| output.contains(words.as_str()))
+        };
         for (side, ending) in &endings {
             match ending {
                 // If one was killed, the manner of their end does not matter. It counts that they end, and report.
                 Some(_) if case.kill_server_at.is_some() => {}
+                Some(Err(_)) if lost_race(side) => {}
                 Some(Err(status)) if !fails => {
                     return Ok(Err(format!("the {side} ended with {status}")));
                 }
@@ -312,7 +318,6 @@ impl<'a> Runner<'a> {
                 _ => {}
             }
         }
-        let outputs = [server.output(), client.output()];
         if let Some(complaint) = case.unprinted(&outputs) {
             return Ok(Err(complaint));
         }

@@ -38,6 +38,8 @@ struct Program {
     ready: Option<String>,
     port: Option<u16>,
     stays: Option<bool>,
+    /// Its own last words in a race that it loses at its end, when its work is done.
+    race: Option<String>,
     /// A C program of the project's own, below `conformance`, that is compiled for the case.
     source: Option<String>,
 }
@@ -197,6 +199,7 @@ pub(super) struct Case<P> {
     pub(super) ready: Option<String>,
     pub(super) port: Option<u16>,
     pub(super) stays: bool,
+    pub(super) race: Option<String>,
     pub(super) source: Option<String>,
     pub(super) report: Report,
     pub(super) rows: usize,
@@ -336,6 +339,7 @@ fn group_cases<P: Place>(
                 ready: group.ready.clone().or_else(|| program.ready.clone()),
                 port: group.port.or(program.port),
                 stays: group.stays.or(program.stays).unwrap_or(false),
+                race: program.race.clone(),
                 source: program.source.clone(),
                 report: group.report,
                 rows: group.rows,
