@@ -231,7 +231,8 @@ impl Rule {
 
 impl Rule {
     /// Whether it limits the rate of all packets that a later rule would limit, so that the later one would never do anything.
-    fn hides_limit(&self, place: &Place, fault: &Fault) -> bool {
+    #[must_use]
+    pub fn hides_limit(&self, place: &Place, fault: &Fault) -> bool {
         use PacketAction::Limit;
         let (
             Fault::Packets { action: Limit(_), kind, which, span, .. },
@@ -240,13 +241,24 @@ impl Rule {
         else {
             return false;
         };
-        let is_wider = self.place == *place || self.place == Place::default();
-        let has_kind = kind.is_none() || kind == later;
+        let is_wider = match (&self.place.device, self.place.qp) {
+            (None, None) => true,
+            (device, None) => *device == place.device,
+            // Without a device a number counts the queue pairs of the process, and with one those of the device.
+            (..) => self.place == *place,
+        };
+        use PacketKind as Of;
+        let has_kind = match (kind, later) {
+            (None, _) => true,
+            (Some(Of::Request), Some(Of::Send | Of::Write | Of::Read | Of::Atomic)) => true,
+            _ => kind == later,
+        };
+        let has_all = matches!(which, Which::All | Which::Chance(1_000_000..));
         let end = |span: &Span| span.lasts.map(|lasts| span.after.saturating_add(lasts));
         let has_time = span.after <= later_span.after
             && end(span)
                 .is_none_or(|end_of_it| end(later_span).is_some_and(|end| end <= end_of_it));
-        is_wider && has_kind && *which == Which::All && has_time
+        is_wider && has_kind && has_all && has_time
     }
 }
 

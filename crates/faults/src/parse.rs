@@ -67,7 +67,7 @@ impl Script {
         if let Some(earlier) = self.rules.iter().find(|earlier| earlier.hides_limit(&place, &fault))
         {
             return Err(words.refuse_last(format!(
-                "line {} limits these packets already, and the first rule decides: give its place fewer packets, or leave one out",
+                "line {} limits these packets already, and the first rule decides: put the narrower rule first, or leave one out",
                 earlier.line
             )));
         }

@@ -14,6 +14,9 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "limit packets to 1Gb/s; on device rail1: limit packets to 2Gb/s",
         "on qp 2: limit packets to 1Gb/s; on qp 2: limit send packets to 2Gb/s",
         "limit packets to 1Gb/s after 1s; limit packets to 2Gb/s after 1s for 5s",
+        "on device rail1: limit packets to 2Gb/s; on device rail1 qp 1: limit packets to 1Gb/s",
+        "limit request packets to 2Gb/s; limit write packets to 1Gb/s",
+        "limit 100% of packets to 2Gb/s; limit packets to 1Gb/s",
     ] {
         let error = Script::parse(hidden).unwrap_err().to_string();
         let wanted = "line 1 limits these packets already, and the first rule decides";
@@ -23,6 +26,9 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "on device rail1: limit packets to 2Gb/s; limit packets to 1Gb/s",
         "on qp 1: limit packets to 2Gb/s; on qp 2: limit packets to 1Gb/s",
         "limit send packets to 1Gb/s; limit packets to 2Gb/s",
+        "limit send packets to 1Gb/s; limit request packets to 2Gb/s",
+        "limit request packets to 1Gb/s; limit ack packets to 2Gb/s",
+        "on qp 2: limit packets to 1Gb/s; on device rail1 qp 2: limit packets to 2Gb/s",
         "limit 5% of packets to 1Gb/s; limit packets to 2Gb/s",
         "limit packets to 1Gb/s for 1s; limit packets to 2Gb/s after 1s",
         "limit packets to 1Gb/s; drop packet 5",

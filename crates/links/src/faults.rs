@@ -238,6 +238,15 @@ impl Faults {
         if plan.count + script.rules.len() > MOST_RULES {
             return Err(format!("a process takes {MOST_RULES} rules in its life, and no more"));
         }
+        for rule in &script.rules {
+            let hides = |active: &&Active| active.rule.hides_limit(&rule.place, &rule.fault);
+            if let Some(earlier) = plan.rules.iter().find(hides) {
+                return Err(format!(
+                    "line {}: {:?} limits these packets already, and the first rule decides; `clear` ends it",
+                    rule.line, earlier.rule.text
+                ));
+            }
+        }
         let added = script.rules.len();
         for rule in script.rules {
             self.arm(&mut plan, Rule { added: true, ..rule }, now);
@@ -495,8 +504,12 @@ mod tests {
             let error = faults.add(text, now).unwrap_err();
             assert!(error.starts_with(wanted), "{error}");
         }
-        let many = "drop packet 1;".repeat(MOST_RULES);
-        assert_eq!(faults.add(&many, now), Ok(MOST_RULES));
+        assert_eq!(faults.add("limit packets to 1Gb/s", now), Ok(1));
+        let hidden = faults.add("drop packet 1\nlimit packets to 2Gb/s", now).unwrap_err();
+        let wanted = "line 2: \"limit packets to 1Gb/s\" limits these packets already";
+        assert!(hidden.starts_with(wanted), "{hidden}");
+        let many = "drop packet 1;".repeat(MOST_RULES - 1);
+        assert_eq!(faults.add(&many, now), Ok(MOST_RULES - 1));
         assert!(faults.add("drop packet 1", now).unwrap_err().starts_with("a process takes 10000"));
     }
 
