@@ -48,7 +48,11 @@ impl Driver {
                             for (action, rule) in taken {
                                 self.tell_of(0, rule, &action.to_string());
                             }
-                            process::stand_still(lasts, dies)
+                            // Where the system does not let it stand still, its end comes early and not never.
+                            process::stand_still(lasts, dies).or_else(|error| match dies {
+                                true => process::strike(ProcessAction::Dies),
+                                false => Err(error),
+                            })
                         }
                     };
                     if let Err(error) = struck {
