@@ -63,6 +63,8 @@ impl Senders {
 struct KnownFlow {
     source: SocketAddr,
     destination: IpAddr,
+    /// It decides to which device a datagram of a group, or to a link-local address, belongs.
+    interface: u32,
     gids: (Gid, Gid),
     flow: Flow,
     ids: HostIndex,
@@ -74,13 +76,13 @@ struct KnownFlow {
 impl KnownFlow {
     fn new(core: &Core, datagram: &Datagram<'_>, ids: &mut IpIds) -> Self {
         let (port, device) = (core.config.udp_port, device_of(core, datagram));
-        let Datagram { source, destination, .. } = *datagram;
+        let Datagram { source, destination, interface, .. } = *datagram;
         let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
         let flow = Flow::new(from, to, source.port(), port);
         let ids = ids.place(from);
         let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let gids = (Gid::from(from), Gid::from(to));
-        Self { source, destination, gids, flow, ids, is_link_local, device }
+        Self { source, destination, interface, gids, flow, ids, is_link_local, device }
     }
 }
 
@@ -126,7 +128,9 @@ impl Driver {
         }
         let known = match last {
             Some(known)
-                if known.source == datagram.source && known.destination == datagram.destination =>
+                if known.source == datagram.source
+                    && known.destination == datagram.destination
+                    && known.interface == datagram.interface =>
             {
                 known
             }
