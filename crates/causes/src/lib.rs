@@ -95,7 +95,7 @@ causes! {
     1211 SilentNow "the peer has answered before, and is silent now",
     1213 TypeDiffers "the peer's queue pair is of another type",
     1214 PacketLost "the peer is there, and the network lost the same packet each time",
-    1215 PkeyDiffers "the peer's queue pair is in another partition",
+    1215 PkeyDiffers "the P_Keys of the two queue pairs do not match",
     1301 NoReceive "the peer's program posted no receive",
     7001 CqOverrun "a completion queue has overrun",
     8001 NoTransition "the queue pair cannot go from its state to that state",

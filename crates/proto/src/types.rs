@@ -191,7 +191,13 @@ impl PKey {
     /// Whether two keys name one partition and are not both limited members (IBA 10.9.3).
     #[must_use]
     pub const fn matches(self, other: Self) -> bool {
-        self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0
+        self.is_same_partition(other) && (self.0 | other.0) & 0x8000 != 0
+    }
+
+    /// Whether two keys name one partition.
+    #[must_use]
+    pub const fn is_same_partition(self, other: Self) -> bool {
+        self.0 & 0x7fff == other.0 & 0x7fff
     }
 }
 

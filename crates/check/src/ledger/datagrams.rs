@@ -30,7 +30,9 @@ impl Ledger {
                 format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")
             }
             Dropped::PKey { own, other } => {
-                format!("with P_Key {other:#06x}, and that of the queue pair is {own:#06x}")
+                let both =
+                    if (own ^ other) & 0x7fff == 0 { "; both are limited members" } else { "" };
+                format!("with P_Key {other:#06x}, and that of the queue pair is {own:#06x}{both}")
             }
             Dropped::NoReceive if qp.srq == 0 => "and no receive was posted".to_owned(),
             Dropped::NoReceive => "and the SRQ had no receive".to_owned(),

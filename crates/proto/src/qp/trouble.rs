@@ -225,8 +225,14 @@ impl Qp {
             ),
             Cause::PsnDiffers => format!("they begin at PSN {psn:#x}, and rq_psn is {rq_psn:#x}"),
             Cause::PkeyDiffers => format!(
-                "they have P_Key {:#06x}, and that of the queue pair is {:#06x}",
-                bth.pkey.0, self.pkey.0
+                "they have P_Key {:#06x}, and that of the queue pair is {:#06x}{}",
+                bth.pkey.0,
+                self.pkey.0,
+                if bth.pkey.is_same_partition(self.pkey) {
+                    "; both are limited members"
+                } else {
+                    ""
+                }
             ),
             _ => format!(
                 "the queue pair is of type {:?}, and {} came",
