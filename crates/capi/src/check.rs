@@ -6,7 +6,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::Arc,
-    time::Duration,
+    time::Instant,
 };
 
 use anyverbs::DropReason;
@@ -69,13 +69,10 @@ pub(crate) fn made_qp(
     }
 }
 
-/// The longest wait for a lock of the device. When the process ends, a thread may hold it for good.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(100);
-
-/// The datagrams that a queue pair has dropped.
-pub(crate) fn drops_of(device: &anyverbs::Qp) -> Vec<DroppedDatagrams> {
+/// The datagrams that a queue pair has dropped. Its lock is waited for until then.
+pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedDatagrams> {
     let of = |reason| {
-        let drops = device.drops(reason, LONGEST_WAIT)?;
+        let drops = device.drops(reason, deadline.saturating_duration_since(Instant::now()))?;
         let ([own_qkey, qkey], [own_pkey, pkey]) = (drops.qkeys, drops.pkeys);
         let from = format!("queue pair {:#x} of {}", drops.src_qpn.get(), drops.source);
         let reason = match reason {

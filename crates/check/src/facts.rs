@@ -1,5 +1,7 @@
 //! Facts that the ledger is told.
 
+use std::time::{Duration, Instant};
+
 /// The kinds of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -239,9 +241,11 @@ pub struct DroppedDatagrams {
     pub from: String,
 }
 
-/// Tells what the queue pair of an address has dropped. It does not wait long: when the process ends, a thread may hold a lock for
-/// good.
-pub type DropsOf = fn(usize) -> Vec<DroppedDatagrams>;
+/// Tells what the queue pair of an address has dropped. It waits for locks until this time.
+pub type DropsOf = fn(usize, Instant) -> Vec<DroppedDatagrams>;
+
+/// The longest wait for locks of the device. When the process ends, a thread may hold one for good.
+pub const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -25,8 +25,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
 pub use facts::{
-    Activity, Completion, Dropped, DroppedDatagrams, DropsOf, Elements, Kind, Piece, QueuePair,
-    Refusal, Region, Work,
+    Activity, Completion, Dropped, DroppedDatagrams, DropsOf, Elements, Kind, LONGEST_WAIT, Piece,
+    QueuePair, Refusal, Region, Work,
 };
 pub use ledger::Ledger;
 pub use memory::Read;

@@ -4,6 +4,7 @@ use std::{
     ffi::{c_int, c_uint, c_void},
     fmt, ptr,
     sync::Arc,
+    time::Instant,
 };
 
 use anyverbs_causes::Cause;
@@ -12,7 +13,7 @@ use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
     RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
 };
-use anyverbs_check::DroppedDatagrams;
+use anyverbs_check::{DroppedDatagrams, LONGEST_WAIT};
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{
@@ -482,14 +483,15 @@ fn look_at_ud(qp: &Qp) {
 /// Tells the checker of datagrams that nobody else reports.
 pub(super) fn look_for_drops(qp: &Qp) {
     if let Ok(device) = qp.inner.device.transport() {
-        check::dropped(qp.public().cast(), &check::drops_of(device));
+        check::dropped(qp.public().cast(), &check::drops_of(device, Instant::now() + LONGEST_WAIT));
     }
 }
 
 /// The same of the queue pair at this address, for the checker when the process ends.
-pub(crate) fn drops_at_exit(qp: usize) -> Vec<DroppedDatagrams> {
-    let qp = object::lookup_within(qp as *const ibv_qp_ex, check::LONGEST_WAIT);
-    let drops = |qp: Arc<Qp>| Some(check::drops_of(qp.inner.device.transport().ok()?));
+pub(crate) fn drops_at_exit(qp: usize, deadline: Instant) -> Vec<DroppedDatagrams> {
+    let wait = deadline.saturating_duration_since(Instant::now());
+    let qp = object::lookup_within(qp as *const ibv_qp_ex, wait);
+    let drops = |qp: Arc<Qp>| Some(check::drops_of(qp.inner.device.transport().ok()?, deadline));
     qp.and_then(drops).unwrap_or_default()
 }
 

@@ -1,7 +1,9 @@
 //! Objects that the program ends, and those that it leaves.
 
+use std::time::Instant;
+
 use crate::catalogue::Check;
-use crate::facts::{Activity, Kind, Region, Work};
+use crate::facts::{Activity, Kind, LONGEST_WAIT, Region, Work};
 use crate::stack::Stack;
 
 use super::{Abandoned, Ledger, Posted, Unacknowledged, here};
@@ -147,8 +149,9 @@ impl Ledger {
 
     /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped.
     pub(crate) fn end(&mut self) {
+        let deadline = Instant::now() + LONGEST_WAIT;
         for qp in self.datagram_qps(None) {
-            (self.drops_of)(qp).iter().for_each(|drops| self.dropped(qp, drops));
+            (self.drops_of)(qp, deadline).iter().for_each(|drops| self.dropped(qp, drops));
         }
         let mut left: Vec<_> = self.objects.drain().collect();
         left.sort_by_key(|(address, _)| *address);
