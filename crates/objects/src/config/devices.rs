@@ -88,6 +88,17 @@ pub(super) enum Item {
     Table(Table),
 }
 
+impl Item {
+    /// Whether it is a table with a key.
+    fn says_something(&self) -> bool {
+        let Self::Table(Table { name, interface, address, persona, pkeys }) = self else {
+            return false;
+        };
+        let texts = [name, interface, persona].iter().any(|text| text.is_some());
+        texts || address.is_some() || pkeys.is_some()
+    }
+}
+
 /// The keys of a device. Without a place it has an address of the loopback interface.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,7 +115,7 @@ impl FileDevices {
     pub(super) fn tables(&self) -> usize {
         match self {
             Self::Number(_) => 0,
-            Self::List(items) => items.iter().filter(|item| matches!(item, Item::Table(_))).count(),
+            Self::List(items) => items.iter().filter(|item| item.says_something()).count(),
         }
     }
 }
@@ -513,7 +524,9 @@ mod tests {
         let wanted = "ANYVERBS_DEVICES=\"2\" replaces the devices of configuration file \"/etc/rack.toml\", 1 of them";
         assert!(said.starts_with(wanted), "{said}");
         assert_eq!(replaced(file, &[]), None);
-        assert_eq!(replaced("devices = ['eth0', 'eth1']", &two), None, "nothing else is lost");
+        for file in ["devices = ['eth0', 'eth1']", "devices = [{}, {}]"] {
+            assert_eq!(replaced(file, &two), None, "{file}: nothing else is lost");
+        }
     }
 
     #[test]
