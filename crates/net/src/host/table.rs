@@ -185,7 +185,6 @@ impl Table {
         self.area.fetch_or(word, bit);
         for (device, counters) in devices.iter().take(MAX_DEVICES).enumerate() {
             let counters = counters.as_ref().iter().take(MAX_ENDED).enumerate();
-            // What is not written takes no memory.
             for (index, counter) in counters.filter(|(_, counter)| **counter > 0) {
                 self.area.fetch_add(Self::ended_at(device, index), *counter);
             }
