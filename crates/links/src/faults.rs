@@ -113,7 +113,7 @@ pub struct Standstill {
     pub lasts: Duration,
     /// At its end the process dies, and does not go on.
     pub dies: bool,
-    /// What else happens to the process in it, by which rules.
+    /// Other actions of rules that fall into it.
     pub taken: Vec<(ProcessAction, &'static Rule)>,
 }
 
@@ -563,7 +563,7 @@ mod tests {
             ("process dies after 3s; process pauses for 9s after 4s", (seconds(2), true, 1, 1)),
             ("process dies after 1s", (seconds(0), true, 1, 0)),
             ("process dies after 9s", (seconds(4), false, 0, 1)),
-            // What is of a device waits until the process goes on, and is not lost.
+            // Rules of a device wait until the process goes on, and are not lost.
             ("on device anyverbs1: down for 1s after 2s", (seconds(4), false, 0, 2)),
         ] {
             assert_eq!(stands(&format!("{one}; {other}"), 1), wanted, "{other}");

@@ -118,7 +118,7 @@ pub struct Config {
     pub direct: bool,
     /// Whether a device has other P_Keys than the default.
     pub partitioned: bool,
-    /// What is to be said of tables of the file that a variable replaces.
+    /// A warning that a variable replaces tables of the file.
     pub replaced: Option<String>,
     /// Largest number of queue pairs, in place of the device's.
     pub max_qp: Option<u32>,

@@ -41,8 +41,8 @@ pub fn skip(reason: impl Display) {
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a skip is recorded");
 }
 
-/// A stopwatch for what has to be quick. It stands while the machine is too busy to be quick: while a thread of any process
-/// waits for a processor (the line `some` of `/proc/pressure/cpu`), or a hypervisor holds one back (`steal` in proc_stat(5)).
+/// A stopwatch for what has to be quick. It stands while the machine is too busy for that. Then a thread of any process waits for a
+/// processor (the line `some` of `/proc/pressure/cpu`), or a hypervisor holds one back (`steal` in proc_stat(5)).
 ///
 /// It never shows less than a quarter of what a clock does, so whatever takes four times too long is found on any machine. Where the
 /// system does not count, it shows what a clock does.

@@ -96,7 +96,7 @@ impl Known {
     }
 }
 
-/// What was found in which program.
+/// The reports, by program and check.
 impl fmt::Display for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = self.found.lock().expect("nobody panics with the counts");

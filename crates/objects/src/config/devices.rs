@@ -63,7 +63,7 @@ fn key_of(n: usize, key: &str) -> String {
     format!("device {} of devices: {key}", n + 1)
 }
 
-/// What is to be said if the value of the variable replaces so many tables of a file.
+/// The warning that the value of the variable replaces so many tables of a file.
 pub(super) fn replaced(value: &str, tables: usize, path: &Path) -> String {
     format!(
         "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas and P_Keys do not hold"

@@ -476,7 +476,7 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         if self.is_cut() {
             return;
         }
-        // What was said before counts unless something else is said now.
+        // An earlier reason counts unless another one comes now.
         let before = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
         let sounding = Sounding::new(self.transport.links, av, headers, payload, before);
         self.link.sounding = Some(Box::new(sounding));
