@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use anyverbs_net::host::MAX_ENDED;
 use anyverbs_objects::base::AT_EXIT;
 use anyverbs_objects::fork;
 use anyverbs_proto::counters::{Counter, Counters};
@@ -110,6 +111,7 @@ impl Device {
                 std::array::from_fn(|n| of.read(Counter::ALL[n]))
             };
             let all: Vec<_> = counters.iter().map(values).collect();
+            const { assert!(Counter::ALL.len() <= MAX_ENDED, "the store keeps all counters") };
             slot.store().add_ended(Counter::DIGEST, &all);
         }
     }

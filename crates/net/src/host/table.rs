@@ -34,8 +34,9 @@ const HEADERS: usize = 2048;
 const SLOTS: usize = 4096;
 const SLOT_LEN: usize = 32;
 const ENDED: usize = SLOTS + 256 * SLOT_LEN;
-/// Counters of a device, and devices, of ended processes.
-const MAX_ENDED: usize = 64;
+/// Counters of a device of ended processes; further ones are not kept.
+pub const MAX_ENDED: usize = 64;
+/// Devices of ended processes.
 const MAX_DEVICES: usize = 64;
 const ENTRIES: usize = ENDED + MAX_DEVICES * MAX_ENDED * 8;
 const ENTRY_LEN: usize = 32;
