@@ -257,7 +257,7 @@ pub enum Dropped {
         /// The datagram's.
         other: u32,
     },
-    /// Its P_Key was of another partition.
+    /// Its P_Key does not match the queue pair's.
     PKey {
         /// The queue pair's.
         own: u16,

@@ -13,7 +13,7 @@ use super::{Arrival, Incoming, Qp};
 pub enum DropReason {
     /// Its Q_Key is not that of the queue pair.
     QKey,
-    /// Its P_Key is of another partition.
+    /// Its P_Key does not match that of the queue pair.
     PKey,
     /// There is no receive.
     NoReceive,
@@ -60,7 +60,7 @@ pub struct Drops {
 pub(super) type AllDrops = [Option<Drops>; DropReason::ALL.len()];
 
 impl Qp {
-    /// Drops a packet of another partition.
+    /// Drops a packet whose P_Key does not match.
     #[cold]
     pub(super) fn drop_of_partition<E: Env>(
         &mut self,
