@@ -5,6 +5,7 @@
 //! `try_lock` never waits, so it may be used out of order. A lock that it takes counts for later ones.
 //! Without debug assertions these are parking_lot's locks, and the rank costs nothing.
 
+pub mod fast;
 mod held;
 mod monitor;
 mod order;
@@ -21,6 +22,10 @@ pub use order::{Rank, Ranked, rank};
 pub type Mutex<R, T> = lock_api::Mutex<RawMutex<R>, T>;
 /// A hold of a [`Mutex`]; its drop releases it.
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RawMutex<R>, T>;
+/// A mutex of rank `R` for the data path: its release is a plain store ([`fast`]).
+pub type FastMutex<R, T> = lock_api::Mutex<RawFastMutex<R>, T>;
+/// A hold of a [`FastMutex`]; its drop releases it.
+pub type FastMutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RawFastMutex<R>, T>;
 /// A reader-writer lock of rank `R`. A thread that reads does not read again: a waiting writer would stop it.
 pub type RwLock<R, T> = lock_api::RwLock<RawRwLock<R>, T>;
 /// A hold of an [`RwLock`] for reading.
@@ -74,6 +79,63 @@ unsafe impl<R: Ranked> RawMutexTimed for RawMutex<R> {
     }
 
     #[inline]
+    fn try_lock_until(&self, timeout: Instant) -> bool {
+        let is_taken = self.0.try_lock_until(timeout);
+        held::add_if(is_taken, R::RANK)
+    }
+}
+
+/// A [`fast::Lock`] with a rank.
+pub struct RawFastMutex<R>(fast::Lock, PhantomData<fn() -> R>);
+
+// SAFETY: all is done by the lock, which excludes; the rank is only looked at.
+unsafe impl<R: Ranked> lock_api::RawMutex for RawFastMutex<R> {
+    const INIT: Self = Self(fast::Lock::new(), PhantomData);
+    type GuardMarker = GuardNoSend;
+
+    #[inline]
+    fn lock(&self) {
+        held::check(R::RANK);
+        self.0.lock();
+        held::add(R::RANK);
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        let is_taken = self.0.try_lock();
+        held::add_if(is_taken, R::RANK)
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        held::remove(R::RANK);
+        self.0.unlock();
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<R: Ranked> RawMutexTimed for RawFastMutex<R> {
+    type Duration = Duration;
+    type Instant = Instant;
+
+    fn try_lock_for(&self, timeout: Duration) -> bool {
+        // A time that the clock cannot show never comes.
+        let latest = Instant::now().checked_add(timeout);
+        let is_taken = match latest {
+            Some(latest) => self.0.try_lock_until(latest),
+            None => {
+                self.0.lock();
+                true
+            }
+        };
+        held::add_if(is_taken, R::RANK)
+    }
+
     fn try_lock_until(&self, timeout: Instant) -> bool {
         let is_taken = self.0.try_lock_until(timeout);
         held::add_if(is_taken, R::RANK)

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Monitor, Mutex, Rank, Ranked, RwLock, rank};
+use super::{FastMutex, Monitor, Mutex, Rank, Ranked, RwLock, fast, rank};
 
 /// Whether `f` panics because of the order of locks, in a thread of its own.
 fn is_refused(f: impl FnOnce() + Send) -> bool {
@@ -113,4 +113,62 @@ fn a_monitor_wakes_who_waits_and_has_a_rank() {
 fn a_rank_as_a_type_is_that_of_the_list() {
     assert_eq!(Rank::ALL[Rank::QueuePair as usize], <rank::QueuePair as Ranked>::RANK);
     assert!(Rank::ALL.is_sorted());
+}
+
+/// Threads that add to a value, some of them with a limit of time. None is lost, and none waits for ever.
+fn threads_take_turns() {
+    const EACH: u32 = 20_000;
+    let sum = FastMutex::<rank::CompletionQueue, _>::new(0);
+    thread::scope(|scope| {
+        for n in 0..4 {
+            let sum = &sum;
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    let mut held = match n {
+                        0 => loop {
+                            if let Some(held) = sum.try_lock_for(Duration::from_micros(10)) {
+                                break held;
+                            }
+                        },
+                        _ => sum.lock(),
+                    };
+                    *held += 1;
+                    // Long enough that the others fall asleep.
+                    if u32::is_multiple_of(*held, 64) {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(*sum.lock(), 4 * EACH);
+}
+
+#[test]
+fn threads_take_turns_at_a_lock_that_is_released_by_a_store() {
+    fast::prepare();
+    threads_take_turns();
+}
+
+#[test]
+fn they_do_where_the_kernel_refuses_barriers() {
+    // As long as the process has not asked for them.
+    threads_take_turns();
+}
+
+#[test]
+fn a_wait_for_a_fast_lock_ends_in_time() {
+    let lock = FastMutex::<rank::QueuePair, ()>::new(());
+    let held = lock.lock();
+    thread::scope(|scope| {
+        let waited = scope.spawn(|| {
+            let begin = Instant::now();
+            (lock.try_lock_for(Duration::from_millis(30)).is_none(), begin.elapsed())
+        });
+        let (is_none, waited) = waited.join().expect("no panic");
+        assert!(is_none && waited >= Duration::from_millis(30), "{waited:?}");
+    });
+    assert!(lock.is_locked() && lock.try_lock().is_none());
+    drop(held);
+    assert!(!lock.is_locked() && lock.try_lock_for(Duration::MAX).is_some());
 }

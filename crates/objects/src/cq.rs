@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyverbs_locks::{Mutex, rank};
+use anyverbs_locks::{FastMutex, Mutex, rank};
 use anyverbs_proto::cq::{CqOptions, Moderation, Pushed};
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::time::Time;
@@ -85,7 +85,7 @@ pub struct CqCell {
     /// Tells it from the others of its process.
     pub number: u32,
     context: Arc<ContextCell>,
-    state: Mutex<rank::CompletionQueue, State>,
+    state: FastMutex<rank::CompletionQueue, State>,
     /// There are completions; written under the lock. A poller without any need not take it.
     any: AtomicBool,
     /// [`anyverbs_proto::cq::Cq::is_plain`]; written under the lock.
@@ -528,7 +528,7 @@ impl Cq {
             core,
             number,
             context: Arc::clone(context),
-            state: Mutex::new(State {
+            state: FastMutex::new(State {
                 queue,
                 credits: Vec::new(),
                 last: 0,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyverbs_locks::{Mutex, MutexGuard, rank};
+use anyverbs_locks::{FastMutex, FastMutexGuard, Mutex, rank};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::wc::Wc;
@@ -61,7 +61,7 @@ pub struct SrqCell {
     context: Arc<ContextCell>,
     /// Protection domain of its receives.
     pub pd: u32,
-    state: Mutex<rank::SharedReceiveQueue, State>,
+    state: FastMutex<rank::SharedReceiveQueue, State>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
     holders: Holders,
@@ -137,7 +137,13 @@ impl SrqCell {
             core: pd.cell.core,
             context: Arc::clone(&pd.context),
             pd: pd.number(),
-            state: Mutex::new(State { queue, max_sge: init.max_sge, limit: 0, gone: false, tags }),
+            state: FastMutex::new(State {
+                queue,
+                max_sge: init.max_sge,
+                limit: 0,
+                gone: false,
+                tags,
+            }),
             cookie: AtomicU64::new(init.cookie),
             acks: Arc::default(),
             holders: Holders::default(),
@@ -154,7 +160,7 @@ impl SrqCell {
 
     fn take_locked(
         &self,
-        mut state: MutexGuard<'_, rank::SharedReceiveQueue, State>,
+        mut state: FastMutexGuard<'_, rank::SharedReceiveQueue, State>,
         into: &mut RecvWqe,
     ) -> bool {
         let taken = state.queue.pop(into);
@@ -422,7 +428,7 @@ impl Drop for Srq {
 /// Posts receives to an SRQ; see [`Srq::post`].
 #[derive(Debug)]
 pub struct SrqPoster<'a> {
-    state: MutexGuard<'a, rank::SharedReceiveQueue, State>,
+    state: FastMutexGuard<'a, rank::SharedReceiveQueue, State>,
 }
 
 impl SrqPoster<'_> {

@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use anyverbs_links::Links;
 use anyverbs_links::inproc::Inbound;
-use anyverbs_locks::{Mutex, rank};
+use anyverbs_locks::{FastMutex, Mutex, rank};
 use anyverbs_net::Datagram;
 use anyverbs_objects::base::{AdaptiveSpin, Caller, Core, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
@@ -117,7 +117,7 @@ pub struct Driver {
     pub above: OnceLock<Above>,
     /// The contexts that hear of events of the port.
     pub listeners: PortListeners,
-    rx: Mutex<rank::Receive, RxState>,
+    rx: FastMutex<rank::Receive, RxState>,
     /// Hands packets of groups on to other processes.
     handing: Mutex<rank::HandingOn, Handing>,
     /// CQs with a delayed notification.
@@ -150,7 +150,7 @@ impl Driver {
             transport,
             above: OnceLock::new(),
             listeners: PortListeners::default(),
-            rx: Mutex::new(rx),
+            rx: FastMutex::new(rx),
             handing: Mutex::default(),
             moderated: Moderated::new(),
             worker,

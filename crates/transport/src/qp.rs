@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyverbs_locks::{Mutex, MutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
@@ -413,7 +413,7 @@ impl Qp {
         Ok(self.lock()?.machine.state())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
+    fn lock(&self) -> Result<FastMutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
         self.check_open()?;
         self.0.lock()
     }

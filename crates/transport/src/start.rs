@@ -77,6 +77,7 @@ impl DataPath {
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
         let worker = Shared::new(&opened, monitor)
             .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
+        anyverbs_locks::fast::prepare();
         let starter = worker::spawn()
             .map_err(|source| OpenError::System { what: "start a thread", source })?;
         let names: Vec<&str> = config.devices.iter().map(|device| device.name.as_str()).collect();

@@ -12,7 +12,7 @@ use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox, LaneCall};
 use anyverbs_links::times;
 use anyverbs_links::udp::Asked;
-use anyverbs_locks::{MutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
@@ -239,7 +239,7 @@ impl Driver {
     #[inline]
     fn is_end_of_poll(
         &'static self,
-        rx: &mut Option<MutexGuard<'static, rank::Receive, RxState>>,
+        rx: &mut Option<FastMutexGuard<'static, rank::Receive, RxState>>,
     ) -> bool {
         let is_end = !self.transport.owed.now().is_any()
             && !self.above().management.keeps_disconnects()
@@ -293,7 +293,7 @@ impl Driver {
         self.receive_with(self.lock_rx(reader), reader, None)
     }
 
-    fn lock_rx(&self, reader: Reader) -> Option<MutexGuard<'_, rank::Receive, RxState>> {
+    fn lock_rx(&self, reader: Reader) -> Option<FastMutexGuard<'_, rank::Receive, RxState>> {
         let rx = self.rx.try_lock().or_else(|| {
             // The holder of the lock sees this note, or has released it before.
             (reader == Reader::Worker).then(|| self.worker.leave_to_reader())?;
@@ -308,7 +308,7 @@ impl Driver {
     /// As [`receive`](Self::receive), by a thread that has locked the receive path, or has found it locked.
     fn receive_with(
         &'static self,
-        rx: Option<MutexGuard<'static, rank::Receive, RxState>>,
+        rx: Option<FastMutexGuard<'static, rank::Receive, RxState>>,
         reader: Reader,
         into: Option<&mut dyn Caller>,
     ) -> usize {
@@ -340,7 +340,7 @@ impl Driver {
     /// One batch: what lies in the rings, then what lies in the sockets.
     fn receive_batch(
         &'static self,
-        mut rx: MutexGuard<'_, rank::Receive, RxState>,
+        mut rx: FastMutexGuard<'_, rank::Receive, RxState>,
         reader: Reader,
         into: Option<&mut dyn Caller>,
     ) -> usize {
@@ -407,7 +407,7 @@ impl Driver {
     #[inline(never)]
     fn receive_rest(
         &'static self,
-        mut rx: MutexGuard<'_, rank::Receive, RxState>,
+        mut rx: FastMutexGuard<'_, rank::Receive, RxState>,
         step: Step,
     ) -> usize {
         let Step { reader, now, by_ring, quiet } = step;

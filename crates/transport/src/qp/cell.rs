@@ -9,7 +9,7 @@ use anyverbs_links::Links;
 use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::udp::Asked;
 use anyverbs_links::why::check_route;
-use anyverbs_locks::{Mutex, MutexGuard, rank};
+use anyverbs_locks::{FastMutex, FastMutexGuard, Mutex, rank};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::error::ModifyObjectError;
@@ -43,7 +43,7 @@ pub struct QpCell {
     /// The counters of that device.
     pub(crate) counters: &'static Counters,
     /// The state that its lock guards.
-    pub state: Mutex<rank::QueuePair, State>,
+    pub state: FastMutex<rank::QueuePair, State>,
     /// Where the slots of polled sends go back to.
     pub(crate) sq_credit: Arc<SqCredit>,
     /// None on a target.
@@ -155,7 +155,7 @@ impl QpCell {
             device: 0,
             counters: transport.core.counters_of(0),
             sq_credit: state.machine.sq_credit(),
-            state: Mutex::new(state),
+            state: FastMutex::new(state),
             send_cq: None,
             recv_cq: None,
             srq: None,
@@ -283,7 +283,9 @@ fn is_of_route(error: &std::io::Error) -> bool {
 }
 
 impl QpCell {
-    pub(super) fn lock(&self) -> Result<MutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
+    pub(super) fn lock(
+        &self,
+    ) -> Result<FastMutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
         if !self.transport.core.is_current() {
             return Err(ModifyObjectError::Forked);
         }

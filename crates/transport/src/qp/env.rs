@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use anyverbs_causes::Cause;
-use anyverbs_locks::{MutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
@@ -149,7 +149,7 @@ impl<'a> Call<'a> {
     }
 
     /// Sends staged packets for a queue pair that does nothing any more, and forgets its path.
-    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
+    pub(crate) fn finish_last(mut self, mut state: FastMutexGuard<'_, rank::QueuePair, State>) {
         let transport = self.cell.transport;
         if state.link.watch.is_some() {
             self.env(&mut state.link).release_all();
@@ -172,7 +172,7 @@ impl<'a> Call<'a> {
     }
 
     /// Settles, unlocks, and does the work that had to wait for that.
-    pub(crate) fn finish(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
+    pub(crate) fn finish(mut self, mut state: FastMutexGuard<'_, rank::QueuePair, State>) {
         self.settle(&mut state);
         drop(state);
         self.cell.transport.after_unlock();

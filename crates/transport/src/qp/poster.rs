@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_links::Links;
 use anyverbs_links::shm::{CELL_PAYLOAD, ShortData};
-use anyverbs_locks::{MutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::LastLocal;
@@ -20,7 +20,7 @@ use crate::probes;
 pub struct Poster<'a> {
     pub(super) cell: &'a QpCell,
     /// Some until the drop.
-    pub(super) state: Option<MutexGuard<'a, rank::QueuePair, State>>,
+    pub(super) state: Option<FastMutexGuard<'a, rank::QueuePair, State>>,
     /// From the first request on that is more than a receive that is queued.
     pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,
