@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyverbs_net::shm::bells::{BellPlace, Listener, Ringer, Rung, Spot, is_looked_at};
+use anyverbs_net::shm::bells::{BellPlace, Listener, Looks, Ringer, Rung, Spot};
 use anyverbs_net::shm::lane::{LanePlace, LaneReader, LaneWriter};
 use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
@@ -524,14 +524,14 @@ fn reader_that_looks_away<const F: bool>() {
         // One word for the spot, and one for the first bell behind that.
         let (own, peer) = (Model::<F>::of(1), Model::<F>::of(3));
         let place = BellPlace { looks: 0, bells: 0 };
-        let (looks, mut ringer) =
-            (own.clone(), Ringer::new(peer.clone(), BellPlace { looks: 0, bells: 120 }));
+        let (looks, fences) = (Looks::new(own.clone(), place), own.clone());
+        let mut ringer = Ringer::new(peer.clone(), BellPlace { looks: 0, bells: 120 });
         let mut listener = Listener::new(own, peer, BellPlace { looks: 0, bells: 120 });
         listener.look_at(spot.number());
         let sender = thread::spawn(move || {
             writer.show(0, 0);
-            looks.fence();
-            if !is_looked_at(&looks, place, spot) {
+            fences.fence();
+            if !looks.has(spot) {
                 ringer.ring(spot);
             }
         });

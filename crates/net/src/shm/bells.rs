@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use super::layout::{BELLS, LANES};
-use super::memory::Memory;
+use super::memory::{Memory, Words};
 
 /// In the word of a bell that rang.
 const RUNG: u64 = 1 << 31;
@@ -86,11 +86,21 @@ impl<M: Memory> Ringer<M> {
     }
 }
 
-/// Whether the reader, whose words are `peer`, looks at a spot by itself. The caller has shown what is new there, and
-/// fenced.
-#[inline]
-pub fn is_looked_at<M: Memory>(peer: &M, place: BellPlace, spot: Spot) -> bool {
-    peer.load(place.look(spot.number()), Ordering::Relaxed) != 0
+/// The words by which a reader says where it looks.
+#[derive(Debug)]
+pub struct Looks<M>(Words<M>);
+
+impl<M: Memory> Looks<M> {
+    /// Those of the reader whose words are `peer`.
+    pub fn new(peer: M, place: BellPlace) -> Self {
+        Self(Words::new(peer, place.looks, Spot::COUNT))
+    }
+
+    /// Whether the reader looks at a spot by itself. The caller has shown what is new there, and fenced.
+    #[inline]
+    pub fn has(&self, spot: Spot) -> bool {
+        self.0.load(spot.number(), Ordering::Relaxed) != 0
+    }
 }
 
 /// The finding of a look at the bells.
@@ -108,7 +118,7 @@ pub enum Rung {
 #[derive(Debug)]
 pub struct Listener<M> {
     own: M,
-    peer: M,
+    bells: Words<M>,
     place: BellPlace,
     /// The number of the last bell that was heard.
     heard: u32,
@@ -117,7 +127,7 @@ pub struct Listener<M> {
 impl<M: Memory> Listener<M> {
     /// The words of its side are zero.
     pub fn new(own: M, peer: M, place: BellPlace) -> Self {
-        Self { own, peer, place, heard: 0 }
+        Self { own, bells: Words::new(peer, place.bells, BELLS), place, heard: 0 }
     }
 
     /// Whether a bell rang: one load.
@@ -143,7 +153,7 @@ impl<M: Memory> Listener<M> {
     #[inline]
     fn find(&self, order: Ordering) -> Option<(u32, usize)> {
         let next = self.heard.wrapping_add(1);
-        let word = self.peer.load(self.place.bell(next), order);
+        let word = self.bells.load(next as usize, order);
         let number = (word >> 32) as u32;
         // Behind the last bell stands the one before it by as many as there are.
         let ahead = number.wrapping_sub(next);
@@ -212,7 +222,7 @@ mod tests {
     fn a_spot_is_looked_at_until_the_reader_looks_away() {
         let (ringer, listener) = ends();
         let spot = Spot::Answers(3);
-        let is_looked_at = || is_looked_at(&listener.own, PLACE, spot);
+        let is_looked_at = || Looks::new(listener.own.clone(), PLACE).has(spot);
         assert!(!is_looked_at());
         listener.look_at(spot.number());
         assert!(is_looked_at());

@@ -11,7 +11,7 @@ use anyverbs_locks::{Mutex, MutexGuard, rank};
 use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
-use super::bells::{BellPlace, Listener, Ringer, Spot, is_looked_at};
+use super::bells::{BellPlace, Listener, Looks, Ringer, Spot};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{LanePlace, LaneReader, LaneWriter};
@@ -125,14 +125,17 @@ struct Lanes {
     ring: usize,
     taken: Mutex<rank::Lanes, Vec<Option<Arc<LaneWriter>>>>,
     bells: BellPlace,
+    /// The spots at which the other process looks.
+    looks: Looks<Area>,
     ringer: Mutex<rank::Bells, Ringer<Area>>,
 }
 
 impl Lanes {
-    fn new(own: Area, ring: usize) -> Self {
+    fn new(own: Area, peer: Area, ring: usize) -> Self {
         let bells = bells(ring);
+        let (looks, taken) = (Looks::new(peer, bells), Mutex::new(vec![None; LANES]));
         let ringer = Mutex::new(Ringer::new(own.clone(), bells));
-        Self { own, ring, taken: Mutex::new(vec![None; LANES]), bells, ringer }
+        Self { own, ring, taken, bells, looks, ringer }
     }
 
     fn place(&self, index: usize) -> LanePlace {
@@ -155,13 +158,13 @@ impl Channel {
             socket: socket.into(),
             closed: AtomicU8::new(0),
             max_payload: writer.max_payload(),
+            lanes: Lanes::new(own, writer.peer().clone(), ring),
             peer: writer.peer().clone(),
             writer: Mutex::new(writer),
             asked: AtomicU64::new(0),
             doorbell: OnceLock::new(),
             copies: Copies::default(),
             marks,
-            lanes: Lanes::new(own, ring),
         }
     }
 
@@ -204,7 +207,7 @@ impl Channel {
     #[inline]
     pub fn tell(&self, spot: Spot) {
         self.lanes.own.fence();
-        if !is_looked_at(&self.peer, self.lanes.bells, spot) {
+        if !self.lanes.looks.has(spot) {
             return self.ring_for(spot);
         }
         if let Some(doorbell) = self.doorbell.get()

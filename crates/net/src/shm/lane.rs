@@ -15,12 +15,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 pub use super::layout::CELLS;
 use super::layout::{ANSWER, LANE, LINE};
-use super::memory::{Area, Memory};
+use super::memory::{Area, Memory, Words};
 
 /// Bytes of payload that a cell takes.
 pub const CELL_PAYLOAD: usize = LINE - PAYLOAD;
 /// The place of the payload in a cell, behind two words.
 const PAYLOAD: usize = 16;
+/// Words of a cell, and of all cells of a lane.
+const WORDS: usize = LINE / 8;
+const ALL: usize = LANE / 8;
 
 /// The place of a lane in a side, and that of its answer in the other one.
 #[derive(Clone, Copy, Debug)]
@@ -38,11 +41,12 @@ impl LanePlace {
     pub fn new(index: usize, lanes: usize, answers: usize) -> Self {
         Self { index, cells: lanes + index * LANE, answer: answers + index * ANSWER }
     }
+}
 
-    #[inline]
-    fn cell(self, number: u32) -> usize {
-        self.cells + (number % CELLS) as usize * LINE
-    }
+/// The place of a cell's first word among those of its lane.
+#[inline]
+fn cell(number: u32) -> usize {
+    number as usize * WORDS
 }
 
 /// The word of a reader.
@@ -78,9 +82,9 @@ impl Answer {
 /// an answer.
 #[derive(Debug)]
 pub struct LaneWriter<M = Area> {
-    own: M,
-    peer: M,
-    place: LanePlace,
+    cells: Words<M>,
+    answer: Words<M>,
+    index: usize,
     /// The number of the first cell.
     first: u32,
     /// The number of the next cell.
@@ -95,15 +99,18 @@ pub struct LaneWriter<M = Area> {
 impl<M: Memory> LaneWriter<M> {
     /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
-        let seen = AtomicU64::new(peer.load(place.answer, Ordering::Relaxed));
+        let cells = Words::new(own, place.cells, ALL);
+        let answer = Words::new(peer, place.answer, 1);
+        let seen = AtomicU64::new(answer.load(0, Ordering::Relaxed));
         let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { own, peer, place, first, next: AtomicU32::new(first), seen, told, given_up }
+        let (index, next) = (place.index, AtomicU32::new(first));
+        Self { cells, answer, index, first, next, seen, told, given_up }
     }
 
     /// Its number in its side.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.place.index
+        self.index
     }
 
     /// The number of the next cell.
@@ -117,13 +124,13 @@ impl<M: Memory> LaneWriter<M> {
     #[inline]
     #[must_use]
     pub fn has_answer(&self) -> bool {
-        self.peer.load(self.place.answer, Ordering::Relaxed) != self.seen.load(Ordering::Relaxed)
+        self.answer.load(0, Ordering::Relaxed) != self.seen.load(Ordering::Relaxed)
     }
 
     /// Takes an answer, if it is new. An impossible one counts as a refusal.
     #[inline]
     pub fn take_answer(&self) -> Option<Answer> {
-        let word = self.peer.load(self.place.answer, Ordering::Acquire);
+        let word = self.answer.load(0, Ordering::Acquire);
         if self.seen.load(Ordering::Relaxed) == word {
             return None;
         }
@@ -146,9 +153,9 @@ impl<M: Memory> LaneWriter<M> {
     #[inline]
     pub fn show(&self, low: u32, word: u64) {
         let number = self.next();
-        let at = self.place.cell(number);
-        self.own.store(at + 8, word, Ordering::Relaxed);
-        self.own.store(at, u64::from(number) << 32 | u64::from(low), Ordering::Release);
+        let at = cell(number);
+        self.cells.store(at + 1, word, Ordering::Relaxed);
+        self.cells.store(at, u64::from(number) << 32 | u64::from(low), Ordering::Release);
         self.next.store(number.wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -181,7 +188,7 @@ impl<M: Memory> LaneWriter<M> {
 
     /// Whether its place can be another's: nobody sends by it, and nobody reads it or ever will.
     pub(super) fn is_free(&self) -> bool {
-        let answer = Answer::decode(self.peer.load(self.place.answer, Ordering::Acquire));
+        let answer = Answer::decode(self.answer.load(0, Ordering::Acquire));
         let is_ended = !answer.is_open && self.is_answer_to_this(&answer);
         self.is_given_up() && (is_ended || !self.told.load(Ordering::Relaxed))
     }
@@ -192,7 +199,7 @@ impl LaneWriter<Area> {
     #[inline]
     #[must_use]
     pub fn payload_ptr(&self) -> *mut u8 {
-        self.own.at(self.place.cell(self.next()) + PAYLOAD, CELL_PAYLOAD)
+        self.cells.address(cell(self.next()) + PAYLOAD / 8)
     }
 }
 
@@ -208,9 +215,9 @@ pub struct Cell {
 /// The reading end of a lane. Its owner reads from one thread at a time; any thread may ask whether a cell is there.
 #[derive(Debug)]
 pub struct LaneReader<M = Area> {
-    own: M,
-    peer: M,
-    place: LanePlace,
+    cells: Words<M>,
+    answer: Words<M>,
+    index: usize,
     /// The number of the next cell.
     next: AtomicU32,
     /// The last answer.
@@ -221,12 +228,14 @@ impl<M: Memory> LaneReader<M> {
     /// Its number in the writer's side.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.place.index
+        self.index
     }
 
     /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
-        let this = Self { own, peer, place, next: first.into(), answered: AtomicU64::new(0) };
+        let cells = Words::new(peer, place.cells, ALL);
+        let (answer, index) = (Words::new(own, place.answer, 1), place.index);
+        let this = Self { cells, answer, index, next: first.into(), answered: AtomicU64::new(0) };
         this.answer(None);
         this
     }
@@ -242,7 +251,7 @@ impl<M: Memory> LaneReader<M> {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let next = self.next.load(Ordering::Relaxed);
-        (self.peer.load(self.place.cell(next), Ordering::Relaxed) >> 32) as u32 == next
+        (self.cells.load(cell(next), Ordering::Relaxed) >> 32) as u32 == next
     }
 
     /// The next cell, if it is there.
@@ -250,10 +259,11 @@ impl<M: Memory> LaneReader<M> {
     #[must_use]
     pub fn peek(&self) -> Option<Cell> {
         let next = self.next.load(Ordering::Relaxed);
-        let at = self.place.cell(next);
-        let word = self.peer.load(at, Ordering::Acquire);
-        ((word >> 32) as u32 == next)
-            .then(|| Cell { low: word as u32, word: self.peer.load(at + 8, Ordering::Relaxed) })
+        let word = self.cells.load(cell(next), Ordering::Acquire);
+        ((word >> 32) as u32 == next).then(|| Cell {
+            low: word as u32,
+            word: self.cells.load(cell(next) + 1, Ordering::Relaxed),
+        })
     }
 
     /// Goes on to the next cell. The place of this one is the writer's again with the next [`answer`](Self::answer).
@@ -282,7 +292,7 @@ impl<M: Memory> LaneReader<M> {
     fn say(&self, answer: Answer) {
         let word = answer.encode();
         self.answered.store(word, Ordering::Relaxed);
-        self.own.store(self.place.answer, word, Ordering::Release);
+        self.answer.store(0, word, Ordering::Release);
     }
 
     /// Whether it reads.
@@ -298,7 +308,7 @@ impl LaneReader<Area> {
     #[must_use]
     pub fn payload_ptr(&self) -> *mut u8 {
         let next = self.next.load(Ordering::Relaxed);
-        self.peer.at(self.place.cell(next) + PAYLOAD, CELL_PAYLOAD)
+        self.cells.address(cell(next) + PAYLOAD / 8)
     }
 }
 

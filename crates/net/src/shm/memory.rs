@@ -36,6 +36,27 @@ pub trait Memory {
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies bytes in.
     fn write(&self, at: usize, from: &[u8]);
+    /// Whether these bytes are inside, and the first word is aligned.
+    fn holds(&self, at: usize, len: usize) -> bool {
+        let _ = (at, len);
+        true
+    }
+    /// As [`load`](Self::load), without a look at the bounds.
+    ///
+    /// # Safety
+    /// The word is among bytes that the memory [`holds`](Self::holds).
+    #[inline]
+    unsafe fn load_held(&self, at: usize, order: Ordering) -> u64 {
+        self.load(at, order)
+    }
+    /// As [`store`](Self::store), without a look at the bounds.
+    ///
+    /// # Safety
+    /// As for [`load_held`](Self::load_held).
+    #[inline]
+    unsafe fn store_held(&self, at: usize, value: u64, order: Ordering) {
+        self.store(at, value, order);
+    }
     /// A hint: a line will be read soon.
     fn prefetch(&self, at: usize) {
         let _ = at;
@@ -53,6 +74,52 @@ pub trait SharedWords: Memory {
     fn fetch_or(&self, at: usize, bits: u64) -> u64;
     /// Replaces a word, sequentially consistent.
     fn swap(&self, at: usize, value: u64) -> u64;
+}
+
+/// Words of a memory that were found inside it once, as many as a power of two. A number beyond the last begins anew.
+#[derive(Clone, Debug)]
+pub(crate) struct Words<M> {
+    memory: M,
+    at: usize,
+    /// The last one's number.
+    last: usize,
+}
+
+impl<M: Memory> Words<M> {
+    /// `count` words from `at` on.
+    ///
+    /// # Panics
+    /// When they are not inside, or not as many as a power of two.
+    pub(crate) fn new(memory: M, at: usize, count: usize) -> Self {
+        assert!(count.is_power_of_two() && memory.holds(at, 8 * count), "words lie inside");
+        Self { memory, at, last: count - 1 }
+    }
+
+    #[inline]
+    fn place(&self, n: usize) -> usize {
+        self.at + 8 * (n & self.last)
+    }
+
+    #[inline]
+    pub(crate) fn load(&self, n: usize, order: Ordering) -> u64 {
+        // SAFETY: one of the words that `new` has found inside.
+        unsafe { self.memory.load_held(self.place(n), order) }
+    }
+
+    #[inline]
+    pub(crate) fn store(&self, n: usize, value: u64, order: Ordering) {
+        // SAFETY: as above.
+        unsafe { self.memory.store_held(self.place(n), value, order) }
+    }
+}
+
+impl Words<Area> {
+    /// The address of a word. It is valid as long as this, and may be touched by raw copies only.
+    #[inline]
+    pub(crate) fn address(&self, n: usize) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe { self.memory.address(self.place(n)) }
+    }
 }
 
 /// A mapping of a shared object, unmapped when the last [`Area`] of it is gone.
@@ -171,8 +238,8 @@ impl Area {
     pub(crate) fn at(&self, at: usize, len: usize) -> *mut u8 {
         let is_inside = self.len.checked_sub(len).is_some_and(|last| at <= last);
         assert!(is_inside, "shared memory is accessed inside its bounds");
-        // SAFETY: inside the mapping: `len` bytes from `base` are, by construction, and `at` is inside of them.
-        unsafe { self.base.0.as_ptr().add(at) }
+        // SAFETY: as just seen.
+        unsafe { self.address(at) }
     }
 
     /// Adds to a word, sequentially consistent.
@@ -190,13 +257,28 @@ impl Area {
         word.compare_exchange(before, value, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
+    /// # Safety
+    /// A place inside.
+    #[inline]
+    unsafe fn address(&self, at: usize) -> *mut u8 {
+        // SAFETY: `len` bytes from `base` are inside the mapping, and `at` is among them.
+        unsafe { self.base.0.as_ptr().add(at) }
+    }
+
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
-        let word = self.at(at, 8).cast::<u64>();
-        assert!(word.is_aligned(), "words are aligned");
+        assert!(self.at(at, 8).cast::<u64>().is_aligned(), "words are aligned");
+        // SAFETY: as just seen.
+        unsafe { self.word_held(at) }
+    }
+
+    /// # Safety
+    /// The word is inside, and aligned.
+    #[inline]
+    unsafe fn word_held(&self, at: usize) -> &AtomicU64 {
         // SAFETY: eight aligned bytes inside a live mapping, which outlives the borrow of `self`. All accesses of this
         // process to words are atomic. (A store through a read-only area would fault: the ring's types do none.)
-        unsafe { AtomicU64::from_ptr(word) }
+        unsafe { AtomicU64::from_ptr(self.address(at).cast()) }
     }
 }
 
@@ -209,6 +291,22 @@ impl Memory for Area {
     #[inline]
     fn store(&self, at: usize, value: u64, order: Ordering) {
         self.word(at).store(value, order);
+    }
+
+    fn holds(&self, at: usize, len: usize) -> bool {
+        self.at(at, len).cast::<u64>().is_aligned()
+    }
+
+    #[inline]
+    unsafe fn load_held(&self, at: usize, order: Ordering) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { self.word_held(at) }.load(order)
+    }
+
+    #[inline]
+    unsafe fn store_held(&self, at: usize, value: u64, order: Ordering) {
+        // SAFETY: the caller's promise.
+        unsafe { self.word_held(at) }.store(value, order);
     }
 
     #[inline]

@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::{UNWATCHED, WATCH, WATCHED};
-use super::memory::{Area, Memory, SharedWords};
+use super::memory::{Area, Memory, SharedWords, Words};
 
 /// The word of the doorbells, and of the epoch, in their objects.
 const WORD: usize = 0;
@@ -38,7 +38,7 @@ pub(crate) fn doorbell_of(index: usize) -> u64 {
 #[derive(Debug)]
 pub struct Doorbell<M = Area> {
     doorbells: M,
-    epoch: M,
+    epoch: Words<M>,
     doorbell: u64,
     /// The last odd epoch in which this writer has woken the reader.
     woken: AtomicU64,
@@ -47,6 +47,7 @@ pub struct Doorbell<M = Area> {
 impl<M: SharedWords> Doorbell<M> {
     /// The doorbell of the reader with these doorbells and this epoch, at which bit `doorbell` is this writer's.
     pub fn new(doorbells: M, epoch: M, doorbell: u64) -> Self {
+        let epoch = Words::new(epoch, WORD, 1);
         Self { doorbells, epoch, doorbell, woken: AtomicU64::new(0) }
     }
 
@@ -79,7 +80,7 @@ impl<M: SharedWords> Doorbell<M> {
     #[inline]
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        let epoch = self.epoch.load(WORD, Ordering::Relaxed);
+        let epoch = self.epoch.load(0, Ordering::Relaxed);
         epoch & 1 == 1 && self.woken.swap(epoch, Ordering::Relaxed) != epoch
     }
 }
