@@ -156,7 +156,7 @@ mod tests {
     fn an_ended_key_is_told_from_an_unknown_one() {
         let table = MrTable::new(10, 1);
         let keys = table.register(REGION).unwrap();
-        table.deregister(keys.lkey).unwrap();
+        table.deregister(keys.lkey, |_| ()).unwrap();
         let remote = |key| table.diagnose_remote(key, (7, 1), (0x1000, 8), Access::REMOTE_READ);
         let local = |key| table.diagnose_local(key, 7, (0x1000, 8), Access::empty());
         assert!(matches!(remote(keys.rkey), Finding::Ended(_)));
@@ -166,7 +166,7 @@ mod tests {
         }
         for _ in 0..REMEMBERED {
             let keys = table.register(REGION).unwrap();
-            table.deregister(keys.lkey).unwrap();
+            table.deregister(keys.lkey, |_| ()).unwrap();
         }
         assert_eq!(remote(keys.rkey), Finding::Unknown, "the memory of them is bounded");
     }

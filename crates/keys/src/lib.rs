@@ -133,6 +133,15 @@ pub fn index(key: u32) -> usize {
     (key >> TAG_BITS) as usize
 }
 
+/// Queue pairs that may keep a region in use ([`LastLocal::find_kept`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keepers {
+    /// The one with this number.
+    One(u32),
+    /// All that there are.
+    All,
+}
+
 /// The effect of a bound window on the end of its region.
 #[derive(Clone, Copy)]
 enum Bound {
@@ -158,6 +167,8 @@ struct Slot {
     /// In a region: the number of windows that are bound to it. In a window: the lkey of the region that it is bound
     /// to, or 0. It changes under the lock of `bindings`.
     bound: AtomicU32,
+    /// The queue pair that was the last to keep the region in use.
+    keeper: AtomicU32,
 }
 
 /// The device's memory keys, of regions and windows.
@@ -257,12 +268,13 @@ impl MrTable {
         Some((keys, slot))
     }
 
-    /// Removes a region and waits until no access to it is in progress.
+    /// Removes a region and waits until no access to it is in progress. `release` is called if there are such accesses: it
+    /// releases what a queue pair keeps, or all queue pairs do.
     ///
     /// # Errors
     /// [`RetireError`].
-    pub fn deregister(&self, lkey: u32) -> Result<(), RetireError> {
-        let slot = self.retire(lkey, Bound::Refuses)?;
+    pub fn deregister(&self, lkey: u32, release: impl FnMut(Keepers)) -> Result<(), RetireError> {
+        let slot = self.retire(lkey, Bound::Refuses, release)?;
         self.give_back(slot, lkey);
         Ok(())
     }
@@ -272,8 +284,12 @@ impl MrTable {
     ///
     /// # Errors
     /// [`RetireError::Key`].
-    pub fn deregister_bound(&self, lkey: u32) -> Result<(), RetireError> {
-        let slot = self.retire(lkey, Bound::Unbinds)?;
+    pub fn deregister_bound(
+        &self,
+        lkey: u32,
+        release: impl FnMut(Keepers),
+    ) -> Result<(), RetireError> {
+        let slot = self.retire(lkey, Bound::Unbinds, release)?;
         self.give_back(slot, lkey);
         Ok(())
     }
@@ -287,12 +303,17 @@ impl MrTable {
     }
 
     /// Changes a region in place; no access sees a mixture. As after a registration both of its keys are good: a remote key
-    /// that was invalidated, too.
+    /// that was invalidated, too. `release` is as for [`deregister`](Self::deregister).
     ///
     /// # Errors
     /// [`RetireError`].
-    pub fn replace(&self, keys: Keys, region: Region) -> Result<(), RetireError> {
-        let slot = self.retire(keys.lkey, Bound::Refuses)?;
+    pub fn replace(
+        &self,
+        keys: Keys,
+        region: Region,
+        release: impl FnMut(Keepers),
+    ) -> Result<(), RetireError> {
+        let slot = self.retire(keys.lkey, Bound::Refuses, release)?;
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.store(region);
         slot.uses.open();
@@ -330,7 +351,12 @@ impl MrTable {
     }
 
     /// Takes a region out of use: clears its valid bit and waits for the accesses in progress.
-    fn retire(&self, lkey: u32, bound: Bound) -> Result<&Slot, RetireError> {
+    fn retire(
+        &self,
+        lkey: u32,
+        bound: Bound,
+        mut release: impl FnMut(Keepers),
+    ) -> Result<&Slot, RetireError> {
         let slot = self.slot(lkey).ok_or(RetireError::Key)?;
         {
             let mut bindings = self.bindings.lock();
@@ -346,6 +372,11 @@ impl MrTable {
                 }
             }
             slot.uses.close();
+        }
+        for keepers in [Keepers::One(slot.keeper.load(Ordering::Relaxed)), Keepers::All] {
+            if slot.uses.are_any() {
+                release(keepers);
+            }
         }
         slot.uses.drain();
         Ok(slot)
@@ -494,8 +525,8 @@ impl Held<'_> {
 }
 
 /// Accesses to local elements, one after the other. The region of the last one stays in use, as if the access were in
-/// progress. So the next access to it counts itself neither in nor out, which saves two locked instructions. Keep it
-/// for a batch at most, since deregistration waits for it.
+/// progress. So the next access to it counts itself neither in nor out, which saves two locked instructions. Deregistration
+/// waits for it. So keep it for a batch at most, or as a queue pair does ([`find_kept`](Self::find_kept)).
 #[derive(Default)]
 pub struct LastLocal<'a>(Option<(u32, Held<'a>)>);
 
@@ -515,13 +546,50 @@ impl<'a> LastLocal<'a> {
         len: u64,
         need: Access,
     ) -> Result<Option<u64>, KeyError> {
-        let held = match &self.0 {
-            Some((key, held)) if *key == lkey => held,
-            _ => {
-                let held = mrs.hold_local(lkey).ok_or(KeyError::Key)?;
-                &self.0.insert((lkey, held)).1
-            }
-        };
+        if !self.is_of(lkey) {
+            self.0 = Some((lkey, mrs.hold_local(lkey).ok_or(KeyError::Key)?));
+        }
+        self.place(pd, va, len, need)
+    }
+
+    /// As [`find`](Self::find), for a queue pair that keeps the region in use between its calls. Its
+    /// [`release`](Self::release) is asked for by [`Keepers`].
+    ///
+    /// # Errors
+    /// As [`MrTable::local`].
+    #[inline]
+    pub fn find_kept(
+        &mut self,
+        (mrs, keeper): (&'a MrTable, u32),
+        lkey: u32,
+        pd: u32,
+        (va, len): (u64, u64),
+        need: Access,
+    ) -> Result<Option<u64>, KeyError> {
+        if !self.is_of(lkey) {
+            self.keep(mrs, keeper, lkey)?;
+        }
+        self.place(pd, va, len, need)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn keep(&mut self, mrs: &'a MrTable, keeper: u32, lkey: u32) -> Result<(), KeyError> {
+        self.0 = None;
+        let held = mrs.hold_local(lkey).ok_or(KeyError::Key)?;
+        held.slot.keeper.store(keeper, Ordering::Relaxed);
+        self.0 = Some((lkey, held));
+        Ok(())
+    }
+
+    #[inline]
+    fn is_of(&self, lkey: u32) -> bool {
+        self.0.as_ref().is_some_and(|(key, _)| *key == lkey)
+    }
+
+    #[inline]
+    fn place(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<Option<u64>, KeyError> {
+        let (_, held) = self.0.as_ref().ok_or(KeyError::Key)?;
         let (addr, access) = held.slot.place(pd, va, len, need)?;
         Ok((!access.contains(Access::NULL)).then_some(addr))
     }

@@ -47,12 +47,12 @@ fn a_dead_key_stays_dead_and_the_table_fills_up() {
     let table = MrTable::new(3, 1);
     let keys: Vec<_> = (0..3).map(|_| table.register(REGION).unwrap()).collect();
     assert!(table.register(REGION).is_none());
-    assert_eq!(table.deregister(keys[1].lkey), Ok(()));
-    assert_eq!(table.deregister(keys[1].lkey), Err(RetireError::Key));
+    assert_eq!(table.deregister(keys[1].lkey, |_| ()), Ok(()));
+    assert_eq!(table.deregister(keys[1].lkey, |_| ()), Err(RetireError::Key));
     assert!(table.local(keys[1].lkey, 7, 0x1000, 1, Access::empty()).is_err());
     let again = table.register(REGION).unwrap();
     assert_ne!(again, keys[1]);
-    assert_eq!(table.deregister(again.rkey), Err(RetireError::Key));
+    assert_eq!(table.deregister(again.rkey, |_| ()), Err(RetireError::Key));
 }
 
 /// 2^18 indices fit into a key, and index 0 is no region's.
@@ -78,7 +78,7 @@ fn an_index_rests_and_repeated_registration_takes_no_memory() {
         if let Some(before) = last.insert(index(keys.lkey), turn) {
             shortest = shortest.min(turn - before);
         }
-        table.deregister(keys.lkey).unwrap();
+        table.deregister(keys.lkey, |_| ()).unwrap();
     }
     assert_eq!(shortest, RESTING, "as SECURITY.md says");
     let chunks = table.chunks.iter().filter(|c| c.get().is_some()).count();
@@ -94,7 +94,7 @@ fn deregistration_waits_for_the_access_in_progress() {
         let hold = table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).ok();
         assert!(hold.is_some());
         s.spawn(|| {
-            assert_eq!(table.deregister(keys.lkey), Ok(()));
+            assert_eq!(table.deregister(keys.lkey, |_| ()), Ok(()));
             done.store(true, Ordering::SeqCst);
         });
         while table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).is_ok() {
@@ -119,7 +119,7 @@ fn a_null_region_has_no_memory_and_no_remote_key() {
     let plain = table.register(REGION).unwrap();
     assert!(!table.local(plain.lkey, 7, 0x1000, 1, Access::empty()).ok().unwrap().is_null());
     assert!(table.remote(0, (7, 1), 0, 1, Access::empty()).is_err());
-    assert_eq!(table.deregister(keys.lkey), Ok(()));
+    assert_eq!(table.deregister(keys.lkey, |_| ()), Ok(()));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn an_invalidated_key_is_good_again_after_a_re_registration() {
     let open = || table.remote(keys.rkey, (7, qpn), 0x1000, 8, Access::REMOTE_WRITE).is_ok();
     assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Ok(()));
     assert!(!open());
-    assert_eq!(table.replace(keys, region), Ok(()));
+    assert_eq!(table.replace(keys, region, |_| ()), Ok(()));
     assert!(open());
 }
 
@@ -168,8 +168,8 @@ fn tags_are_random_in_every_bit() {
             counts.iter_mut().enumerate().for_each(|(bit, n)| *n += word >> bit & 1);
         }
         last = keys.rkey;
-        one.deregister(keys.lkey).unwrap();
-        other.deregister(others.lkey).unwrap();
+        one.deregister(keys.lkey, |_| ()).unwrap();
+        other.deregister(others.lkey, |_| ()).unwrap();
     }
     // Five deviations of a fair coin are 158.
     let fair = ROUNDS / 2 - 158..=ROUNDS / 2 + 158;
@@ -236,7 +236,7 @@ fn deregistration_waits_until_the_last_remote_access_is_released() {
     let reach = (7, 1);
     last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).unwrap();
     std::thread::scope(|scope| {
-        let ends = scope.spawn(|| table.deregister(keys.lkey));
+        let ends = scope.spawn(|| table.deregister(keys.lkey, |_| ()));
         while table.remote(keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).is_ok() {
             std::thread::yield_now();
         }
@@ -258,7 +258,7 @@ fn what_is_in_use_is_found_while_its_deregistration_waits() {
     local.find(&table, keys.lkey, 7, 0x1000, 1, Access::LOCAL_WRITE).unwrap();
     remote.find(&table, keys.rkey, (7, 1), 0x1000, 1, need).unwrap();
     std::thread::scope(|scope| {
-        let ends = scope.spawn(|| table.deregister(keys.lkey));
+        let ends = scope.spawn(|| table.deregister(keys.lkey, |_| ()));
         while table.remote(keys.rkey, (7, 1), 0x1000, 1, need).is_ok() {
             std::thread::yield_now();
         }
@@ -340,7 +340,7 @@ fn invalidating_waits_for_the_accesses_in_progress() {
     assert_eq!(again, Err(KeyError::Key));
     drop(local);
     // A region that is changed has both keys again.
-    table.replace(keys, Region { access, ..REGION }).unwrap();
+    table.replace(keys, Region { access, ..REGION }, |_| ()).unwrap();
     waits_for_access(&table, keys.rkey, || table.invalidate(keys.rkey, 7, None).unwrap());
 }
 
@@ -382,7 +382,7 @@ fn the_oldest_index_is_used_again_when_enough_others_rest() {
     let table = MrTable::new(3 * RESTING as u32, 1);
     let all: Vec<_> = (0..=RESTING).map(|_| table.register(REGION).unwrap()).collect();
     for keys in &all[1..] {
-        table.deregister(keys.lkey).unwrap();
+        table.deregister(keys.lkey, |_| ()).unwrap();
     }
     let next = table.register(REGION).unwrap();
     assert_eq!(index(next.lkey), index(all[1].lkey));

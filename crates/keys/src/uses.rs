@@ -112,6 +112,12 @@ impl<W: Word> Uses<W> {
         self.0.fetch_and(!VALID, Ordering::AcqRel);
     }
 
+    /// Whether accesses are in progress. After [`close`](Self::close) none begins.
+    #[must_use]
+    pub fn are_any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & !VALID != 0
+    }
+
     /// Waits until no access is in progress, after [`close`](Self::close).
     pub fn drain(&self) {
         let mut spins = 0u32;

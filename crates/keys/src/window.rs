@@ -327,7 +327,7 @@ mod tests {
             assert!(table.free_window(rkey) && !table.free_window(rkey));
             assert_eq!(at(&table, rkey, QPN, 0x1010, write), Err(KeyError::Key));
         }
-        assert_eq!(table.deregister(keys.lkey), Ok(()));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Ok(()));
     }
 
     #[test]
@@ -384,16 +384,16 @@ mod tests {
             .map(|kind| table.alloc_window(PD, kind).unwrap());
         table.bind(&bind(one, keys, Access::REMOTE_READ), PD, QPN).unwrap();
         let region = Region { pd: PD, access: ALL, iova: 0, len: 1, addr: 0 };
-        assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
-        assert_eq!(table.replace(keys, region), Err(RetireError::Bound));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Err(RetireError::Bound));
+        assert_eq!(table.replace(keys, region, |_| ()), Err(RetireError::Bound));
         assert!(table.local(keys.lkey, PD, 0x1000, 1, Access::empty()).is_ok());
         // Bound anew, and then to nothing.
         table.bind(&bind(one, keys, Access::REMOTE_READ), PD, QPN).unwrap();
         table.bind(&Bind { len: 0, ..bind(one, keys, Access::empty()) }, PD, QPN).unwrap();
         let rkey = table.bind(&bind(two, keys, Access::REMOTE_READ), PD, QPN).unwrap();
-        assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Err(RetireError::Bound));
         assert_eq!(table.invalidate(rkey, PD, None), Ok(()));
-        assert_eq!(table.deregister(keys.lkey), Ok(()));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Ok(()));
     }
 
     #[test]
@@ -425,10 +425,10 @@ mod tests {
         table.forget_qp(QPN);
         assert!(at(&table, windows[0], QPN, 0x1010, Access::REMOTE_READ).is_err());
         assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_ok());
-        assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
-        assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Err(RetireError::Bound));
+        assert_eq!(table.deregister_bound(keys.lkey, |_| ()), Ok(()));
         assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_err());
-        assert_eq!(table.deregister_bound(keys.lkey), Err(RetireError::Key));
+        assert_eq!(table.deregister_bound(keys.lkey, |_| ()), Err(RetireError::Key));
     }
 
     #[test]
@@ -440,7 +440,7 @@ mod tests {
             let window = table.alloc_window(PD, WindowType::Type1).unwrap();
             table.bind(&bind(window, keys, Access::REMOTE_READ), PD, QPN).unwrap()
         });
-        assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
+        assert_eq!(table.deregister_bound(keys.lkey, |_| ()), Ok(()));
         assert!(at(&table, own, QPN, 0x1010, Access::REMOTE_READ).is_err());
         assert!(at(&table, others, QPN, 0x1010, Access::REMOTE_READ).is_ok());
     }
@@ -456,7 +456,7 @@ mod tests {
             table.bind(&to, PD, QPN).unwrap();
             std::thread::scope(|s| {
                 s.spawn(|| while table.bind(&to, PD, QPN).is_ok() {});
-                assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
+                assert_eq!(table.deregister_bound(keys.lkey, |_| ()), Ok(()));
             });
             assert!(at(&table, window, QPN, 0x1010, Access::REMOTE_READ).is_err());
             assert!(table.free_window(window));
@@ -481,6 +481,6 @@ mod tests {
             }
         });
         table.free_window(window);
-        assert_eq!(table.deregister(keys.lkey), Ok(()));
+        assert_eq!(table.deregister(keys.lkey, |_| ()), Ok(()));
     }
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
-use anyverbs_proto::mr::{Keys, MrTable, Region};
+use anyverbs_proto::mr::{Keepers, Keys, MrTable, Region};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{PKey, Qpn};
 use anyverbs_proto::wc::Wc;
@@ -119,6 +119,9 @@ pub trait Progress: Sync {
 
     /// Does what had to wait until no object is locked.
     fn after_unlock(&'static self);
+
+    /// Queue pairs release the regions that they keep in use.
+    fn release_regions(&'static self, of: Keepers);
 
     /// Has `what` called at a time.
     fn call_at(&'static self, at: Time, what: Weak<dyn Timed>);

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyverbs_locks::{Mutex, rank};
-use anyverbs_proto::mr::{Access, Keys, Region, RetireError};
+use anyverbs_proto::mr::{Access, Keepers, Keys, Region, RetireError};
 
 use crate::base::{Core, Ticket};
 use crate::buf::Buf;
@@ -357,7 +357,7 @@ impl Mr {
             region.pd = pd.number;
         }
         self.core.withdraw_region(self.keys);
-        let replaced = self.core.mrs.replace(self.keys, region);
+        let replaced = self.core.mrs.replace(self.keys, region, |keepers| self.release(keepers));
         let now = if replaced.is_ok() { region } else { state.region };
         self.core.publish_region(self.keys, &now);
         replaced.map_err(|error| match error {
@@ -382,7 +382,8 @@ impl Mr {
         let mut guard = self.state.lock();
         let state = guard.as_ref().ok_or(DestroyError::Gone)?;
         self.core.withdraw_region(self.keys);
-        if self.core.mrs.deregister(self.keys.lkey) == Err(RetireError::Bound) {
+        let ended = self.core.mrs.deregister(self.keys.lkey, |keepers| self.release(keepers));
+        if ended == Err(RetireError::Bound) {
             self.core.publish_region(self.keys, &state.region);
             return Err(DestroyError::Busy("memory windows".into()));
         }
@@ -390,6 +391,11 @@ impl Mr {
         drop(guard);
         drop(state);
         Ok(())
+    }
+
+    /// Queue pairs let go of it that keep it in use.
+    fn release(&self, keepers: Keepers) {
+        self.core.progress().release_regions(keepers);
     }
 }
 
@@ -402,7 +408,8 @@ impl Drop for Mr {
         // The program may reuse the memory now, even if windows are bound to it.
         if let Some(state) = self.state.get_mut().take() {
             self.core.withdraw_region(self.keys);
-            let ended = self.core.mrs.deregister_bound(self.keys.lkey);
+            let release = |keepers| self.release(keepers);
+            let ended = self.core.mrs.deregister_bound(self.keys.lkey, release);
             debug_assert!(ended.is_ok(), "a region that was not destroyed has its keys");
             drop(state);
         }

@@ -92,7 +92,7 @@ fn memory_keys(c: &mut Criterion) {
             || region(1),
             |region| {
                 let keys = table.register(region).expect("there is room");
-                table.deregister(keys.lkey)
+                table.deregister(keys.lkey, |_| ())
             },
             BatchSize::SmallInput,
         );

@@ -154,7 +154,7 @@ impl Sim {
 
     /// Deregisters.
     pub fn deregister(&mut self, mr: Mr) {
-        let done = self.devices[mr.device.0].shared.mrs.deregister(mr.lkey);
+        let done = self.devices[mr.device.0].shared.mrs.deregister(mr.lkey, |_| ());
         done.expect("a region that no window is bound to");
     }
 

@@ -37,6 +37,7 @@ use anyverbs_objects::base::{AdaptiveSpin, Caller, Core, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::Keepers;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -217,6 +218,10 @@ impl Progress for Driver {
 
     fn after_unlock(&'static self) {
         self.after_unlock();
+    }
+
+    fn release_regions(&'static self, of: Keepers) {
+        self.transport.release_regions(of);
     }
 
     fn call_at(&'static self, at: Time, what: Weak<dyn Timed>) {

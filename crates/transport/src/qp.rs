@@ -35,7 +35,6 @@ use anyverbs_objects::pd::{Pd, PdCell};
 use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
-use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use anyverbs_proto::qp::drops::{DropReason, Drops};
 use anyverbs_proto::qp::pacing::RateLimit;
@@ -483,10 +482,9 @@ impl Qp {
             return false;
         }
         let mut state = self.0.state.lock();
-        let mut region = LastLocal::default();
         match (op, poster::one_sided(op)) {
             (SendOp::Send, _) => {
-                let sent = state.send_short(transport.links, &mut region, (wr_id, flags, sge));
+                let sent = state.send_short(transport.links, (wr_id, flags, sge));
                 if sent {
                     state.link.same_host.lanes.tell_cell();
                 }
@@ -519,14 +517,7 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        Ok(Poster {
-            cell: &self.0,
-            state: Some(state),
-            call: None,
-            sends: false,
-            by_lane: false,
-            region: LastLocal::default(),
-        })
+        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false, by_lane: false })
     }
 
     /// Attaches it to a multicast group (`ibv_attach_mcast`). It gets a copy of all datagrams to the group on any

@@ -2,8 +2,8 @@
 //!
 //! A program of `benches/` sends some messages to another process, which runs at full speed. Now and then a call goes in
 //! single steps (ptrace(2)), with the program's other threads stopped. So the counts are those of the processor, whatever
-//! instructions the library chose for it. A call that takes milliseconds in steps meets work that is due by the clock,
-//! such as a look at the signal handlers; the least count has the least of it.
+//! instructions the library chose for it. A call that takes milliseconds in steps meets work that is due by the clock. The look
+//! at the signal handlers, once in some milliseconds, is not counted. The least count has the least of the rest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,10 +36,13 @@ struct Count {
 
 /// Prints the counts of all cases.
 pub(super) fn run(dist: &Dist, program: &Path) -> anyhow::Result<()> {
-    let end = end_mark(program)?;
+    let marks = Marks {
+        end: symbol(program, |name| name == "count_to")?,
+        look: symbol(&dist.lib().join("libibverbs.so.1"), |name| name.contains("guard4look"))?,
+    };
     for (case, what) in CASES {
         println!("{what}");
-        let counts = measure(dist, program, case, end)?;
+        let counts = measure(dist, program, case, &marks)?;
         for (call, mut counts) in counts {
             let name = CALLS.get(call as usize).copied().unwrap_or("?");
             counts.sort_by_key(|count| count.all);
@@ -56,19 +59,36 @@ pub(super) fn run(dist: &Dist, program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The address of the mark that ends a counted call.
-fn end_mark(program: &Path) -> anyhow::Result<u64> {
-    let bytes = fs::read(program)?;
-    let file = object::File::parse(&*bytes)?;
-    let symbol = file.symbols().find(|symbol| symbol.name() == Ok("count_to"));
-    symbol.map(|symbol| symbol.address()).context("no symbol count_to")
+/// Places in the code.
+struct Marks {
+    /// A counted call ends here.
+    end: u64,
+    /// In the library: the look at the signal handlers (`crates/objects/src/memory/guard.rs`).
+    look: u64,
+}
+
+/// The address of the symbol in a file for which `is_it` holds.
+fn symbol(file: &Path, is_it: impl Fn(&str) -> bool) -> anyhow::Result<u64> {
+    let bytes = fs::read(file)?;
+    let object = object::File::parse(&*bytes)?;
+    let symbol = object.symbols().find(|symbol| symbol.name().is_ok_and(&is_it));
+    let address = symbol.map(|symbol| symbol.address());
+    address.with_context(|| format!("{} has not the symbol", file.display()))
+}
+
+/// The address at which a process has the library.
+fn base_of_library(pid: i32) -> anyhow::Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let first = maps.lines().find(|line| line.ends_with("/libibverbs.so.1"));
+    let address = first.and_then(|line| line.split_once('-')).context("it has no libibverbs")?;
+    Ok(u64::from_str_radix(address.0, 16)?)
 }
 
 fn measure(
     dist: &Dist,
     program: &Path,
     case: &str,
-    end: u64,
+    marks: &Marks,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
     // A network namespace of its own: another process of the user may have the device's port.
     let mut child = Command::new("unshare")
@@ -80,7 +100,7 @@ fn measure(
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run unshare(1)")?;
-    let counts = step(&mut child, end);
+    let counts = step(&mut child, marks);
     // Its peer waits for it.
     let _ = child.kill();
     reap(child.id().cast_signed());
@@ -101,12 +121,13 @@ fn reap(pid: i32) {
 
 /// Steps through the counted calls of a program that is ready. Between them it runs at full speed, so that caches, timers and
 /// the worker are as they are without a tracer.
-fn step(child: &mut Child, end: u64) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
+fn step(child: &mut Child, marks: &Marks) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
     let mut line = String::new();
     let output = child.stdout.take().context("its output")?;
     BufReader::new(output).read_line(&mut line)?;
     ensure!(line == "ready\n", "it did not come to its first message");
     let pid = child.id().cast_signed();
+    let marks = Marks { end: marks.end, look: base_of_library(pid)? + marks.look };
     let mut others = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let tid: i32 = task?.file_name().to_string_lossy().parse()?;
@@ -128,7 +149,7 @@ fn step(child: &mut Child, end: u64) -> anyhow::Result<BTreeMap<u64, Vec<Count>>
             return Ok(counts);
         }
         if stop(&others)? {
-            counts.entry(call).or_default().push(count(pid, end)?);
+            counts.entry(call).or_default().push(count(pid, &marks)?);
         }
         others.iter().try_for_each(|tid| trace(libc::PTRACE_CONT, *tid, 0))?;
         trace(libc::PTRACE_CONT, pid, 0)?;
@@ -148,15 +169,24 @@ fn stop(threads: &[i32]) -> anyhow::Result<bool> {
 }
 
 /// Counts the instructions of one call. A poll that finds nothing comes to the breakpoint again, and is counted anew.
-fn count(pid: i32, end: u64) -> anyhow::Result<Count> {
+fn count(pid: i32, marks: &Marks) -> anyhow::Result<Count> {
     let mut count = Count::default();
+    // Within the look at the signal handlers: the stack's end at its beginning.
+    let mut look = None;
     loop {
         trace(libc::PTRACE_SINGLESTEP, pid, 0)?;
         wait(pid)?;
         let mut registers = registers(pid)?;
-        if registers.rip == end {
+        if registers.rip == marks.end {
             return Ok(count);
         }
+        if registers.rip == marks.look {
+            look = Some(registers.rsp);
+        }
+        if look.is_some_and(|end| registers.rsp <= end) {
+            continue;
+        }
+        look = None;
         let code = code(pid, registers.rip)?;
         if code[0] == BREAKPOINT {
             count = Count::default();

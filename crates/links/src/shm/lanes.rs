@@ -33,6 +33,15 @@ const ACKS: u32 = 1 << 31;
 const SOLICITED: u64 = 1 << 8;
 const PSN_AT: u32 = 32;
 
+/// The queue pair of the lanes, and its protection domain.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeper {
+    /// Its number.
+    pub qpn: Qpn,
+    /// The protection domain.
+    pub pd: u32,
+}
+
 /// The data of a short SEND.
 #[derive(Clone, Copy, Debug)]
 pub enum ShortData<'a> {
@@ -48,7 +57,7 @@ impl ShortData<'_> {
     fn copy(
         &self,
         links: &'static Links,
-        (pd, region): (u32, &mut LastLocal<'static>),
+        (of, region): (Keeper, &mut LastLocal<'static>),
         to: u64,
         len: usize,
     ) -> bool {
@@ -56,8 +65,8 @@ impl ShortData<'_> {
             _ if len == 0 => return true,
             Self::Inline(bytes) => bytes.as_ptr() as u64,
             Self::Element(sge) => {
-                let mrs = &links.core.mrs;
-                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
+                let (mrs, range) = ((&links.core.mrs, of.qpn.get()), (sge.addr, len as u64));
+                let from = region.find_kept(mrs, sge.lkey, of.pd, range, Access::empty());
                 let Ok(Some(from)) = from else { return false };
                 from
             }
@@ -89,6 +98,8 @@ pub struct Lanes {
     tally: Option<Arc<LaneTally>>,
     /// The PSN of a SEND from the peer that was there before its turn.
     out_of_turn: Option<Psn>,
+    /// The regions of the last SEND and of the last receive, which it keeps in use.
+    regions: [LastLocal<'static>; 2],
 }
 
 /// A short SEND that has come by a lane.
@@ -121,7 +132,7 @@ impl Lanes {
     pub fn send(
         &mut self,
         links: &'static Links,
-        key: (u32, &mut LastLocal<'static>),
+        of: Keeper,
         (data, solicited): (ShortData<'_>, bool),
         planned: &ShortSend,
         acks: Option<Psn>,
@@ -131,7 +142,8 @@ impl Lanes {
         if len > CELL_PAYLOAD || !lane.has_room() {
             return false;
         }
-        if !data.copy(links, key, lane.payload_ptr() as u64, len) {
+        let [region, _] = &mut self.regions;
+        if !data.copy(links, (of, region), lane.payload_ptr() as u64, len) {
             return false;
         }
         let low = acks.map_or(0, |psn| ACKS | psn.get());
@@ -141,6 +153,26 @@ impl Lanes {
             tally.sent.add(1, (Bth::LEN + len) as u64, 0);
         }
         true
+    }
+
+    /// Copies the payload of a SEND to its receive. False where the key or the memory of that does not allow it.
+    #[inline]
+    pub fn write(
+        &mut self,
+        links: &'static Links,
+        of: Keeper,
+        sge: &Sge,
+        payload: Data<'static>,
+    ) -> bool {
+        let [_, region] = &mut self.regions;
+        let (mrs, range) = ((&links.core.mrs, of.qpn.get()), (sge.addr, sge.len.into()));
+        let to = region.find_kept(mrs, sge.lkey, of.pd, range, Access::LOCAL_WRITE);
+        to.is_ok_and(|to| to.is_none_or(|to| payload.write(to, &links.core.memory).is_ok()))
+    }
+
+    /// Lets go of the regions that it keeps in use.
+    pub fn release_regions(&mut self) {
+        self.regions = Default::default();
     }
 
     /// Asks for a lane, if there is none and it is time.
@@ -320,6 +352,7 @@ impl Lanes {
         self.channels[0] = None;
         self.close();
         (self.tally, self.out_of_turn) = (None, None);
+        self.release_regions();
     }
 }
 

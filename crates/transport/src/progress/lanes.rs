@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use anyverbs_links::shm::{LaneCall, Short};
+use anyverbs_links::shm::{Keeper, LaneCall, Short};
 use anyverbs_net::shm::lane::CELLS;
 use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_proto::env::Side;
-use anyverbs_proto::mr::{Access, LastLocal};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Incoming, ShortWays};
@@ -157,8 +156,7 @@ impl Driver {
         let mut bytes = 0;
         let mut left = None;
         let ShortWays { sends, receives, .. } = link.same_host.short_ways;
-        let (mrs, memory) = (&self.core.mrs, &self.core.memory);
-        let mut region = LastLocal::default();
+        let of = Keeper { qpn: cell.qpn, pd: machine.init().pd };
         while found.taken < BATCH {
             let short = match link.same_host.lanes.peek() {
                 Ok(None) => break,
@@ -177,11 +175,8 @@ impl Driver {
                     break;
                 }
             }
-            let write = |pd, sge: &Sge| {
-                let (lkey, va, len) = (sge.lkey, sge.addr, sge.len.into());
-                let to = region.find(mrs, lkey, pd, va, len, Access::LOCAL_WRITE);
-                to.is_ok_and(|to| to.is_none_or(|to| payload.write(to, memory).is_ok()))
-            };
+            let lanes = &mut link.same_host.lanes;
+            let write = |pd, sge: &Sge| lanes.write(self.links, Keeper { pd, ..of }, sge, payload);
             let Some(wc) = machine.execute_short(send.psn, len as u32, write) else {
                 is_over = false;
                 break;

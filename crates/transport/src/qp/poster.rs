@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyverbs_links::Links;
-use anyverbs_links::shm::{CELL_PAYLOAD, ShortData};
+use anyverbs_links::shm::{CELL_PAYLOAD, Keeper, ShortData};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::direct::{Direct, Direction, Local};
-use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
@@ -26,8 +25,6 @@ pub struct Poster<'a> {
     pub(super) sends: bool,
     /// SENDs have left by a lane.
     pub(super) by_lane: bool,
-    /// The region of the last of them.
-    pub(super) region: LastLocal<'static>,
 }
 
 impl State {
@@ -36,7 +33,6 @@ impl State {
     pub(super) fn send_short(
         &mut self,
         links: &'static Links,
-        region: &mut LastLocal<'static>,
         (wr_id, flags, sge): (u64, SendFlags, Sge),
     ) -> bool {
         let State { machine, link, .. } = self;
@@ -44,7 +40,8 @@ impl State {
             return false;
         }
         let Some(planned) = machine.plan_open(flags, sge.len, &link.to.props) else { return false };
-        let (pd, solicited) = (machine.init().pd, flags.contains(SendFlags::SOLICITED));
+        let of = Keeper { qpn: machine.qpn(), pd: machine.init().pd };
+        let solicited = flags.contains(SendFlags::SOLICITED);
         let acks = machine.executed();
         let data = if flags.contains(SendFlags::INLINE) {
             let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
@@ -52,8 +49,7 @@ impl State {
         } else {
             ShortData::Element(&sge)
         };
-        let sent =
-            link.same_host.lanes.send(links, (pd, region), (data, solicited), &planned, acks);
+        let sent = link.same_host.lanes.send(links, of, (data, solicited), &planned, acks);
         if sent {
             // Here, where the values are at hand: they need not be kept for it.
             probes::post_as(probes::SEND, machine.qpn(), wr_id, sge.len);
@@ -140,22 +136,18 @@ impl Poster<'_> {
             return false;
         }
         let links = self.cell.transport.links;
-        let sent = state.send_short(links, &mut self.region, (wr_id, flags, sge));
+        let sent = state.send_short(links, (wr_id, flags, sge));
         self.by_lane |= sent;
-        if !self.by_lane {
-            self.region.release();
-        }
         sent
     }
 
     /// Shows the SENDs that have left by a lane to their reader.
     #[inline]
     fn end_short(&mut self) {
-        if std::mem::take(&mut self.by_lane) {
-            self.region.release();
-            if let Some(state) = &self.state {
-                state.link.same_host.lanes.tell_cell();
-            }
+        if std::mem::take(&mut self.by_lane)
+            && let Some(state) = &self.state
+        {
+            state.link.same_host.lanes.tell_cell();
         }
     }
 

@@ -14,6 +14,7 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Destination;
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
+use anyverbs_proto::mr::Keepers;
 use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::qp::{Arrival, OutOfOrderBytes};
 use anyverbs_proto::time::Time;
@@ -225,6 +226,19 @@ impl Overruns {
             (std::mem::take(&mut list.overruns), std::mem::take(&mut list.lines))
         };
         self.any.swap(false, Ordering::AcqRel).then(take)
+    }
+}
+
+impl Transport {
+    /// Queue pairs let go of the regions that they keep in use.
+    pub(crate) fn release_regions(&self, of: Keepers) {
+        let release = |cell: &Arc<QpCell>| {
+            cell.state.lock().link.same_host.lanes.release_regions();
+        };
+        match of {
+            Keepers::One(qpn) => self.qps.find(Qpn::new(qpn)).iter().for_each(release),
+            Keepers::All => self.qps.filter(|_| true).iter().for_each(release),
+        }
     }
 }
 
