@@ -560,7 +560,8 @@ impl<'a> LastLocal<'a> {
     #[inline]
     pub fn find_kept(
         &mut self,
-        (mrs, keeper): (&'a MrTable, u32),
+        mrs: &'a MrTable,
+        keeper: u32,
         lkey: u32,
         pd: u32,
         (va, len): (u64, u64),

@@ -404,3 +404,45 @@ fn the_two_keys_of_a_region_differ_in_any_bit() {
     // The remote key is not the local one with more bits.
     assert_eq!(differ, TAG_MASK);
 }
+
+#[test]
+fn deregistration_asks_the_last_keeper_and_then_all() {
+    let table = MrTable::new(10, 1);
+    let keys = table.register(REGION).unwrap();
+    let (mut one, mut other) = (LastLocal::default(), LastLocal::default());
+    let (place, need) = ((0x1000, 1), Access::LOCAL_WRITE);
+    // The third finds it kept already, and the other one stays the last.
+    assert!(one.find_kept(&table, 5, keys.lkey, 7, place, need).is_ok());
+    assert!(other.find_kept(&table, 6, keys.lkey, 7, place, need).is_ok());
+    assert!(one.find_kept(&table, 5, keys.lkey, 7, place, need).is_ok());
+    let mut asked = Vec::new();
+    let ended = table.deregister(keys.lkey, |keepers| {
+        match keepers {
+            Keepers::One(_) => other.release(),
+            Keepers::All => one.release(),
+        }
+        asked.push(keepers);
+    });
+    assert_eq!((ended, asked), (Ok(()), vec![Keepers::One(6), Keepers::All]));
+    assert_eq!(one.find_kept(&table, 5, keys.lkey, 7, place, need), Err(KeyError::Key));
+}
+
+#[test]
+fn nobody_is_asked_for_a_region_that_is_not_in_use() {
+    let table = MrTable::new(10, 1);
+    let keys = table.register(REGION).unwrap();
+    let mut last = LastLocal::default();
+    last.find_kept(&table, 5, keys.lkey, 7, (0x1000, 1), Access::LOCAL_WRITE).unwrap();
+    last.release();
+    let ended = table.deregister(keys.lkey, |keepers| panic!("{keepers:?}"));
+    assert_eq!(ended, Ok(()));
+    // Once it has released the region, no other is asked.
+    let keys = table.register(REGION).unwrap();
+    last.find_kept(&table, 6, keys.lkey, 7, (0x1000, 1), Access::LOCAL_WRITE).unwrap();
+    let mut asked = Vec::new();
+    let ended = table.replace(keys, REGION, |keepers| {
+        asked.push(keepers);
+        last.release();
+    });
+    assert_eq!((ended, asked), (Ok(()), vec![Keepers::One(6)]));
+}

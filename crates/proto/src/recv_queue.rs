@@ -110,6 +110,23 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// Adds a request of one element at the end, if there is room.
+    #[inline]
+    pub(crate) fn push_single(&mut self, wr_id: u64, sge: Sge) -> bool {
+        let at = self.wrap(self.head + self.len);
+        if self.len == self.wqes.len() || self.max_sge == 0 {
+            return false;
+        }
+        let (Some(wqe), Some(first)) =
+            (self.wqes.get_mut(at), self.sges.get_mut(at * self.max_sge))
+        else {
+            return false;
+        };
+        (*wqe, *first) = ((wr_id, 1), sge);
+        self.len += 1;
+        true
+    }
+
     /// Moves the oldest request to `into`. False if none waits.
     pub fn pop(&mut self, into: &mut RecvWqe) -> bool {
         if self.len == 0 {

@@ -503,6 +503,20 @@ impl Qp {
         }
     }
 
+    /// Queues a receive of one element, if nothing is unusual. With false nothing was posted, and [`post`](Self::post)
+    /// takes it.
+    #[inline]
+    #[must_use]
+    pub fn post_recv_short(&self, wr_id: u64, sge: Sge) -> bool {
+        if !self.0.transport.core.is_current() {
+            return false;
+        }
+        let mut state = self.0.state.lock();
+        let is_usual =
+            !state.is_dead() && state.link.watch.is_none() && state.link.owed.credit.is_none();
+        is_usual && state.machine.queue_single(wr_id, sge)
+    }
+
     /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so
     /// post a whole list through one poster. A thread that has a poster uses no other queue pair, and deregisters no region:
     /// both could wait for the end of this one. Allocates nothing.

@@ -378,3 +378,36 @@ fn a_stopped_peer_gets_all_when_it_goes_on() {
         assert_eq!(buffer.read(usize::from(n) * SLOT, 4), [n; 4]);
     }
 }
+
+// Alone, since it counts what the whole process sends.
+#[test]
+fn the_regions_of_short_messages_can_be_deregistered() {
+    in_own_process("lanes::the_regions_of_short_messages_can_be_deregistered", deregistered);
+}
+
+/// A queue pair keeps these regions in use. Their deregistration does not wait for its next message.
+fn deregistered() {
+    let talk = Talk::begin();
+    talk.warm();
+    let e = &talk.e;
+    let mut last = None;
+    for round in 0..5u8 {
+        let (from, to) = (Buffer::new(&e.pd, 64), Buffer::new(&e.pd, 64));
+        let before = talk.by_lane();
+        from.write(0, &[round; 40]);
+        e.recv(1, &[to.sge(0, 64)]);
+        e.send(2, SendOp::Send, &[from.sge(0, 40)]);
+        let wcs = e.poll_for(2, TIMEOUT);
+        assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+        assert_eq!((to.read(0, 40), talk.by_lane()), (vec![round; 40], before + 1));
+        // By a call, or by their drop.
+        if round % 2 == 0 {
+            from.mr.destroy().unwrap();
+            to.mr.destroy().unwrap();
+        }
+        last = Some(from.sge(0, 40));
+    }
+    e.send(3, SendOp::Send, &last.into_iter().collect::<Vec<_>>());
+    let [wc] = e.poll_for(1, TIMEOUT)[..] else { panic!("one completion") };
+    assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocProtErr));
+}

@@ -263,6 +263,17 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the caller's promise.
         return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
     }
+    // SAFETY: the caller's promise.
+    if let (Some(qp), Some(one)) = (qp, unsafe { wr.as_ref() })
+        && one.next.is_null()
+        && one.num_sge == 1
+        // SAFETY: as above.
+        && let Some(sge) = unsafe { one.sg_list.as_ref() }
+        && let sge = (Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey })
+        && qp.inner.device.transport().is_ok_and(|qp| qp.post_recv_short(one.wr_id, sge))
+    {
+        return 0;
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         // SAFETY: the caller's promise.

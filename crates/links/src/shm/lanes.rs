@@ -65,8 +65,9 @@ impl ShortData<'_> {
             _ if len == 0 => return true,
             Self::Inline(bytes) => bytes.as_ptr() as u64,
             Self::Element(sge) => {
-                let (mrs, range) = ((&links.core.mrs, of.qpn.get()), (sge.addr, len as u64));
-                let from = region.find_kept(mrs, sge.lkey, of.pd, range, Access::empty());
+                let (mrs, range) = (&links.core.mrs, (sge.addr, len as u64));
+                let need = Access::empty();
+                let from = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
                 let Ok(Some(from)) = from else { return false };
                 from
             }
@@ -165,8 +166,9 @@ impl Lanes {
         payload: Data<'static>,
     ) -> bool {
         let [_, region] = &mut self.regions;
-        let (mrs, range) = ((&links.core.mrs, of.qpn.get()), (sge.addr, sge.len.into()));
-        let to = region.find_kept(mrs, sge.lkey, of.pd, range, Access::LOCAL_WRITE);
+        let (mrs, range) = (&links.core.mrs, (sge.addr, sge.len.into()));
+        let need = Access::LOCAL_WRITE;
+        let to = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
         to.is_ok_and(|to| to.is_none_or(|to| payload.write(to, &links.core.memory).is_ok()))
     }
 

@@ -10,7 +10,7 @@ use crate::env::{Env, Side};
 use crate::memory::Memory;
 use crate::recv_queue::{PostRecvError, RecvQueue};
 use crate::wc::{Wc, WcOpcode, WcStatus};
-use crate::wr::{MAX_MESSAGE, RecvWr, SendFlags, SendWr};
+use crate::wr::{MAX_MESSAGE, RecvWr, SendFlags, SendWr, Sge};
 
 /// The reason why a send was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -165,6 +165,15 @@ impl Qp {
             QpState::Err => None,
             _ => Some(rq.push(wr)),
         }
+    }
+
+    /// Queues a receive of one element. With false nothing was posted, and [`queue_recv`](Self::queue_recv) takes it or says
+    /// what is wrong.
+    #[inline]
+    #[must_use]
+    pub fn queue_single(&mut self, wr_id: u64, sge: Sge) -> bool {
+        let takes = !matches!(self.attr.state, QpState::Reset | QpState::Err);
+        takes && self.rq.as_mut().is_some_and(|rq| rq.push_single(wr_id, sge))
     }
 
     /// The number of messages that the queue pair's own receive queue has receives for. `None` if it has no such queue,
