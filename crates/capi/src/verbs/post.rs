@@ -166,23 +166,38 @@ pub(crate) unsafe fn refuse_wr<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) ->
 /// `qp` is NULL or live; the list is as its manual page says; `bad_wr` is NULL or writable.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
-    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
-        // SAFETY: the caller's promise.
-        return unsafe { post_send_raw(device, wr, bad_wr) };
-    }
     // SAFETY: the caller's promise.
     if let (Some(qp), Some(one)) = (qp, unsafe { wr.as_ref() })
         && one.next.is_null()
+        && let Device::Transport(device) = &qp.inner.device
         // SAFETY: as above.
         && let Some((op, flags, sge)) = unsafe { plain(one) }
-        && qp.inner.device.transport().is_ok_and(|qp| qp.post_short(one.wr_id, op, flags, sge))
+        && device.post_short(one.wr_id, op, flags, sge)
     {
         return 0;
+    }
+    // SAFETY: as above.
+    unsafe { post_sends(qp, wr, bad_wr) }
+}
+
+/// As [`post_send`], whatever the requests are.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(never)]
+unsafe fn post_sends(
+    qp: Option<&Qp>,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_send_raw(device, wr, bad_wr) };
     }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
@@ -254,25 +269,40 @@ pub(crate) unsafe fn post_receives(
 /// As for [`post_send`].
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
-    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
-        // SAFETY: the caller's promise.
-        return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
-    }
     // SAFETY: the caller's promise.
     if let (Some(qp), Some(one)) = (qp, unsafe { wr.as_ref() })
         && one.next.is_null()
         && one.num_sge == 1
+        && let Device::Transport(device) = &qp.inner.device
         // SAFETY: as above.
         && let Some(sge) = unsafe { one.sg_list.as_ref() }
         && let sge = (Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey })
-        && qp.inner.device.transport().is_ok_and(|qp| qp.post_recv_short(one.wr_id, sge))
+        && device.post_recv_short(one.wr_id, sge)
     {
         return 0;
+    }
+    // SAFETY: as above.
+    unsafe { post_recvs(qp, wr, bad_wr) }
+}
+
+/// As [`post_recv`], whatever the requests are.
+///
+/// # Safety
+/// As for [`post_recv`].
+#[inline(never)]
+unsafe fn post_recvs(
+    qp: Option<&Qp>,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
     }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;

@@ -102,7 +102,7 @@ fn a_local_fault_names_its_cause() {
             QpType::Rc,
             |w| {
                 let keys = w.region(PD, Access::LOCAL_WRITE, 64);
-                w.device.mrs.deregister(keys.lkey).unwrap();
+                w.device.mrs.deregister(keys.lkey, |_| ()).unwrap();
                 (SendOp::Send, Sge { addr: IOVA, len: 8, lkey: keys.lkey })
             },
             WcStatus::LocProtErr,
@@ -419,7 +419,7 @@ fn a_refused_request_names_its_cause_at_both_ends() {
     let mut first = world.headers(Operation::WriteFirst, 0);
     first.reth = Some(Reth { va: IOVA, rkey: keys.rkey, len: 2 * MTU });
     world.receive(first, &[1; MTU as usize]);
-    world.device.mrs.deregister(keys.lkey).unwrap();
+    world.device.mrs.deregister(keys.lkey, |_| ()).unwrap();
     let headers = world.headers(Operation::WriteLast, 1);
     assert_eq!(refused(&mut world, headers, &[1; MTU as usize]).1.cause, Cause::RkeyDeregistered);
     let place = format!("key {:#x}, {MTU} bytes at {:#x}", keys.rkey, IOVA + u64::from(MTU));
@@ -509,7 +509,7 @@ fn the_end_of_a_read_carries_mark_and_reason() {
         write.reth = Some(Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 });
         world.receive(write, &[1; 8]);
         assert_eq!((world.device.told.len(), world.qp.state()), (0, QpState::Rts));
-        world.device.mrs.deregister(keys.lkey).unwrap();
+        world.device.mrs.deregister(keys.lkey, |_| ()).unwrap();
         world.device.room = usize::MAX;
         world.qp.transmit(&mut world.device);
         let [(told, mark)] = world.device.told[..] else { panic!("{:?}", world.device.told) };
