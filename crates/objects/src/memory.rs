@@ -16,6 +16,7 @@ use std::sync::atomic::{Ordering, fence};
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
 
+pub use guard::Guard;
 use mapping::Maps;
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
@@ -254,7 +255,24 @@ impl Default for ProcessMemory {
     }
 }
 
-impl ProcessMemory {}
+impl ProcessMemory {
+    /// The guard of the calling thread's copies, for one call of the program: to look for it takes longer than a short copy.
+    #[inline]
+    #[must_use]
+    pub fn guard(&self) -> Guard {
+        Guard::of_thread()
+    }
+
+    /// As [`Memory::copy`], with the guard of this call.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    #[inline]
+    pub fn copy_by(&self, guard: Guard, to: u64, from: u64, len: usize) -> Result<(), Fault> {
+        // SAFETY: as in `copy`.
+        unsafe { guard.copy(to as *mut u8, from as *const u8, len) }
+    }
+}
 
 impl Memory for ProcessMemory {
     #[inline]

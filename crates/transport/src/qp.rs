@@ -484,7 +484,8 @@ impl Qp {
         let mut state = self.0.state.lock();
         match (op, poster::one_sided(op)) {
             (SendOp::Send, _) => {
-                let sent = state.send_short(transport.links, (wr_id, flags, sge));
+                let with = (transport.links, transport.core.memory.guard());
+                let sent = state.send_short(with, (wr_id, flags, sge));
                 if sent {
                     state.link.same_host.lanes.tell_cell();
                 }
@@ -531,7 +532,14 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false, by_lane: false })
+        Ok(Poster {
+            cell: &self.0,
+            state: Some(state),
+            call: None,
+            sends: false,
+            by_lane: false,
+            guard: None,
+        })
     }
 
     /// Attaches it to a multicast group (`ibv_attach_mcast`). It gets a copy of all datagrams to the group on any

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
-use anyverbs_proto::memory::Memory;
+use anyverbs_objects::memory::Guard;
 use anyverbs_proto::mr::{Access, LastLocal};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
@@ -58,6 +58,7 @@ impl ShortData<'_> {
         &self,
         links: &'static Links,
         (of, region): (Keeper, &mut LastLocal<'static>),
+        guard: Guard,
         to: u64,
         len: usize,
     ) -> bool {
@@ -72,7 +73,7 @@ impl ShortData<'_> {
                 from
             }
         };
-        links.core.memory.copy(to, from, len).is_ok()
+        links.core.memory.copy_by(guard, to, from, len).is_ok()
     }
 }
 
@@ -109,7 +110,21 @@ pub struct Short {
     /// Its headers.
     pub send: ShortRequest,
     /// Its payload, which is good until it is taken.
-    pub payload: Data<'static>,
+    pub payload: CellData,
+}
+
+/// The payload of a cell. Its sender may be changing it.
+#[derive(Clone, Copy, Debug)]
+pub struct CellData {
+    addr: u64,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+impl From<CellData> for Data<'static> {
+    fn from(CellData { addr, len }: CellData) -> Self {
+        Self::Shared { addr, len }
+    }
 }
 
 impl Lanes {
@@ -133,7 +148,7 @@ impl Lanes {
     pub fn send(
         &mut self,
         links: &'static Links,
-        of: Keeper,
+        (of, guard): (Keeper, Guard),
         (data, solicited): (ShortData<'_>, bool),
         planned: &ShortSend,
         acks: Option<Psn>,
@@ -144,7 +159,7 @@ impl Lanes {
             return false;
         }
         let [region, _] = &mut self.regions;
-        if !data.copy(links, (of, region), lane.payload_ptr() as u64, len) {
+        if !data.copy(links, (of, region), guard, lane.payload_ptr() as u64, len) {
             return false;
         }
         let low = acks.map_or(0, |psn| ACKS | psn.get());
@@ -161,15 +176,16 @@ impl Lanes {
     pub fn write(
         &mut self,
         links: &'static Links,
-        of: Keeper,
+        (of, guard): (Keeper, Guard),
         sge: &Sge,
-        payload: Data<'static>,
+        payload: CellData,
     ) -> bool {
         let [_, region] = &mut self.regions;
         let (mrs, range) = (&links.core.mrs, (sge.addr, sge.len.into()));
         let need = Access::LOCAL_WRITE;
         let to = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
-        to.is_ok_and(|to| to.is_none_or(|to| payload.write(to, &links.core.memory).is_ok()))
+        let copy = |to| links.core.memory.copy_by(guard, to, payload.addr, payload.len).is_ok();
+        to.is_ok_and(|to| to.is_none_or(copy))
     }
 
     /// Lets go of the regions that it keeps in use.
@@ -283,7 +299,7 @@ impl Lanes {
             ack_req: true,
             acks: (low & ACKS != 0).then(|| Psn::new(low & 0xff_ffff)),
         };
-        let payload = Data::Shared { addr: lane.payload_ptr() as u64, len };
+        let payload = CellData { addr: lane.payload_ptr() as u64, len };
         Ok(Some(Short { send, payload }))
     }
 

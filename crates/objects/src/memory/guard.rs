@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -87,19 +88,45 @@ fn look(now: i64) -> bool {
     by_kernel
 }
 
-/// Copies bytes. Either side may not be mapped.
+/// Who finds out that a copy of this thread meets memory that is not mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Guard {
+    by_kernel: bool,
+    /// Not for another thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Guard {
+    /// That of the calling thread, for the copies of one call.
+    #[inline]
+    pub(super) fn of_thread() -> Self {
+        Self { by_kernel: is_deaf(), thread: PhantomData }
+    }
+
+    /// Copies bytes. Either side may not be mapped.
+    ///
+    /// # Safety
+    /// As for [`super::copy_guarded`].
+    #[inline]
+    pub(super) unsafe fn copy(self, to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
+        if self.by_kernel {
+            // SAFETY: the caller's promise.
+            return unsafe { copy_by_kernel(to, from, len) };
+        }
+        // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
+        let code = unsafe { anyverbs_guarded_copy(to, from, len) };
+        if code == 0 { Ok(()) } else { Err(Fault) }
+    }
+}
+
+/// As [`Guard::copy`], for a single copy.
 ///
 /// # Safety
 /// As for [`super::copy_guarded`].
 #[inline]
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
-    if is_deaf() {
-        // SAFETY: the caller's promise.
-        return unsafe { copy_by_kernel(to, from, len) };
-    }
-    // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
-    let code = unsafe { anyverbs_guarded_copy(to, from, len) };
-    if code == 0 { Ok(()) } else { Err(Fault) }
+    // SAFETY: the caller's promise.
+    unsafe { Guard::of_thread().copy(to, from, len) }
 }
 
 /// # Safety

@@ -157,6 +157,7 @@ impl Driver {
         let mut left = None;
         let ShortWays { sends, receives, .. } = link.same_host.short_ways;
         let of = Keeper { qpn: cell.qpn, pd: machine.init().pd };
+        let guard = self.core.memory.guard();
         while found.taken < BATCH {
             let short = match link.same_host.lanes.peek() {
                 Ok(None) => break,
@@ -167,7 +168,7 @@ impl Driver {
                 }
             };
             let Short { send, payload } = short;
-            let len = payload.len();
+            let len = payload.len;
             if let Some(psn) = send.acks.filter(|psn| machine.awaits(*psn)) {
                 let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
                 if !sends || !machine.complete_short(psn, complete) {
@@ -176,7 +177,8 @@ impl Driver {
                 }
             }
             let lanes = &mut link.same_host.lanes;
-            let write = |pd, sge: &Sge| lanes.write(self.links, Keeper { pd, ..of }, sge, payload);
+            let write =
+                |pd, sge: &Sge| lanes.write(self.links, (Keeper { pd, ..of }, guard), sge, payload);
             let Some(wc) = machine.execute_short(send.psn, len as u32, write) else {
                 is_over = false;
                 break;
@@ -278,6 +280,7 @@ pub(super) fn drain(
             }
         };
         any = true;
+        let payload = Data::from(payload);
         let mut env = call.env_with(link, arrivals);
         if !machine.receive_short_send(&send, payload, &mut env) {
             // A gap is one if the ring was read after the SEND was there.

@@ -7,6 +7,7 @@ use anyverbs_links::Links;
 use anyverbs_links::shm::{CELL_PAYLOAD, Keeper, ShortData};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
+use anyverbs_objects::memory::Guard;
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
@@ -25,6 +26,8 @@ pub struct Poster<'a> {
     pub(super) sends: bool,
     /// SENDs have left by a lane.
     pub(super) by_lane: bool,
+    /// Of the copies of this call.
+    pub(super) guard: Option<Guard>,
 }
 
 impl State {
@@ -32,7 +35,7 @@ impl State {
     #[inline]
     pub(super) fn send_short(
         &mut self,
-        links: &'static Links,
+        (links, guard): (&'static Links, Guard),
         (wr_id, flags, sge): (u64, SendFlags, Sge),
     ) -> bool {
         let State { machine, link, .. } = self;
@@ -49,7 +52,7 @@ impl State {
         } else {
             ShortData::Element(&sge)
         };
-        let sent = link.same_host.lanes.send(links, of, (data, solicited), &planned, acks);
+        let sent = link.same_host.lanes.send(links, (of, guard), (data, solicited), &planned, acks);
         if sent {
             // Here, where the values are at hand: they need not be kept for it.
             probes::post_as(probes::SEND, machine.qpn(), wr_id, sge.len);
@@ -136,7 +139,8 @@ impl Poster<'_> {
             return false;
         }
         let links = self.cell.transport.links;
-        let sent = state.send_short(links, (wr_id, flags, sge));
+        let guard = *self.guard.get_or_insert_with(|| links.core.memory.guard());
+        let sent = state.send_short((links, guard), (wr_id, flags, sge));
         self.by_lane |= sent;
         sent
     }
