@@ -47,7 +47,7 @@ class Program:
         assert count() > before, f"{self.name} ended with {self.process.poll()} before it printed more of: {line}"
 
     def ends(self):
-        """Waits for its end, and returns its status. Mistakes of a program that is checked are judged apart."""
+        """Waits for its end, and returns its own status. The checker replaces a 0 only, and findings are judged apart."""
         wait_for(lambda: self.process.poll() is not None, f"the end of {self.name}")
         has_findings = "ANYVERBS_CHECK" in os.environ and self.process.returncode == 66
         return 0 if has_findings else self.process.returncode

@@ -503,14 +503,24 @@ fn the_checker_tells_places_apart_by_the_frames_of_the_program() {
 }
 
 #[test]
-fn the_checker_lets_destructors_of_the_program_run() {
+fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
     let number = std::process::id();
     let library = libraries().join(format!("libat_end{number}.so"));
     compile("at_end", &library, &["-DLIBRARY", "-shared", "-fPIC"]);
     let program = libraries().join(format!("at_end.{number}"));
     compile("at_end", &program, &["-Wl,--no-as-needed", library.to_str().unwrap()]);
-    for (word, status, found) in [("ends", 0, vec![]), ("leaves", 66, vec!["leak".to_owned()])] {
-        let (ended, said, checks) = check_program(&program, &[word], "1", "");
+    let leak = || vec!["leak".to_owned()];
+    for (words, status, found) in [
+        (&["ends"][..], 0, vec![]),
+        (&["ends", "3"], 3, vec![]),
+        (&["leaves"], 66, leak()),
+        // It has failed, and how is its own matter.
+        (&["leaves", "3"], 3, leak()),
+        // The parent of a process sees 256 as 0.
+        (&["leaves", "256"], 66, leak()),
+    ] {
+        let (ended, said, checks) = check_program(&program, words, "1", "");
+        let word = words.join(" ");
         assert_eq!((ended, checks), (Some(status), found), "{word}: {said}");
         for line in ["the destructor has run", "the library's destructor has run"] {
             assert_eq!(said.matches(line).count(), 1, "{word}: {said}");

@@ -64,12 +64,8 @@ pub fn posts(queue: usize) {
 }
 
 unsafe extern "C" {
-    /// The C library calls `f(argument)` at exit(3), or when the object of this handle is unloaded.
-    fn __cxa_atexit(
-        f: extern "C" fn(*mut c_void),
-        argument: *mut c_void,
-        object: *mut c_void,
-    ) -> c_int;
+    /// The C library calls `f(status, argument)` at exit(3). The function belongs to no object.
+    fn on_exit(f: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
 extern "C" fn in_child() {
@@ -82,8 +78,8 @@ pub fn init(read: Read, drops_of: DropsOf) {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
         unsafe {
-            // It belongs to no object. The handlers of an object run when its turn comes, before those of others; this one runs last.
-            __cxa_atexit(at_exit, ptr::null_mut(), ptr::null_mut());
+            // The handlers of an object run when its turn comes. This one belongs to none, and runs last.
+            on_exit(at_exit, ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }
         Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read, drops_of)) })
@@ -126,9 +122,9 @@ impl Checker {
 /// The time after which a call that waits is late.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Reports what was not ended, and turns the exit status into that of a program with findings. Of several statuses the C library
-/// takes the last, and goes on with what is to be done at exit.
-extern "C" fn at_exit(_: *mut c_void) {
+/// Reports what was not ended. A program that has done its work, and has findings, gets a status that says so; one that failed keeps its
+/// own. Of several statuses the C library takes the last, and goes on with what is to be done at exit.
+extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
     // A thread that is stopped in the middle of a call may hold it.
     let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {
@@ -140,7 +136,8 @@ extern "C" fn at_exit(_: *mut c_void) {
         ledger.end();
         ledger.has_findings()
     };
-    if has_findings {
+    // What the parent process sees of a status is its lowest byte.
+    if has_findings && status & 0xff == 0 {
         // SAFETY: within exit(3), of the same thread.
         unsafe { libc::exit(report::STATUS) };
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::catalogue::Check;
 use crate::stack::Stack;
 
-/// The exit status of a program with findings.
+/// The exit status of a program with findings that would end with 0.
 pub(crate) const STATUS: i32 = 66;
 
 /// Headings of a page that a report repeats.

@@ -224,7 +224,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "KINDS", num_args = 0..=1, require_equals = true, default_missing_value = "stream")]
     pub(crate) sockets: Option<Sockets>,
     /// Look for mistakes that no device reports (docs/checks); with `fatal`, end the program at the first. A program with
-    /// findings ends with status 66
+    /// findings that would end with status 0 ends with 66
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "report")]
     pub(crate) check: Option<Check>,
     /// Append each finding of --check to this file, as a line of JSON. A file whose name ends in .sarif is written anew, as a SARIF

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 
 use anyhow::Context;
@@ -13,8 +13,13 @@ use serde::Deserialize;
 use super::Selection;
 use crate::workspace;
 
-/// The exit status of a program with findings.
-pub(super) const STATUS: i32 = 66;
+/// The exit status of a program that has done its work and has findings. One that failed keeps its own.
+const STATUS: i32 = 66;
+
+/// Whether a program has done its work, by its status. Its mistakes are judged apart.
+pub(super) fn has_done_its_work(status: ExitStatus, is_checked: bool) -> bool {
+    status.success() || is_checked && status.code() == Some(STATUS)
+}
 
 /// The table `conformance/findings.toml`, and what was found.
 #[derive(Debug, Deserialize)]
@@ -123,6 +128,19 @@ mod tests {
         };
         assert!(known.has(&finding(&first.programs[0])));
         assert!(!known.has(&finding("another")));
+    }
+
+    #[test]
+    fn a_program_with_findings_has_done_its_work_and_one_that_failed_has_not() {
+        let ends = |how: &str, is_checked| {
+            let status = Command::new("sh").args(["-c", how]).status().unwrap();
+            has_done_its_work(status, is_checked)
+        };
+        assert!(ends("exit 0", false) && ends("exit 0", true) && ends("exit 66", true));
+        for is_checked in [false, true] {
+            assert!(!ends("exit 1", is_checked) && !ends("kill -9 $$", is_checked));
+        }
+        assert!(!ends("exit 66", false), "a status of its own");
     }
 
     #[test]

@@ -204,9 +204,7 @@ fn run_module(
             let may_fail = results.iter().any(|(test, outcome)| {
                 module.not_yet.contains_key(test) && matches!(outcome, Outcome::Bad(_))
             });
-            let has_findings = known.is_some() && status.code() == Some(findings::STATUS);
-            if !(status.success()
-                || has_findings
+            if !(findings::has_done_its_work(status, known.is_some())
                 || status.code() == Some(1) && (may_fail || !complaints.is_empty()))
             {
                 complaints.push(format!("the run ended with {status}"));

@@ -231,9 +231,9 @@ impl Runner<'_> {
         self.file("findings")
     }
 
-    /// Whether a program has done its work. Its mistakes are judged apart.
+    /// Whether a program has done its work.
     fn is_good(&self, status: &ExitStatus) -> bool {
-        status.success() || self.known.is_some() && status.code() == Some(findings::STATUS)
+        findings::has_done_its_work(*status, self.known.is_some())
     }
 
     fn run_pairs(&self, pairs: &mut [Pair]) -> anyhow::Result<Verdict> {
@@ -367,7 +367,7 @@ impl Runner<'_> {
             return Ok(Err(complaint));
         }
         if let Some(want) = &case.fails_with {
-            let refused = |status: &ExitStatus| status.code().is_some_and(|code| code != 0);
+            let refused = |status: &ExitStatus| status.code().is_some() && !self.is_good(status);
             return Ok(match statuses.iter().find(|(_, status)| !refused(status)) {
                 Some((side, status)) => {
                     Err(format!("the {side} was to fail and ended with {status}"))

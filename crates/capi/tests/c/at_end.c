@@ -1,10 +1,11 @@
 /*
  * Objects that a destructor ends, after `main`: the checker takes them for ended, and its exit status stops no destructor.
  *
- *   at_end ends|leaves
+ *   at_end ends|leaves [STATUS]
  *
  * With LIBRARY defined it is a library with a destructor of its own.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
@@ -30,11 +31,11 @@ __attribute__((destructor)) static void at_end(void)
 
 int main(int argc, char **argv)
 {
-	EQ(argc, 2);
+	TRUE(argc == 2 || argc == 3);
 	ends = strcmp(argv[1], "ends") == 0;
 	pd = ibv_alloc_pd(open_device());
 	TRUE(pd != NULL);
-	return 0;
+	return argc == 3 ? atoi(argv[2]) : 0;
 }
 
 #endif
