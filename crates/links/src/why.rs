@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyverbs_causes::Cause;
 use anyverbs_net::{self as net, Destination, Uncancelled, bound_udp_socket};
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::types::Psn;
 use anyverbs_proto::wire::bth::Bth;
@@ -43,27 +44,34 @@ pub fn check_route(links: &Links, av: &AddressVector) -> io::Result<()> {
     bound_udp_socket(address(av.sgid.to_ip(), 0, av.scope_id))?.connect(to)
 }
 
+/// The right to a socket, the socket, and the way back from the peer.
+type Asking = (Place, net::Sounding, Flow);
+
 /// A packet that had no answer, sent once more for what the network and the peer's device have to say about it.
 #[derive(Debug)]
 pub struct Sounding {
-    /// With the way back from the peer.
-    socket: io::Result<(Place, net::Sounding, Flow)>,
+    socket: io::Result<Asking>,
     psn: Psn,
     /// The network tells each error once.
     found: Option<Cause>,
 }
 
 impl Sounding {
-    /// Sends it. `before` is what was heard of this packet earlier.
+    /// Sends it for this device. `before` is what was heard of this packet earlier.
     #[must_use]
     pub fn new(
-        links: &Links,
+        (links, device): (&Links, u8),
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
         before: Option<Cause>,
     ) -> Self {
-        Self { socket: send(links, av, headers, payload), psn: headers.bth.psn, found: before }
+        let socket = send(links, av, headers, payload).map(|(len, socket)| {
+            links.core.count(device.into(), Counter::SentPkts, 1);
+            links.core.count(device.into(), Counter::SentBytes, len as u64);
+            socket
+        });
+        Self { socket, psn: headers.bth.psn, found: before }
     }
 
     /// The cause that was heard so far. The peer's device knows more than the network.
@@ -127,15 +135,16 @@ fn parse_answer(datagram: &[u8], back: &Flow, psn: Psn) -> Option<Cause> {
     if is_whole { parse_drop_reason(bytes, psn) } else { None }
 }
 
+/// Sends it; its length, and where to wait.
 fn send(
     links: &Links,
     av: &AddressVector,
     headers: &Headers,
     payload: &Payload<'_>,
-) -> io::Result<(Place, net::Sounding, Flow)> {
+) -> io::Result<(usize, Asking)> {
     let place = Place::take()?;
     let (here, there, port) = (av.sgid.to_ip(), av.dgid.to_ip(), links.core.config.udp_port);
-    let socket = net::Sounding::new(address(here, 0, av.scope_id))?;
+    let socket = net::Sounding::new(address(here, 0, av.scope_id), links.capture.clone())?;
     let pad = Bth::pad_of(payload.len());
     let headers = Headers { bth: Bth { pad, ..headers.bth }, ..*headers };
     let (head, end) = (headers.len(), headers.len() + payload.len());
@@ -145,9 +154,10 @@ fn send(
         .copy_to(&links.core.mrs, &links.core.memory, &mut packet[head..end])
         .map_err(|_| io::Error::other("its memory is gone"))?;
     seal(&Flow::new(here, there, socket.port(), port), 0, &mut packet);
-    socket.send(address(there, port, av.scope_id), &packet)?;
+    let note = format!("PSN {} once more, which asks why it has no answer", headers.bth.psn.get());
+    socket.send(address(there, port, av.scope_id), &packet, &note)?;
     let back = Flow::new(there, here, port, socket.port());
-    Ok((place, socket, back))
+    Ok((packet.len(), (place, socket, back)))
 }
 
 #[cfg(test)]

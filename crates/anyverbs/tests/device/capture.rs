@@ -120,6 +120,7 @@ fn talk() {
         "datagrams" => return datagrams(&[80, 81]),
         "fail" => return crate::trace::fail(),
         "kill" => return crate::trace::kill(),
+        "ask" => return crate::silence::ask(),
         _ => {}
     }
     let mut peer = Peer::spawn("rc", &[]);
@@ -272,6 +273,31 @@ fn a_capture_has_what_a_peer_sends_that_has_none() {
     assert!(count(Operation::WriteFirst) >= 1);
     assert!(count(Operation::WriteMiddle) >= SIZE / 4096 - 2);
     assert!(count(Operation::Ack) >= 1);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// The question goes to the port of the device from another one, and the answer comes back there.
+#[test]
+fn a_capture_has_questions_to_a_silent_peer_and_their_answers() {
+    let path = captured("ask", "ask", &BY_UDP);
+    let packets = read(&path);
+    assert!(packets.iter().all(|captured| captured.icrc() == IcrcVerdict::Exact));
+    let is_answer = |captured: &&Captured| captured.bytes[0] == 0xc4;
+    let (answers, others): (Vec<_>, Vec<_>) = packets.iter().partition(is_answer);
+    let asked_from: BTreeSet<_> = others
+        .iter()
+        .filter(|captured| captured.sent && captured.comment.contains("asks why"))
+        .map(|captured| captured.ports.0)
+        .collect();
+    let answered_to: BTreeSet<_> =
+        answers.iter().filter(|captured| !captured.sent).map(|captured| captured.ports.1).collect();
+    // Of each queue pair one at least: the one that fails asks twice.
+    assert!(asked_from.len() >= 3, "{asked_from:?}");
+    assert!(answered_to.len() >= 2 && answered_to.is_subset(&asked_from), "{answered_to:?}");
+    let counted = path.with_extension("pcapng.sent");
+    let sent = std::fs::read_to_string(&counted).unwrap();
+    assert_eq!(sent, others.iter().filter(|captured| captured.sent).count().to_string());
+    std::fs::remove_file(counted).unwrap();
     std::fs::remove_file(path).unwrap();
 }
 

@@ -149,7 +149,10 @@ fn with_peer(name: &str, first: &str, peers_config: &[(&str, &str)], talks: bool
         }
         let counters = e.context.counters().unwrap();
         let [by_shm, sent] = [Counter::ShmSentPkts, Counter::SentPkts].map(|c| counters.read(c));
-        assert!(by_shm > 0 && by_shm == sent, "{by_shm} of {sent}");
+        // The others are questions to a silent peer, which go by UDP: at the first silence, and before the last repeat. A peer on a
+        // busy machine may be silent, too.
+        let questions = if talks { 0..=2 } else { 2..=2 };
+        assert!(by_shm > 0 && questions.contains(&(sent - by_shm)), "{by_shm} of {sent}");
         assert_eq!(counters.read(Counter::ShmDirectWrites), 0);
     });
 }

@@ -59,6 +59,24 @@ fn the_socket_that_asks_closes_after_the_last_retry() {
     soon(|| sockets() == before);
 }
 
+/// Not a test: a program that is captured. One queue pair waits for the reason, and another one is destroyed before it looks. Leaves
+/// how many packets the program has sent.
+pub(crate) fn ask() {
+    let (a, _b, _buffers, _) = unanswered();
+    a.poll(1);
+    let counters = a.context.counters().unwrap();
+    let drops = counters.read(Counter::DropQpState);
+    let (c, _d, _others, before) = unanswered();
+    // The request, the question, and a repeat of the request: now the answer lies in the socket.
+    soon(|| counters.read(Counter::DropQpState) >= drops + 3);
+    let Endpoint { qp, .. } = c;
+    qp.destroy().unwrap();
+    soon(|| sockets() == before);
+    let sent = counters.read(Counter::SentPkts);
+    let capture = std::env::var("ANYVERBS_CAPTURE").unwrap();
+    std::fs::write(capture + ".sent", sent.to_string()).unwrap();
+}
+
 #[test]
 fn the_socket_that_asks_closes_with_its_queue_pair() {
     let _alone = counting_alone();

@@ -32,6 +32,27 @@ pub(crate) fn record_sent(
     capture.record(Way::Udp, &frame, note);
 }
 
+/// Writes a datagram that came to a socket which only the sender of a question looks at, now and then.
+pub(crate) fn record_answer(
+    capture: &Capture,
+    source: SocketAddr,
+    destination: SocketAddr,
+    bytes: &[u8],
+) {
+    // The socket shows no more of it.
+    let frame = Frame {
+        sent: false,
+        source,
+        destination,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        id: 0,
+        bytes,
+    };
+    capture.record(Way::Udp, &frame, Some("it may have come some time before it was read"));
+}
+
 /// Writes a datagram that came to this port.
 pub(crate) fn record_received(capture: &Capture, port: u16, datagram: &Datagram<'_>) {
     let frame = Frame {

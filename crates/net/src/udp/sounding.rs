@@ -3,25 +3,30 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use anyverbs_record::capture::Capture;
 use socket2::{Domain, SockRef};
 
 use crate::sockopt;
 use crate::sys::{self, Descriptor, Uncancelled};
 
+use super::{Destination, capture};
+
 /// A socket with a port of its own. The network reports errors to it, and the peer may answer.
 #[derive(Debug)]
 pub struct Sounding {
     socket: Descriptor,
-    port: u16,
+    here: SocketAddr,
+    capture: Option<Arc<Capture>>,
 }
 
 impl Sounding {
-    /// A socket at this address, which sends to addresses of its family.
+    /// A socket at this address, which sends to addresses of its family. What goes and comes is in the capture, if there is one.
     ///
     /// # Errors
     /// Those of socket(2) and bind(2).
-    pub fn new(from: SocketAddr) -> io::Result<Self> {
+    pub fn new(from: SocketAddr, capture: Option<Arc<Capture>>) -> io::Result<Self> {
         let _uncancelled = Uncancelled::new();
         let socket = sys::udp_socket(Domain::for_address(from))?;
         socket.set_nonblocking(true)?;
@@ -40,22 +45,26 @@ impl Sounding {
         }
         let socket = SockRef::from(&fd);
         socket.bind(&from.into())?;
-        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
-        Ok(Self { socket: fd.into(), port })
+        let here = socket.local_addr()?.as_socket().unwrap_or(from);
+        Ok(Self { socket: fd.into(), here, capture })
     }
 
     /// Its port.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.here.port()
     }
 
-    /// Sends the datagram. From then on only answers of this port come in.
+    /// Sends the datagram. From then on only answers of this port come in. A capture has the note.
     ///
     /// # Errors
     /// Those of sendto(2) and connect(2).
-    pub fn send(&self, to: SocketAddr, datagram: &[u8]) -> io::Result<()> {
+    pub fn send(&self, to: SocketAddr, datagram: &[u8], note: &str) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
+        if let Some(capture) = &self.capture {
+            let to = Destination { source: Some(self.here.ip()), ..Destination::new(to) };
+            capture::record_sent(capture, self.port(), &to, 0, (datagram, Some(note)));
+        }
         let (socket, to) = (SockRef::from(&self.socket), to.into());
         // A connected socket would count IPv4 IDs.
         socket.send_to(datagram, &to)?;
@@ -70,10 +79,28 @@ impl Sounding {
 
     /// The next datagram that has come; how many of its bytes `into` holds now.
     pub fn receive(&self, into: &mut [u8]) -> Option<usize> {
-        let mut socket = &*SockRef::from(&self.socket);
-        io::Read::read(&mut socket, into).ok()
+        let socket = SockRef::from(&self.socket);
+        let len = io::Read::read(&mut &*socket, into).ok()?;
+        if let Some(capture) = &self.capture
+            && let Some(there) = socket.peer_addr().ok().and_then(|there| there.as_socket())
+        {
+            capture::record_answer(capture, there, self.here, &into[..len]);
+        }
+        Some(len)
     }
 }
+
+/// A capture has the answers that nobody has waited for as well.
+impl Drop for Sounding {
+    fn drop(&mut self) {
+        if self.capture.is_some() {
+            (0..MOST_UNREAD).map_while(|_| self.receive(&mut [0; 64])).for_each(drop);
+        }
+    }
+}
+
+/// Datagrams that are recorded when the socket closes.
+const MOST_UNREAD: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -100,12 +127,12 @@ mod tests {
     fn a_port_that_nobody_holds_is_reported_once() {
         let nobody = UdpSocket::bind(here()).unwrap();
         let to = nobody.local_addr().unwrap();
-        let quiet = Sounding::new(here()).unwrap();
-        quiet.send(to, b"a").unwrap();
+        let quiet = Sounding::new(here(), None).unwrap();
+        quiet.send(to, b"a", "").unwrap();
         assert!(quiet.error().is_none());
         drop(nobody);
-        let sounding = Sounding::new(here()).unwrap();
-        sounding.send(to, b"a").unwrap();
+        let sounding = Sounding::new(here(), None).unwrap();
+        sounding.send(to, b"a", "").unwrap();
         assert_eq!(soon(|| sounding.error()).kind(), io::ErrorKind::ConnectionRefused);
         assert!(sounding.error().is_none());
     }
@@ -113,8 +140,8 @@ mod tests {
     #[test]
     fn answers_come_from_the_port_that_was_asked_alone() {
         let (peer, other) = (UdpSocket::bind(here()).unwrap(), UdpSocket::bind(here()).unwrap());
-        let sounding = Sounding::new(here()).unwrap();
-        sounding.send(peer.local_addr().unwrap(), b"a").unwrap();
+        let sounding = Sounding::new(here(), None).unwrap();
+        sounding.send(peer.local_addr().unwrap(), b"a", "").unwrap();
         let mut room = [0; 8];
         let (len, from) = peer.recv_from(&mut room).unwrap();
         assert_eq!((&room[..len], from.port()), (&b"a"[..], sounding.port()));

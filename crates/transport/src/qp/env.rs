@@ -478,7 +478,8 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         }
         // An earlier reason counts unless another one comes now.
         let before = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
-        let sounding = Sounding::new(self.transport.links, av, headers, payload, before);
+        let by = (self.transport.links, self.cell.device);
+        let sounding = Sounding::new(by, av, headers, payload, before);
         self.link.sounding = Some(Box::new(sounding));
     }
 
