@@ -208,7 +208,11 @@ impl Span {
     /// Whether it has begun and not ended at this age of the device.
     #[must_use]
     pub fn has(&self, age: Duration) -> bool {
-        age >= self.after && self.lasts.is_none_or(|lasts| age < self.after.saturating_add(lasts))
+        age >= self.after && !self.is_over(age)
+    }
+
+    fn is_over(&self, age: Duration) -> bool {
+        self.lasts.is_some_and(|lasts| age >= self.after.saturating_add(lasts))
     }
 }
 
@@ -219,6 +223,18 @@ impl Rule {
         match self.added {
             true => format!("added rule: {}", self.text),
             false => format!("line {} of the script", self.line),
+        }
+    }
+
+    /// Whether it has done all that it will do, by the clock: at this age of the rule. What it counts, queue pairs count.
+    #[must_use]
+    pub fn is_over(&self, age: Duration) -> bool {
+        match self.fault {
+            Fault::Packets { span, .. } | Fault::Down(span) => span.is_over(age),
+            Fault::Fails(after) | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
+            // A device that has failed stays so.
+            Fault::Fatal(_) | Fault::Process(ProcessAction::Dies, _) => false,
+            Fault::Work { .. } | Fault::Call { .. } => false,
         }
     }
 

@@ -392,3 +392,25 @@ fn every_rule_of_the_page_is_one() {
         parse(line.0);
     }
 }
+
+#[test]
+fn a_rule_is_over_when_its_time_is() {
+    let second = std::time::Duration::from_secs;
+    for (text, ends_at) in [
+        ("down for 2s after 1s", Some(3)),
+        ("down after 1s", None),
+        ("drop packets for 5s", Some(5)),
+        ("drop packet 1", None),
+        ("on qp 1: fails after 4s", Some(4)),
+        ("process pauses for 2s after 3s", Some(3)),
+        ("process dies after 3s", None),
+        ("fatal after 1s", None),
+        ("send 1 never completes", None),
+    ] {
+        let rule = &parse(text).rules[0];
+        for age in [0, 1, 2, 3, 4, 5, 1000] {
+            let is_over = ends_at.is_some_and(|end| age >= end);
+            assert_eq!(rule.is_over(second(age)), is_over, "{text}: {age} s");
+        }
+    }
+}

@@ -285,17 +285,19 @@ impl Faults {
         is_new.is_some()
     }
 
-    /// The rules that hold, a line each: as many as fit into so many bytes, and how many others there are.
-    pub fn list(&self, bytes: usize) -> String {
+    /// The rules that were not cleared, a line each: as many as fit into so many bytes, and how many others there are. One whose time is
+    /// over says so.
+    pub fn list(&self, bytes: usize, now: Time) -> String {
         let plan = self.plan.lock();
         let mut text = String::new();
         for (n, active) in plan.rules.iter().enumerate() {
             let others = format!("and {} more\n", plan.rules.len() - n);
-            if text.len() + active.rule.text.len() + 1 + others.len() > bytes {
+            let is_over = active.rule.is_over(now.since(active.since));
+            let line = format!("{}{}\n", active.rule.text, if is_over { " # is over" } else { "" });
+            if text.len() + line.len() + others.len() > bytes {
                 return text + &others;
             }
-            text += &active.rule.text;
-            text.push('\n');
+            text += &line;
         }
         text
     }
@@ -470,14 +472,27 @@ mod tests {
         let new: Vec<_> = new.map(|(n, text)| (n, text.to_owned())).into();
         assert_eq!(texts(faults.news(&mut known)), (false, new));
         assert_eq!(texts(faults.news(&mut known)), (false, vec![]));
-        assert_eq!(faults.list(1000).lines().count(), 3);
-        assert!(faults.list(60).ends_with(" more\n") && faults.list(60).len() <= 60);
+        let rules = |over: &str| {
+            format!(
+                "drop packet 1\non device anyverbs2: down for 5s after 1s{over}\ndrop packet 2\n"
+            )
+        };
+        assert_eq!(faults.list(1000, second(15)), rules(""));
+        assert_eq!(faults.list(1000, second(16)), rules(" # is over"));
+        for bytes in 20..90 {
+            let short = faults.list(bytes, second(16));
+            assert!(short.len() <= bytes && short.ends_with(" more\n"), "{bytes}: {short}");
+        }
         // Its time counts from then.
         assert_eq!(faults.next(), second(11).as_nanos());
         assert!(due(10).is_none());
         assert!(due(11).is_some() && faults.is_down(2));
         assert_eq!(faults.clear(&|_, _| ()), (3, vec![2]));
-        assert!(!faults.is_down(2) && faults.next() == NEVER && faults.list(1000).is_empty());
+        assert!(
+            !faults.is_down(2)
+                && faults.next() == NEVER
+                && faults.list(1000, second(20)).is_empty()
+        );
         assert_eq!(faults.add("drop packet 3", second(20)), Ok(1));
         assert_eq!(texts(faults.news(&mut known)), (true, vec![(3, "drop packet 3".into())]));
         // A device that has failed does not come back.
