@@ -149,12 +149,20 @@ pub struct DeviceConfig {
     pub persona: Option<Arc<Persona>>,
     /// The P_Keys of its port, one at least.
     pub pkeys: Vec<PKey>,
+    /// What names its addresses, for messages: a variable, or a file and the key in it. Empty where nothing does.
+    pub named_by: String,
 }
 
 impl DeviceConfig {
     /// One with the default partition alone.
     fn new(name: String, addresses: Addresses, persona: Option<Arc<Persona>>) -> Self {
-        Self { name, addresses, persona, pkeys: vec![PKey::DEFAULT] }
+        Self { name, addresses, persona, pkeys: vec![PKey::DEFAULT], named_by: String::new() }
+    }
+
+    /// A fault of its addresses, with the device and what names them.
+    #[must_use]
+    pub fn fault_of_addresses(&self, fault: &str) -> String {
+        format!("device {}, by {}: {fault}", self.name, self.named_by)
     }
 }
 
@@ -303,7 +311,7 @@ impl Config {
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
             path: path.clone(),
-            reason: one_line(&e.to_string()),
+            reason: in_words(&one_line(&e.to_string())),
         })?;
         let env = Environment { variable, path: &path };
         let default = Self::default();
@@ -490,6 +498,25 @@ pub fn read_text(path: &Path) -> io::Result<String> {
         return Err(invalid("it is longer than 1 MiB"));
     }
     Ok(text)
+}
+
+/// The reason of a parser, which names a type of Rust at its end, in words.
+fn in_words(reason: &str) -> String {
+    let words = [
+        ("u16", "a number from 0 to 65535"),
+        ("u32", "a number from 0 to 4294967295"),
+        ("u64", "a number, 0 at least"),
+        ("usize", "a number, 0 at least"),
+        ("i64", "a number"),
+        ("f64", "a number"),
+        ("path string", "the name of a file"),
+        ("a sequence", "a list"),
+    ];
+    let found = words.into_iter().find_map(|(name, words)| {
+        let before = reason.strip_suffix(name)?;
+        before.ends_with("expected ").then(|| format!("{before}{words}"))
+    });
+    found.unwrap_or_else(|| reason.to_owned())
 }
 
 /// The refusal of a value, which a key of a file or a variable has.

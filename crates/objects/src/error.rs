@@ -40,7 +40,7 @@ pub enum OpenError {
     #[error("no network interface is up; bring one up, for instance `ip link set lo up`")]
     NoInterface,
     /// No interface that the configuration names can be used.
-    #[error("no interface that ANYVERBS_INTERFACES names can be used: {0}")]
+    #[error("no interface or address that the configuration names can be used: {0}")]
     Interfaces(String),
     /// No device of that name.
     #[error("there is no device {0:?}")]

@@ -142,7 +142,11 @@ fn gids(config: &Config, attrs: &[DeviceAttr]) -> Result<GidTables, OpenError> {
     let gids = GidTables::new(sources, shapes)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
     let devices = 0..config.devices.len();
-    let unusable: Vec<_> = devices.clone().flat_map(|device| gids.unusable(device)).collect();
+    let faults = |number: usize| {
+        let device = &config.devices[number];
+        gids.unusable(number).into_iter().map(|fault| device.fault_of_addresses(&fault))
+    };
+    let unusable: Vec<_> = devices.clone().flat_map(faults).collect();
     if devices.clone().all(|device| gids.is_empty(device)) {
         return Err(if unusable.is_empty() {
             OpenError::NoInterface
@@ -150,10 +154,8 @@ fn gids(config: &Config, attrs: &[DeviceAttr]) -> Result<GidTables, OpenError> {
             OpenError::Interfaces(unusable.join("; "))
         });
     }
-    for device in devices {
-        for reason in gids.unusable(device) {
-            tracing::warn!("device {}: {reason}", config.devices[device].name);
-        }
+    for fault in unusable {
+        tracing::warn!("{fault}");
     }
     Ok(gids)
 }

@@ -133,7 +133,13 @@ fn alone() {
         "port taken" => assert!(refusal().contains("in use"), "{}", refusal()),
         "no such interface" => {
             let text = refusal();
-            assert!(text.contains("there is no interface \"nosuch\", but lo"), "{text}");
+            let by = match std::env::var("ANYVERBS_CONFIG") {
+                Ok(file) => format!("configuration file {file:?}: device 1 of devices: interface"),
+                Err(_) => "ANYVERBS_INTERFACES".to_owned(),
+            };
+            let fault = "there is no interface \"nosuch\", but lo";
+            let wanted = format!("can be used: device anyverbs0, by {by}: {fault}");
+            assert!(text.contains(&wanted), "{text}");
         }
         "bad variable" => {
             let text = devices().unwrap_err().to_string();
@@ -242,6 +248,12 @@ fn a_port_that_somebody_else_has_is_told() {
 #[test]
 fn an_interface_that_is_not_there_is_told() {
     succeeds(&run("no such interface", &[("ANYVERBS_INTERFACES", "nosuch")], false));
+    let name = format!("anyverbs-nosuch-{}.toml", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, "devices = [{ interface = 'nosuch' }]").unwrap();
+    let variables = [("ANYVERBS_INTERFACES", ""), ("ANYVERBS_CONFIG", file.to_str().unwrap())];
+    succeeds(&run("no such interface", &variables, false));
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]

@@ -56,6 +56,20 @@ impl AskedBy<'_> {
             (Self::File(path), Some(n)) => refusal(Some(path), &key_of(n, key), value, expected),
         }
     }
+
+    /// What names the place of a device, for messages: this key of its table, if it has one.
+    fn name(&self, n: usize, key: Option<&str>) -> String {
+        match (self, key) {
+            (Self::Variable(_), _) => "ANYVERBS_DEVICES".to_owned(),
+            (Self::File(path), Some(key)) => in_file(path, &key_of(n, key)),
+            (Self::File(path), None) => in_file(path, "devices"),
+        }
+    }
+}
+
+/// A key of a file, for messages.
+fn in_file(path: &Path, key: &str) -> String {
+    format!("configuration file {path:?}: {key}")
 }
 
 /// The name of a key of the table of a device.
@@ -225,7 +239,13 @@ pub(super) fn devices(
     let persona = persona.cloned();
     let Some(Asked { devices, by }) = asked else {
         let addresses = Addresses::Interfaces(interfaces.to_vec());
-        return Ok(vec![DeviceConfig::new(first.to_owned(), addresses, persona)]);
+        let device = DeviceConfig::new(first.to_owned(), addresses, persona);
+        let named_by = match file {
+            _ if interfaces.is_empty() => String::new(),
+            Some(path) => in_file(path, "interfaces"),
+            None => "ANYVERBS_INTERFACES".to_owned(),
+        };
+        return Ok(vec![DeviceConfig { named_by, ..device }]);
     };
     if !interfaces.is_empty() {
         let asked = match by.file() {
@@ -241,7 +261,10 @@ pub(super) fn devices(
             return Err(by.refuse(None, "", &n.to_string(), FORM));
         }
         FileDevices::Number(n) => (0..n as usize)
-            .map(|n| DeviceConfig::new(counted(first, n), loopback(n), persona.clone()))
+            .map(|n| {
+                let device = DeviceConfig::new(counted(first, n), loopback(n), persona.clone());
+                DeviceConfig { named_by: by.name(n, None), ..device }
+            })
             .collect(),
         FileDevices::List(items) if !(1..=MOST_DEVICES).contains(&items.len()) => {
             return Err(by.refuse(None, "", &format!("a list of {}", items.len()), FORM));
@@ -289,7 +312,8 @@ fn listed(
         Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
     };
     check(n, &name, &addresses, by)?;
-    Ok(DeviceConfig::new(name, addresses, persona))
+    let device = DeviceConfig::new(name, addresses, persona);
+    Ok(DeviceConfig { named_by: by.name(n, None), ..device })
 }
 
 /// A device that has a table.
@@ -304,6 +328,7 @@ fn tabled(
     let persona = persona.map(|name| own(&name, &key_of(n, "persona"))).transpose()?;
     let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
     let name = name.unwrap_or_else(|| counted(first, n));
+    let has_place = interface.is_some() || address.is_some();
     let addresses = match (interface, address) {
         (None, None) => loopback(n),
         (Some(interface), None) => Addresses::Interfaces(vec![interface]),
@@ -314,7 +339,9 @@ fn tabled(
         }
     };
     check(n, &name, &addresses, by)?;
+    let named_by = by.name(n, has_place.then(|| place_of(&addresses).0));
     let device = DeviceConfig::new(name, addresses, persona.or(without.persona.cloned()));
+    let device = DeviceConfig { named_by, ..device };
     let Some(pkeys) = pkeys else { return Ok(device) };
     check_pkeys(n, &pkeys, by)?;
     Ok(DeviceConfig { pkeys: pkeys.into_iter().map(PKey).collect(), ..device })
@@ -544,6 +571,38 @@ mod tests {
     }
 
     #[test]
+    fn a_device_says_what_names_its_addresses() {
+        let names = |file: &str, variables: &[(&str, &str)]| {
+            let value = |name: &str| {
+                let found = variables.iter().find(|(variable, _)| *variable == name)?;
+                Some(found.1.to_owned())
+            };
+            let config = Config::parse("/etc/rack.toml", file, value).unwrap();
+            config.devices.into_iter().map(|device| device.named_by).collect::<Vec<_>>()
+        };
+        let in_file = |key: &str| format!("configuration file \"/etc/rack.toml\": {key}");
+        assert_eq!(names("", &[]), [""]);
+        assert_eq!(names("", &[("ANYVERBS_INTERFACES", "eth7")]), ["ANYVERBS_INTERFACES"]);
+        assert_eq!(names("", &[("ANYVERBS_DEVICES", "a=eth7,2.2.2.2")]), ["ANYVERBS_DEVICES"; 2]);
+        assert_eq!(names("interfaces = ['eth7']", &[]), [in_file("interfaces")]);
+        assert_eq!(names("devices = 1", &[]), [in_file("devices")]);
+        assert_eq!(
+            names("devices = ['eth7', { interface = 'eth8' }, { address = '2.2.2.2' }, {}]", &[]),
+            [
+                in_file("devices"),
+                in_file("device 2 of devices: interface"),
+                in_file("device 3 of devices: address"),
+                in_file("devices"),
+            ]
+        );
+        let device = &Config::parse("/etc/rack.toml", "interfaces = ['eth7']", |_| None).unwrap();
+        assert_eq!(
+            device.devices[0].fault_of_addresses("it is down"),
+            "device anyverbs0, by configuration file \"/etc/rack.toml\": interfaces: it is down"
+        );
+    }
+
+    #[test]
     fn a_mistake_in_a_table_is_told_with_its_key() {
         let many = format!("{{ pkeys = {:?} }}", (1..=129).collect::<Vec<_>>());
         for (devices, wanted) in [
@@ -605,11 +664,25 @@ mod tests {
             ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
             ("{ address = 'eth0' }", "invalid IP address"),
             ("{ persona = 5 }", "expected a string"),
-            ("{ pkeys = [0x10000] }", "expected u16"),
+            ("{ pkeys = [0x10000] }", "integer `65536`, expected a number from 0 to 65535"),
+            ("{ pkeys = ['all'] }", "string \"all\", expected a number from 0 to 65535"),
+            ("{ pkeys = 1 }", "integer `1`, expected a list"),
             ("7", "expected an interface, an address or a table"),
         ] {
             let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();
             assert!(error.contains("line 1, column") && error.contains(wanted), "{error}");
+        }
+        for (file, wanted) in [
+            ("udp_port = 70000", "expected a number from 0 to 65535"),
+            ("window = -1", "expected a number from 0 to 4294967295"),
+            ("receive_buffer = 'much'", "expected a number, 0 at least"),
+            ("fault_seed = 'x'", "expected a number, 0 at least"),
+            ("loss = 'much'", "expected a number"),
+            ("capture = 5", "expected the name of a file"),
+            ("interfaces = 'eth0'", "expected a list"),
+        ] {
+            let error = devices_of(file, &[]).unwrap_err();
+            assert!(error.contains("line 1, column") && error.ends_with(wanted), "{error}");
         }
         let error = devices_of("devices = 1.5", &[]).unwrap_err();
         assert!(error.contains("expected a number of devices, or a list of them"), "{error}");
