@@ -10,9 +10,9 @@ use anyverbs_cm::{CmError, EventChannel, Gsi};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
+use anyverbs_objects::fork;
 use anyverbs_objects::limits::{self, DeviceAttr};
 use anyverbs_objects::persona::Rate;
-use anyverbs_objects::{fork, lid};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::types::Mtu;
@@ -25,8 +25,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
-use listing::guids;
 pub use listing::{Details, DeviceInfo, PortAttr, PortState, count_injected, devices};
+pub(crate) use listing::{guids, lid_of};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
 #[derive(Debug)]
@@ -113,18 +113,13 @@ impl Device {
             u32::try_from(self.core.counters_of(number).read(counter)).unwrap_or(u32::MAX)
         };
         PortAttr {
-            state: if self.core.gids.is_empty(number) || self.transport.links.is_down(number) {
-                PortState::Down
-            } else {
-                PortState::Active
+            state: match self.transport.links.is_down(number) {
+                true => PortState::Down,
+                false => PortState::of(&self.core.gids, number),
             },
             max_mtu: Mtu::Mtu4096,
             active_mtu: self.core.gids.active_mtu(number),
-            lid: match (self.core.persona_of(number), self.core.gids.principal(number)) {
-                (None, Some(entry)) => lid::of(entry.gid.to_ip()),
-                // RoCE hardware has none.
-                _ => 0,
-            },
+            lid: lid_of(&self.core.gids, number, self.core.persona_of(number)),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
             pkey_tbl_len: self.core.attr_of(number).max_pkeys,

@@ -5,15 +5,79 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyverbs_net::Registry;
 use anyverbs_net::host;
 pub use anyverbs_net::host::MAX_ORDER;
+use anyverbs_net::{AddressMonitor, Registry};
+use anyverbs_objects::config::Config;
+use anyverbs_objects::gid::{GidEntry, GidTables};
+use anyverbs_objects::persona::Persona;
 pub use anyverbs_page::{INTERVAL, Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
 
 use crate::abandoned::Membership;
+use crate::device::{PortState, guids, lid_of};
+
+/// The addresses of a configuration's devices, as a process has them that began when this did. They follow those of the host.
+#[derive(Debug)]
+pub struct Addresses {
+    monitor: AddressMonitor,
+    gids: GidTables,
+    personas: Vec<Option<Arc<Persona>>>,
+}
+
+/// The addresses of a device, and what they decide.
+#[derive(Clone, Debug)]
+pub struct OfPort {
+    /// The entries of its GID table.
+    pub gids: Vec<GidEntry>,
+    /// The state of its port, if no script of faults says another.
+    pub state: PortState,
+    /// Its LID.
+    pub lid: u16,
+}
+
+impl Addresses {
+    /// Those of now.
+    ///
+    /// # Errors
+    /// Those of listing the host's interfaces, and of watching them.
+    pub fn new(config: &Config) -> io::Result<Self> {
+        // Before they are read, so that none that changes meanwhile is missed.
+        let monitor = AddressMonitor::new()?;
+        let gids = GidTables::of(config, &config.device_attrs(guids))?;
+        let personas = config.devices.iter().map(|device| device.persona.clone()).collect();
+        Ok(Self { monitor, gids, personas })
+    }
+
+    /// Reads them anew. Until this or the host's addresses change again, its descriptor is not readable.
+    ///
+    /// # Errors
+    /// Those of listing the host's interfaces, and of watching them.
+    pub fn follow(&self) -> io::Result<()> {
+        self.monitor.drain()?;
+        self.gids.refresh().map(drop)
+    }
+
+    /// Those of each device, in the order of the configuration.
+    pub fn ports(&self) -> impl Iterator<Item = OfPort> {
+        self.personas.iter().enumerate().map(|(number, persona)| OfPort {
+            gids: self.gids.listed(number),
+            state: PortState::of(&self.gids, number),
+            lid: lid_of(&self.gids, number, persona.as_deref()),
+        })
+    }
+}
+
+/// Readable when addresses of the host have changed.
+impl AsFd for Addresses {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+}
 
 /// Looks at the processes of this user that share a UDP port.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 use anyverbs::limits::DeviceAttr;
+use anyverbs::watch::OfPort;
 use anyverbs::{GidKind, persona};
 use serde::{Deserialize, Serialize};
 
@@ -87,7 +88,39 @@ pub(crate) struct Gid {
     pub(crate) carries: bool,
 }
 
+impl Gid {
+    fn of(entry: &anyverbs::GidEntry) -> Self {
+        let address = entry.gid.to_ip();
+        Self {
+            index: entry.index,
+            gid: match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            },
+            address,
+            ndev: entry.interface_name.clone(),
+            ifindex: entry.interface,
+            kind: match entry.kind {
+                GidKind::RoceV1 => "IB/RoCE v1".into(),
+                GidKind::RoceV2 | GidKind::NoInterface => "RoCE v2".into(),
+            },
+            carries: entry.carries(),
+        }
+    }
+}
+
 impl Port {
+    /// The port with other addresses; `None` if they are the same.
+    pub(crate) fn with(&self, addresses: &OfPort) -> Option<Self> {
+        let new = Self {
+            state: addresses.state as u8,
+            lid: addresses.lid,
+            gids: addresses.gids.iter().map(Gid::of).collect(),
+            ..self.clone()
+        };
+        (new != *self).then_some(new)
+    }
+
     /// The first address that carries traffic.
     pub(crate) fn address(&self) -> Option<&Gid> {
         let mut carriers = self.gids.iter().filter(|gid| gid.carries);
@@ -128,24 +161,6 @@ pub(crate) fn answer() -> anyhow::Result<ExitCode> {
 }
 
 fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &DeviceAttr) -> Device {
-    let gid = |entry: &anyverbs::GidEntry| {
-        let address = entry.gid.to_ip();
-        Gid {
-            index: entry.index,
-            gid: match address {
-                IpAddr::V4(address) => address.to_ipv6_mapped(),
-                IpAddr::V6(address) => address,
-            },
-            address,
-            ndev: entry.interface_name.clone(),
-            ifindex: entry.interface,
-            kind: match entry.kind {
-                GidKind::RoceV1 => "IB/RoCE v1".into(),
-                GidKind::RoceV2 | GidKind::NoInterface => "RoCE v2".into(),
-            },
-            carries: entry.carries(),
-        }
-    };
     let pci = |pci: &persona::Pci| Pci {
         vendor: pci.vendor,
         device: pci.device,
@@ -185,7 +200,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
             active_mtu: details.port.active_mtu.bytes(),
             lid: details.port.lid,
             gid_tbl_len: details.port.gid_tbl_len,
-            gids: details.gids.iter().map(gid).collect(),
+            gids: details.gids.iter().map(Gid::of).collect(),
             pkeys: details.pkeys.iter().map(|pkey| pkey.0).collect(),
             rate: format!("{} Gb/sec ({})", rate.gbps, rate.lanes),
         },

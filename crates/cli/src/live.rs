@@ -1,11 +1,12 @@
 //! The part of a tree that changes: counters, states of ports, and what `rdma` asks for. The files are made when somebody wants them.
+//! Those of the addresses are made when an address of the host comes or goes.
 //!
 //! The preload object asks for fresh files by a connection to a socket in the tree, before it opens one, and waits for a byte. So a launcher
 //! does not look at processes that nobody asks about.
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,12 @@ use std::thread;
 use std::time::Instant;
 
 use anyverbs::abandoned::Membership;
-use anyverbs::watch::{Seen, Totals, Watcher};
+use anyverbs::config::Config;
+use anyverbs::watch::{Addresses, Seen, Totals, Watcher};
 use anyverbs_page::INTERVAL;
 
 use crate::device::{self, Device};
-use crate::{counters, view_netlink};
+use crate::{counters, view_netlink, view_tree};
 use view_netlink::replace;
 
 /// The socket that answers when the files are fresh. The view knows its name.
@@ -34,17 +36,18 @@ pub(crate) struct Files {
     /// The directory with the answers to netlink requests, if any.
     netlink: Option<PathBuf>,
     devices: Vec<Device>,
+    addresses: Addresses,
     watcher: Watcher,
     totals: Totals,
     last: Option<Instant>,
 }
 
 impl Files {
-    /// For the devices of a process, one at least.
+    /// For the devices of a process with this configuration, one at least.
     pub(crate) fn new(
         sys: PathBuf,
         netlink: Option<PathBuf>,
-        devices: Vec<Device>,
+        (devices, config): (Vec<Device>, &Config),
         host: Membership,
     ) -> io::Result<Self> {
         let first = devices.first().ok_or(io::ErrorKind::NotFound)?;
@@ -54,6 +57,7 @@ impl Files {
             watcher: Watcher::new(&first.registry, first.udp_port)?,
             totals: Totals::new(host, devices.len()),
             devices,
+            addresses: Addresses::new(config)?,
             last: None,
         })
     }
@@ -66,6 +70,21 @@ impl Files {
         let seen = self.watcher.look(INTERVAL);
         self.write(&seen)?;
         self.last = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Writes the files of the addresses that have changed.
+    pub(crate) fn follow(&mut self) -> io::Result<()> {
+        self.addresses.follow()?;
+        for (device, addresses) in self.devices.iter_mut().zip(self.addresses.ports()) {
+            if let Some(port) = device.port.with(&addresses) {
+                let ib = self.sys.join("class/infiniband").join(&device.name);
+                view_tree::rewrite_addresses(&ib, &device.port, &port)?;
+                device.port = port;
+                // The state of the port may be another.
+                self.last = None;
+            }
+        }
         Ok(())
     }
 
@@ -135,19 +154,29 @@ pub(crate) struct Service {
 impl Service {
     /// Makes the files without a look at any process, and answers at the socket of `tree`.
     pub(crate) fn start(tree: &Path, mut files: Files) -> io::Result<Self> {
+        files.follow()?;
         files.write(&[])?;
+        let addresses = files.addresses.as_fd().try_clone_to_owned()?;
         let listener = UnixListener::bind(tree.join(SOCKET))?;
         let files = Arc::new(Mutex::new(Some(files)));
         let service = Self { files: Arc::clone(&files) };
         thread::Builder::new().name("anyverbs-fresh".into()).spawn(move || {
             let mut has_connections = false;
             loop {
-                let is_asked = is_asked(&listener, has_connections);
+                let (is_asked, has_changed) = wait(&listener, &addresses, has_connections);
                 let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(live) = &mut *files else { return };
+                if has_changed && live.follow().is_err() {
+                    // There may be no descriptor for a while.
+                    drop(files);
+                    thread::sleep(INTERVAL);
+                    continue;
+                }
                 if !is_asked {
-                    live.rest();
-                    has_connections = false;
+                    if !has_changed {
+                        live.rest();
+                        has_connections = false;
+                    }
                     continue;
                 }
                 match listener.accept() {
@@ -169,13 +198,19 @@ impl Service {
     }
 }
 
-/// Waits for a question, up to [`KEPT_FOR`] intervals if there are connections to processes.
-fn is_asked(listener: &UnixListener, has_connections: bool) -> bool {
+/// Waits for a question or for other addresses, up to [`KEPT_FOR`] intervals if there are connections to processes.
+fn wait(listener: &UnixListener, addresses: &OwnedFd, has_connections: bool) -> (bool, bool) {
     let timeout =
         if has_connections { (KEPT_FOR * INTERVAL).as_millis() as libc::c_int } else { -1 };
-    let mut entry = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one live entry.
-    unsafe { libc::poll(&raw mut entry, 1, timeout) != 0 }
+    let mut entries = [listener.as_raw_fd(), addresses.as_raw_fd()].map(|fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    // SAFETY: two live entries.
+    unsafe { libc::poll(entries.as_mut_ptr(), 2, timeout) };
+    let [is_asked, has_changed] = entries.map(|entry| entry.revents != 0);
+    (is_asked, has_changed)
 }
 
 impl Drop for Service {
@@ -199,7 +234,8 @@ mod tests {
         });
         let host = Membership::join(&registry, devices[0].udp_port).unwrap();
         let netlink = Some(tree.join("netlink"));
-        let files = Files::new(tree.join("sys"), netlink, devices.into(), host).unwrap();
+        let config = Config::default();
+        let files = Files::new(tree.join("sys"), netlink, (devices.into(), &config), host).unwrap();
         (tree, files)
     }
 
@@ -279,7 +315,8 @@ mod tests {
             // SAFETY: one live entry.
             unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
         };
-        let files = Files::new(tree.join("sys"), None, vec![device], host).unwrap();
+        let devices = (vec![device], &Config::default());
+        let files = Files::new(tree.join("sys"), None, devices, host).unwrap();
         let service = Service::start(&tree, files).unwrap();
         let counters = tree.join("sys/class/infiniband/anyverbs0/ports/1/hw_counters");
         assert!(counters.join("sent_pkts").exists() && !is_met());

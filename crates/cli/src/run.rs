@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             // Without it the program runs as well.
             match Membership::join(&first.registry, first.udp_port) {
                 Ok(joined) => {
-                    tree.serve(devices, joined.clone());
+                    tree.serve(devices, &config, joined.clone());
                     host = Some(joined);
                 }
                 Err(error) => eprintln!("anyverbs: the view has no counters: {error}"),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use anyverbs::abandoned::Membership;
+use anyverbs::config::Config;
 
 use crate::args::Sysfs;
 use crate::live::Files;
@@ -16,11 +17,12 @@ use crate::{device, view_pci, view_tree};
 pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
     let dir = &args.directory;
     let signals = block().context("cannot block signals")?;
+    let config = Config::load_with(&args.settings.variables())?;
     let devices = device::list(&args.settings)?;
     ensure!(!devices.is_empty(), "there is no device");
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     ensure!(fs::read_dir(dir)?.next().is_none(), "{} is not empty", dir.display());
-    let kept = keep(dir, devices, &signals);
+    let kept = keep(dir, (devices, &config), &signals);
     for name in ["sys", "dev", "netlink", view_pci::MARK] {
         let path = dir.join(name);
         if path.exists() {
@@ -32,13 +34,20 @@ pub(crate) fn run(args: &Sysfs) -> anyhow::Result<ExitCode> {
     kept.map(|()| ExitCode::SUCCESS)
 }
 
-fn keep(dir: &Path, devices: Vec<device::Device>, signals: &libc::sigset_t) -> anyhow::Result<()> {
+fn keep(
+    dir: &Path,
+    (devices, config): (Vec<device::Device>, &Config),
+    signals: &libc::sigset_t,
+) -> anyhow::Result<()> {
     view_tree::write_devices(dir, &devices)
         .with_context(|| format!("cannot write to {}", dir.display()))?;
     let host = Membership::join(&devices[0].registry, devices[0].udp_port)?;
-    let mut files = Files::new(dir.join("sys"), None, devices, host)?;
+    let mut files = Files::new(dir.join("sys"), None, (devices, config), host)?;
     loop {
-        files.refresh().with_context(|| format!("cannot write to {}", dir.display()))?;
+        files
+            .follow()
+            .and_then(|()| files.refresh())
+            .with_context(|| format!("cannot write to {}", dir.display()))?;
         if has_come(signals) {
             return Ok(());
         }

@@ -4,7 +4,7 @@
 //! As in the real sysfs, the classes hold links to the device's directory. So a resolved path is one of the view's own
 //! (`/sys/devices/virtual/anyverbs/...`, or a place on the PCI bus, [`view_pci`]) and works when it is given back.
 //!
-//! `counters` and `hw_counters` hold what the device counts ([`crate::live`]). The port's rate is the one that the C interface makes
+//! `counters` and `hw_counters` hold what the device counts, and the GIDs follow the host's addresses ([`crate::live`]). The port's rate is the one that the C interface makes
 //! up, since tools stop where it is missing. The capability mask is left out.
 
 use std::ffi::OsStr;
@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use anyverbs::abandoned::Membership;
+use anyverbs::config::Config;
 
-use crate::device::{self, Device};
+use crate::device::{self, Device, Port};
 use crate::live::{Files, Service};
 use crate::{view_netlink, view_pci};
 
@@ -89,9 +90,9 @@ impl ViewTree {
     }
 
     /// Makes the files that change, from now on whenever a program wants them. Without them a program finds no counters.
-    pub(crate) fn serve(&mut self, devices: Vec<Device>, host: Membership) {
+    pub(crate) fn serve(&mut self, devices: Vec<Device>, config: &Config, host: Membership) {
         let (sys, netlink) = (self.path.join("sys"), self.path.join("netlink"));
-        let service = Files::new(sys, Some(netlink), devices, host)
+        let service = Files::new(sys, Some(netlink), (devices, config), host)
             .and_then(|files| Service::start(&self.path, files));
         match service {
             Ok(service) => self.service = Some(service),
@@ -287,6 +288,57 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
         match symlink("/dev/null", nodes.join(node)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes anew what the addresses of a port decide. `ib` is the directory of its device in the class.
+pub(crate) fn rewrite_addresses(ib: &Path, old: &Port, new: &Port) -> io::Result<()> {
+    let port = ib.join("ports/1");
+    // A new file beside the directories, since programs list these; and the empty places are one file.
+    let put = |name: String, text: &str| {
+        let (place, fresh) = (port.join(name), port.join(".fresh"));
+        if let Some(parent) = place.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        write(&fresh, text)?;
+        fs::rename(fresh, place)
+    };
+    put("lid".into(), &format!("{:#x}", new.lid))?;
+    for index in 0..new.gid_tbl_len {
+        let of = |port: &Port| port.gids.iter().find(|gid| gid.index == index as usize).cloned();
+        let (was, is) = (of(old), of(new));
+        if was == is {
+            continue;
+        }
+        let attrs = [format!("gid_attrs/types/{index}"), format!("gid_attrs/ndevs/{index}")];
+        match &is {
+            Some(gid) => {
+                for (name, text) in attrs.into_iter().zip([&gid.kind, &gid.ndev]) {
+                    put(name, text)?;
+                }
+            }
+            None => {
+                for name in attrs {
+                    match fs::remove_file(port.join(name)) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        let gid = is.map_or(Ipv6Addr::UNSPECIFIED, |gid| gid.gid);
+        put(format!("gids/{index}"), &gid_text(gid))?;
+    }
+    let of = |port: &Port| port.gids.first().map(|gid| (gid.ndev.clone(), gid.ifindex));
+    if of(old) != of(new) {
+        let net = ib.join("device/net");
+        if net.exists() {
+            fs::remove_dir_all(&net)?;
+        }
+        if let Some((ndev, ifindex)) = of(new) {
+            write_interface(&net, &ndev, ifindex)?;
         }
     }
     Ok(())

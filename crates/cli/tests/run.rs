@@ -109,6 +109,63 @@ fn the_program_finds_library_and_tree() {
     assert_eq!(scratch.trees(), 0);
 }
 
+/// The files of a tree while an address of the host comes and goes.
+const FOLLOW: &str = r#"
+port=$ANYVERBS_VIEW/sys/class/infiniband/anyverbs0/ports/1
+soon() {
+    n=0
+    until eval "$1"; do
+        n=$((n + 1))
+        if [ $n = 3000 ]; then echo "not: $1"; grep -v ':0000:0000$' $port/gids/*; exit 1; fi
+        sleep 0.02
+    done
+}
+show() {
+    at=$(grep -l "$1" $port/gids/*) && at=${at##*/}
+    echo "$1 $(cat $port/gid_attrs/types/$at), $(cat $port/gid_attrs/ndevs/$at), $(ls $port/gid_attrs/types | wc -l)"
+}
+lid=$(cat $port/lid)
+places=$(ls $port/gids)
+ip addr add 10.9.8.7/32 dev lo
+soon 'grep -q ffff:0a09:0807 $port/gids/*'
+show ffff:0a09:0807
+[ "$lid" != "$(cat $port/lid)" ] && echo another LID
+ip addr add fd00::5/128 dev lo
+soon 'grep -q 0000:0005 $port/gids/*'
+ip addr del 10.9.8.7/32 dev lo
+soon '! grep -q ffff:0a09:0807 $port/gids/*'
+show 0000:0005
+[ "$places" = "$(ls $port/gids)" ] && echo the same places
+cat $port/gids/100
+ls -A $port | grep fresh
+"#;
+
+#[test]
+fn the_gids_of_the_tree_follow_the_addresses_of_the_host() {
+    if !anyverbs_testing::unshare_or_skip() {
+        return;
+    }
+    let scratch = Scratch::new("follow");
+    let within = scratch.run(&["--", "sh", "-c", FOLLOW]);
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    command.arg(within.get_program()).args(within.get_args());
+    for (name, value) in within.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let wanted = "ffff:0a09:0807 RoCE v2, lo, 1\n\
+                  another LID\n\
+                  0000:0005 RoCE v2, lo, 1\n\
+                  the same places\n\
+                  0000:0000:0000:0000:0000:0000:0000:0000\n";
+    assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn findings_become_a_sarif_document() {
     let scratch = Scratch::new("sarif");

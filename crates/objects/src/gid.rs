@@ -11,9 +11,9 @@ use anyverbs_locks::{RwLock, rank};
 use anyverbs_net::Interface;
 use anyverbs_proto::types::{Gid, Mtu};
 
-use crate::config::Addresses;
-use crate::limits::GID_TABLE_LEN;
-use crate::persona::{Family, GidShape, GidType};
+use crate::config::{Addresses, Config, DeviceConfig};
+use crate::limits::{DeviceAttr, GID_TABLE_LEN};
+use crate::persona::{Family, GidShape, GidType, Persona};
 
 /// The use of an entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,19 @@ pub struct GidTables {
 }
 
 impl GidTables {
+    /// The tables of the devices of a configuration, which have these attributes.
+    ///
+    /// # Errors
+    /// Those of listing the host's interfaces.
+    pub fn of(config: &Config, attrs: &[DeviceAttr]) -> io::Result<Self> {
+        let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
+        let shape = |(device, attr): (&DeviceConfig, &DeviceAttr)| {
+            let gids = device.persona.as_ref()?.gids.clone();
+            Some(Shape { gids, link_local: Persona::link_local(attr.node_guid) })
+        };
+        Self::new(sources, config.devices.iter().zip(attrs).map(shape).collect())
+    }
+
     /// A table for each of `sources`, in the shape of its persona.
     ///
     /// # Errors

@@ -6,12 +6,11 @@ use std::sync::{Arc, OnceLock};
 use anyverbs_links::{Links, Opened};
 use anyverbs_net::{ROOM, Registry, Services, Slot, StandardStreams, SteerByKind, check_room};
 use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Register};
-use anyverbs_objects::config::{Config, DeviceConfig};
+use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
-use anyverbs_objects::gid::{GidTables, Shape};
+use anyverbs_objects::gid::GidTables;
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_objects::memory::ProcessMemory;
-use anyverbs_objects::persona::Persona;
 use anyverbs_objects::srq::table::SrqTable;
 use anyverbs_objects::{fork, limits};
 use anyverbs_proto::counters::Counters;
@@ -133,13 +132,7 @@ impl DataPath {
 
 /// The addresses of the devices. Only a process whose devices have no address at all has none.
 fn gids(config: &Config, attrs: &[DeviceAttr]) -> Result<GidTables, OpenError> {
-    let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
-    let shape = |(device, attr): (&DeviceConfig, &DeviceAttr)| {
-        let gids = device.persona.as_ref()?.gids.clone();
-        Some(Shape { gids, link_local: Persona::link_local(attr.node_guid) })
-    };
-    let shapes = config.devices.iter().zip(attrs).map(shape).collect();
-    let gids = GidTables::new(sources, shapes)
+    let gids = GidTables::of(config, attrs)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
     let devices = 0..config.devices.len();
     let faults = |number: usize| {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyverbs_objects::config::{Config, DeviceConfig};
 use anyverbs_objects::error::OpenError;
-use anyverbs_objects::gid::{GidEntry, node_guid};
+use anyverbs_objects::gid::{GidEntry, GidTables, node_guid};
+use anyverbs_objects::lid;
 use anyverbs_objects::persona::{Persona, Rate};
 use anyverbs_proto::types::{Mtu, PKey};
 
@@ -52,6 +53,22 @@ pub enum PortState {
     Down = 1,
     /// Ready.
     Active = 4,
+}
+
+impl PortState {
+    /// That of a device with these addresses.
+    pub(crate) fn of(gids: &GidTables, number: usize) -> Self {
+        if gids.is_empty(number) { Self::Down } else { Self::Active }
+    }
+}
+
+/// The LID of a device with these addresses.
+pub(crate) fn lid_of(gids: &GidTables, number: usize, persona: Option<&Persona>) -> u16 {
+    match (persona, gids.principal(number)) {
+        (None, Some(entry)) => lid::of(entry.gid.to_ip()),
+        // RoCE hardware has none.
+        _ => 0,
+    }
 }
 
 /// A port's attributes (`struct ibv_port_attr`).
