@@ -105,6 +105,23 @@ fn a_gso_batch_arrives_whole_with_its_headers() {
             assert_eq!(usize::from(d.segment), i);
             assert_eq!(d.bytes, vec![i as u8; if i < 9 { 1024 } else { 20 }]);
         }
+        // Those of one length can be had together.
+        let mut datagrams = batch.datagrams();
+        for i in [0, 1, 5, 8, 9] {
+            let datagram = datagrams.next().unwrap();
+            assert_eq!(usize::from(datagram.segment), i);
+            let equal = datagrams.equal();
+            assert_eq!(equal.len(), (9 - i) * 1024);
+            for (n, bytes) in equal.chunks(1024).enumerate() {
+                assert_eq!(bytes, [(i + n) as u8; 1024]);
+            }
+            datagrams.pass(match i {
+                1 => 3,
+                5 => 2,
+                _ => 0,
+            });
+        }
+        assert_eq!((datagrams.next(), datagrams.equal()), (None, &[][..]));
     }
     assert_eq!(port.gso(), Some(true));
     assert_eq!(port.dropped(), 0);

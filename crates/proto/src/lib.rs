@@ -12,6 +12,7 @@ pub mod cq;
 pub mod direct;
 pub mod env;
 pub mod event;
+pub mod joined;
 pub mod memory;
 /// The table of memory keys.
 pub use anyverbs_keys as mr;

@@ -1,6 +1,7 @@
 //! A packet's payload, by reference.
 
 use crate::env::Env;
+use crate::joined::Joined;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, Hold, KeyError, LastLocal, LastRemote, MrTable};
 use crate::types::Qpn;
@@ -219,6 +220,8 @@ pub enum Data<'a> {
         /// The number of bytes.
         len: usize,
     },
+    /// Bytes of packets in a row, which do not change.
+    Joined(Joined<'a>),
 }
 
 impl Data<'_> {
@@ -228,6 +231,7 @@ impl Data<'_> {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Shared { len, .. } => *len,
+            Self::Joined(joined) => joined.len(),
         }
     }
 
@@ -243,6 +247,7 @@ impl Data<'_> {
         match *self {
             Self::Bytes(bytes) => dst[..len].copy_from_slice(&bytes[..len]),
             Self::Shared { addr, .. } => memory.read(addr, &mut dst[..len])?,
+            Self::Joined(joined) => joined.read(&mut dst[..len])?,
         }
         Ok(len)
     }
@@ -258,6 +263,7 @@ impl Data<'_> {
         match *self {
             Self::Bytes(bytes) => memory.write(to, bytes),
             Self::Shared { addr, len } => memory.copy(to, addr, len),
+            Self::Joined(joined) => joined.write(to, memory),
         }
     }
 
@@ -267,7 +273,7 @@ impl Data<'_> {
         match *self {
             Self::Bytes(data) => bytes = data.try_into().map_err(|_| Fault)?,
             Self::Shared { addr, len: 8 } => memory.read(addr, &mut bytes)?,
-            Self::Shared { .. } => return Err(Fault),
+            Self::Shared { .. } | Self::Joined(_) => return Err(Fault),
         }
         Ok(u64::from_ne_bytes(bytes))
     }
@@ -282,6 +288,10 @@ impl Data<'_> {
                 Self::Shared { addr, len: at },
                 Self::Shared { addr: addr.wrapping_add(at as u64), len: len - at },
             ),
+            Self::Joined(joined) => {
+                let (here, rest) = joined.split_at(at);
+                (Self::Joined(here), Self::Joined(rest))
+            }
         }
     }
 }

@@ -81,8 +81,9 @@ pub struct Incoming<'a> {
     pub headers: Headers,
     /// Its payload, without the pad.
     pub payload: Data<'a>,
-    /// The number of packets of the path MTU that it stands for. It is one, except on a link that carries longer
-    /// pieces. PSN and opcode are those of the first packet; FIRST and LAST in one make an ONLY.
+    /// The number of packets that it stands for. It is one, except if it was [joined](Self::join), and on a link that
+    /// carries longer pieces than the path MTU. PSN and opcode are those of the first packet; FIRST and LAST in one make
+    /// an ONLY.
     pub packets: u32,
     /// A piggybacked ACK of everything up to this PSN ([`LinkEnv::transmit`](crate::env::LinkEnv::transmit)). It is handled before the packet.
     pub acks: Option<Psn>,
@@ -541,6 +542,20 @@ impl Qp {
     /// packet at worst causes a count. Sends what the packet makes room for (as [`transmit`](Self::transmit)), but
     /// delays the ACK: see [`owes_ack`](Self::owes_ack).
     pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Incoming<'_>, env: &mut E) {
+        let Data::Joined(joined) = packet.payload else {
+            return self.receive_single(arrival, packet, env);
+        };
+        if self.execute_joined(arrival, packet, env) {
+            return self.transmit_rest(env);
+        }
+        // Something is unusual about one of them.
+        for packet in joined.packets() {
+            self.receive_single(arrival, &packet.into(), env);
+        }
+    }
+
+    /// As [`receive`](Self::receive), of a packet that was not joined.
+    fn receive_single<E: Env>(&mut self, arrival: &Arrival, packet: &Incoming<'_>, env: &mut E) {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
         let notifies = bth.opcode.service == Service::Cnp;

@@ -146,13 +146,16 @@ mod tests {
         for run in
             [of(Operation::WriteOnly, Some(reth), &sges), of(Operation::SendMiddle, None, &sges)]
         {
-            let mut repeated = run.repeated();
+            let (mut repeated, mut expected) = (run.repeated(), run.repeated());
             for i in 0..run.len() {
                 let (headers, payload) = run.packet(i);
                 let (mut one, mut other) = ([0; 40], [0; 40]);
                 let len = headers.emit(&mut one);
                 assert_eq!(repeated.write(run.asks(i), &mut other), len);
                 assert_eq!(one, other, "packet {i}");
+                let mut twin = expected;
+                assert_eq!(expected.has(&one), Some(run.asks(i)), "packet {i}");
+                assert_eq!(twin.has(&one[..len - 1]), None);
                 assert_eq!(payload.len(), MTU as usize);
             }
         }

@@ -1,6 +1,7 @@
 //! Packets that no device has sent.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -48,14 +49,39 @@ impl Forged {
         let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
         let socket = UdpSocket::bind((self.from, 0)).unwrap();
         SockRef::from(&socket).set_tos_v4(self.tos.into()).unwrap();
+        socket.send_to(&self.bytes(&socket, port, headers, payload), (self.to, port)).unwrap();
+        socket
+    }
+
+    /// Sends packets of one length in one batch of the kernel. Their IDs count up. `damaged` has a wrong byte.
+    pub(crate) fn send_batch(mut self, packets: &[(Headers, [u8; 64])], damaged: Option<usize>) {
+        let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
+        let socket = UdpSocket::bind((self.from, 0)).unwrap();
+        let (mut all, mut len) = (Vec::new(), 0);
+        for (i, (headers, payload)) in packets.iter().enumerate() {
+            let mut bytes = self.bytes(&socket, port, *headers, payload);
+            bytes[40] ^= u8::from(damaged == Some(i));
+            (self.id, len) = (self.id + 1, bytes.len() as libc::c_int);
+            all.extend(bytes);
+        }
+        let option = (libc::SOL_UDP, libc::UDP_SEGMENT);
+        // SAFETY: a live integer of that size.
+        let set = unsafe {
+            let value = (&raw const len).cast();
+            libc::setsockopt(socket.as_raw_fd(), option.0, option.1, value, 4)
+        };
+        assert_eq!(set, 0);
+        socket.send_to(&all, (self.to, port)).unwrap();
+    }
+
+    fn bytes(self, socket: &UdpSocket, port: u16, headers: Headers, payload: &[u8]) -> Vec<u8> {
         let from = socket.local_addr().unwrap().port();
         let packet = Packet::new(headers, payload);
         let mut bytes = vec![0; packet.len()];
         packet.emit(&mut bytes);
         let flow = Flow::new(IpAddr::V4(self.from), IpAddr::V4(self.to), from, port);
         bytes.extend(flow.compute(self.id, &bytes).to_le_bytes());
-        socket.send_to(&bytes, (self.to, port)).unwrap();
-        socket
+        bytes
     }
 }
 

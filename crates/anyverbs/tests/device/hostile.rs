@@ -70,6 +70,53 @@ fn packets_to_another_of_our_addresses_change_nothing() {
     assert_eq!(to.read(0, 64), [1; 64]);
 }
 
+/// Packets that come in one buffer are executed together, but each is looked at. A batch may begin with another ID than 0
+/// where it was cut on its way.
+#[test]
+fn a_damaged_packet_in_a_batch_is_dropped_alone() {
+    const N: usize = 12;
+    let _alone = counting_alone();
+    let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+    a.connect(b.address());
+    b.connect(a.address());
+    let to = Buffer::new(&b.pd, 64 * N);
+    let mut psn = Psn::new(100);
+    let filled = |n: usize, byte: u8| {
+        let begin = Instant::now();
+        while to.read(0, 64 * n) != vec![byte; 64 * n] {
+            b.cq.poll(&mut [Wc::default(); 4]).unwrap();
+            assert!(begin.elapsed() < Duration::from_secs(60), "{n} WRITEs are not executed");
+        }
+    };
+    let cases = [None, Some(0), Some(1), Some(7), Some(N - 1)];
+    let cases = [0, 0, 30, 30, 5].into_iter().flat_map(|id| cases.map(|damaged| (id, damaged)));
+    for (byte, (id, damaged)) in (1..).zip(cases) {
+        let dropped = || b.context.counters().unwrap().read(Counter::DropIcrc);
+        let write = |i: usize| {
+            let mut headers = forged(Operation::WriteOnly, &b, psn.plus(i as u32));
+            let va = to.addr() + 64 * i as u64;
+            headers.reth = Some(Reth { va, rkey: to.mr.rkey(), len: 64 });
+            headers
+        };
+        let packets: [_; N] = std::array::from_fn(|i| (write(i), [byte; 64]));
+        let peer = Forged { id, ..Forged::from(VICTIM) };
+        let before = dropped();
+        peer.send_batch(&packets, damaged);
+        if let Some(damaged) = damaged {
+            counted(&b, Counter::DropIcrc, before);
+            filled(damaged, byte);
+            assert_ne!(to.read(64 * damaged, 64), [byte; 64]);
+            // Within a process, where nothing is lost, those behind it are not kept.
+            for (headers, payload) in &packets[damaged..] {
+                peer.send(*headers, payload);
+            }
+        }
+        filled(N, byte);
+        assert_eq!(dropped(), before + u64::from(damaged.is_some()));
+        psn = psn.plus(N as u32);
+    }
+}
+
 /// A packet for another process is looked at as any other before it is handed on.
 #[test]
 fn a_damaged_packet_for_another_process_is_not_handed_on() {

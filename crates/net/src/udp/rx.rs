@@ -306,6 +306,26 @@ pub struct Datagrams<'a> {
     delivery: usize,
 }
 
+impl<'a> Datagrams<'a> {
+    /// The last datagram and those behind it in its buffer that have its length, one behind the other.
+    #[must_use]
+    pub fn equal(&self) -> &'a [u8] {
+        if self.batch.fault.is_some() || self.message == self.batch.messages {
+            return &[];
+        }
+        let meta = &self.batch.metas[self.message];
+        let bytes = &self.batch.memory.buffer(self.message)[..meta.len];
+        let first = self.segment.saturating_sub(1);
+        let all = bytes.len() / meta.segment_size.max(1);
+        &bytes[first.min(all) * meta.segment_size..all * meta.segment_size]
+    }
+
+    /// Passes over `n` datagrams that [`equal`](Self::equal) has shown.
+    pub fn pass(&mut self, n: usize) {
+        self.segment += n;
+    }
+}
+
 impl<'a> Iterator for Datagrams<'a> {
     type Item = Datagram<'a>;
 

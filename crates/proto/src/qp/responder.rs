@@ -137,16 +137,16 @@ impl Responder {
         self.executed as u32 & 0xff_ffff
     }
 
-    /// A message of the peer, or the READ or atomic of it, was executed. `len`: its bytes, or those that were not counted yet.
+    /// Messages of the peer, or a READ or atomic of it, were executed. `len`: their bytes, or those that were not counted yet.
     #[inline]
-    fn note_executed(&mut self, len: u64) {
-        self.executed += 1;
+    fn note_executed(&mut self, messages: u64, len: u64) {
+        self.executed += messages;
         self.executed_bytes = self.executed_bytes.wrapping_add(len);
     }
 
     /// A datagram of `len` bytes was received.
     pub(super) fn note_datagram(&mut self, len: u32) {
-        self.note_executed(len.into());
+        self.note_executed(1, len.into());
     }
 
     /// Messages that were executed, and their bytes.
@@ -283,15 +283,18 @@ impl Qp {
             self.responder.nak_sent = false;
             self.responder.acks.held = None;
         }
-        if packet.headers.bth.ack_req {
-            self.responder.acks.owed = true;
-        }
-        self.responder.acks.bytes =
-            self.responder.acks.bytes.saturating_add(packet.payload.len() as u32);
-        if self.responder.acks.owed && self.responder.acks.bytes >= ACK_BYTES {
+        self.note_taken(packet.headers.bth.ack_req, packet.payload.len(), env);
+        true
+    }
+
+    /// A request with `len` bytes was executed.
+    fn note_taken<E: Env>(&mut self, asks_for_ack: bool, len: usize, env: &mut E) {
+        let acks = &mut self.responder.acks;
+        acks.owed |= asks_for_ack;
+        acks.bytes = acks.bytes.saturating_add(len as u32);
+        if acks.owed && acks.bytes >= ACK_BYTES {
             self.send_owed_ack(env);
         }
-        true
     }
 
     fn send_not_ready<E: Env>(&mut self, psn: Psn, env: &mut E) {

@@ -3,6 +3,7 @@
 mod answers;
 mod calls;
 mod facts;
+mod joined;
 mod lending;
 mod receives;
 mod short_ways;

@@ -157,7 +157,37 @@ impl Flow {
     #[inline]
     #[must_use]
     pub fn compute(&self, id: u16, bth_to_pad: &[u8]) -> u32 {
-        let mut r = self.headers(id, bth_to_pad.len());
+        self.of_length(bth_to_pad.len()).compute(id, bth_to_pad)
+    }
+
+    /// Its packets of this length, from the BTH to the pad.
+    #[inline]
+    #[must_use]
+    pub fn of_length(&self, bth_to_pad: usize) -> FlowOfLength {
+        let udp_len = (UDP_LEN + bth_to_pad + ICRC_LEN) as u16;
+        let lengths = if self.is_v4 {
+            sum(&V4_TOTAL_LEN, udp_len.wrapping_add(V4_LEN as u16))
+        } else {
+            sum(&V6_PAYLOAD_LEN, udp_len)
+        };
+        let base = self.base ^ lengths ^ sum(&UDP_DATAGRAM_LEN, udp_len);
+        FlowOfLength(Self { base, ..*self })
+    }
+}
+
+/// The packets of a flow that have one length.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowOfLength(Flow);
+
+impl FlowOfLength {
+    /// As [`Flow::compute`].
+    #[inline]
+    #[must_use]
+    pub fn compute(&self, id: u16, bth_to_pad: &[u8]) -> u32 {
+        let Self(Flow { base: mut r, is_v4 }) = *self;
+        if is_v4 {
+            r ^= sum(&V4_ID, id);
+        }
         match bth_to_pad.split_first_chunk() {
             Some((&[a, b, c, d, _, f, g, h], rest)) => {
                 r = feed_8(r, [a, b, c, d, 0xff, f, g, h]);
@@ -173,6 +203,16 @@ impl Flow {
         !r
     }
 
+    /// Whether a packet that ends in its trailer is right, and has this ID.
+    #[inline]
+    #[must_use]
+    pub fn is_right(&self, id: u16, bytes_with_icrc: &[u8]) -> bool {
+        let split = bytes_with_icrc.split_last_chunk::<ICRC_LEN>();
+        split.is_some_and(|(bytes, icrc)| self.compute(id, bytes) == u32::from_le_bytes(*icrc))
+    }
+}
+
+impl Flow {
     /// Checks a packet that ends in its trailer.
     ///
     /// `expected_id` is the ID that the IPv4 header had, if known, else the likeliest: 0, or the
@@ -191,17 +231,6 @@ impl Flow {
             Some(Some(id)) => IcrcVerdict::SomeId(expected_id ^ id),
             _ => IcrcVerdict::Wrong,
         }
-    }
-
-    /// The register after the headers of a packet.
-    fn headers(&self, id: u16, bth_to_pad: usize) -> u32 {
-        let udp_len = (UDP_LEN + bth_to_pad + ICRC_LEN) as u16;
-        let lengths_and_id = if self.is_v4 {
-            sum(&V4_TOTAL_LEN, udp_len.wrapping_add(V4_LEN as u16)) ^ sum(&V4_ID, id)
-        } else {
-            sum(&V6_PAYLOAD_LEN, udp_len)
-        };
-        self.base ^ lengths_and_id ^ sum(&UDP_DATAGRAM_LEN, udp_len)
     }
 }
 

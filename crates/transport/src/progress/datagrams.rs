@@ -187,6 +187,30 @@ impl Driver {
         Some(Received::Packet)
     }
 
+    /// Joins to a packet that was read to `into` those that continue it, as far as they are right. `equal` has its datagram
+    /// and what came behind that in one buffer. Returns the number of packets that it now stands for.
+    #[inline]
+    pub(super) fn join<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        equal: &'d [u8],
+        Senders { last, ids }: &mut Senders,
+        tally: &mut Tally,
+        into: &mut Arrived<'d>,
+    ) -> usize {
+        let stride = datagram.bytes.len();
+        // Each mark is counted by itself.
+        let Some(known) = last.as_ref().filter(|_| !into.arrival.is_marked()) else { return 1 };
+        let flow = known.flow.of_length(stride - ICRC_LEN);
+        let n = into.packet.join(equal, stride, |i, packet| {
+            let id = datagram.segment + i as u16;
+            IpIds::is_small(id) && flow.is_right(id, packet) && ids.is_plausible(known.ids, id)
+        });
+        tally.packets += n as u64 - 1;
+        tally.bytes += ((n - 1) * stride) as u64;
+        n
+    }
+
     #[cold]
     fn classify_reason<'d>(
         &self,

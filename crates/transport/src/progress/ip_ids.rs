@@ -57,11 +57,17 @@ impl IpIds {
         place
     }
 
+    /// Whether an ID is one that is always plausible.
+    #[inline]
+    pub(super) fn is_small(id: u16) -> bool {
+        id < SMALL
+    }
+
     /// Whether a packet of the host that is remembered at `place` is to be taken, which is right with the ID `id`.
     #[inline]
     pub(super) fn is_plausible(&mut self, place: HostIndex, id: u16) -> bool {
         let seen = &mut self.0[usize::from(place.0)];
-        if id >= SMALL {
+        if !Self::is_small(id) {
             return seen.takes_large();
         }
         seen.small += 1;

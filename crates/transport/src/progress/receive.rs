@@ -474,13 +474,17 @@ impl Driver {
         // The reason of the NAK that comes next.
         let mut ahead: Option<ReasonAhead<'_>> = None;
         let mut source = Ahead::new(now, &mut places, |into| {
-            for datagram in datagrams.by_ref() {
+            while let Some(datagram) = datagrams.next() {
                 n += 1;
                 match self.classify(&datagram, senders, false, &mut tally, into) {
                     Some(Received::Packet) => {
                         if let Some(reason) = ahead.take() {
                             reason.join(&into.arrival, &mut into.packet);
                         }
+                        let equal = datagrams.equal();
+                        let joined = self.join(&datagram, equal, senders, &mut tally, into) - 1;
+                        datagrams.pass(joined);
+                        n += joined;
                         if reader == Reader::Worker && into.packet.headers.bth.opcode.is_one_sided()
                         {
                             // No thread polled when it came.

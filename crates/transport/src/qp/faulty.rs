@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyverbs_faults::Rule;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
-use anyverbs_proto::payload::Payload;
+use anyverbs_proto::payload::{Data, Payload};
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::wc::{Wc, WcStatus};
@@ -335,6 +335,12 @@ impl DeviceEnv<'_, '_> {
         by_ring: bool,
         (arrival, packet): (&Arrival, &Incoming<'_>),
     ) {
+        if let Data::Joined(joined) = packet.payload {
+            for packet in joined.packets() {
+                self.receive_watched(machine, by_ring, (arrival, &packet.into()));
+            }
+            return;
+        }
         let now = self.now();
         let verdict = self.faults().map(|faults| {
             let judged = faults.judge(now, true, &packet.headers);

@@ -49,7 +49,7 @@ impl Qp {
                 self.count_completion(CompCntrOps::REMOTE_RDMA_WRITE, received, false, env);
             }
             let last = std::mem::take(&mut self.responder.inbound);
-            self.responder.note_executed(last.received());
+            self.responder.note_executed(1, last.received());
             self.responder.acks.ping_pong = match self.responder.acks.ping_pong {
                 PingPong::Theirs if opcode.is_write() && !opcode.has_imm() => PingPong::Ours,
                 _ => PingPong::None,
@@ -204,7 +204,7 @@ impl Qp {
         self.check_remote(&reth, Access::REMOTE_READ, pd, env)?;
         let psn = packet.headers.bth.psn;
         let packets = reth.len.div_ceil(self.mtu()).max(1);
-        self.responder.note_executed(reth.len.into());
+        self.responder.note_executed(1, reth.len.into());
         let answer = Answer {
             psn,
             packets,
@@ -316,7 +316,7 @@ impl Qp {
     /// A request of one packet was executed; its answer is owed, and remembered.
     fn answer(&mut self, packet: &Incoming<'_>, kind: AnswerKind) {
         let psn = packet.headers.bth.psn;
-        self.responder.note_executed(8);
+        self.responder.note_executed(1, 8);
         let msn = self.responder.msn();
         self.responder.answers.add(Answer { psn, packets: 1, msn, kind });
         self.responder.expected = psn.plus(1);

@@ -11,11 +11,19 @@ use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wr::Sge;
 
 use super::super::attr::{QpState, QpType};
-use super::super::{Incoming, Qp};
-use super::{ACK_BYTES, Inbound, PingPong};
+use super::super::{Arrival, Incoming, Qp};
+use super::{Inbound, PingPong};
 
 const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 const WRITE: Opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
+
+/// The messages that a WRITE or SEND of one packet stands for, and the bytes of each.
+fn messages(packet: &Incoming<'_>) -> (u32, usize) {
+    match packet.payload {
+        Data::Joined(joined) => (packet.packets, joined.each()),
+        _ => (1, packet.payload.len()),
+    }
+}
 
 /// A SEND in one packet, without immediate data, as a link knows it that carries no other header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +121,7 @@ impl Qp {
         }
         rq.skip();
         responder.expected = psn.plus(1);
-        responder.note_executed(len.into());
+        responder.note_executed(1, len.into());
         responder.acks.ping_pong = PingPong::None;
         Some(Wc {
             wr_id,
@@ -158,7 +166,8 @@ impl Qp {
         env: &mut E,
     ) -> bool {
         let bth = &packet.headers.bth;
-        let is_plain = packet.packets == 1 && self.is_plain_next(bth.psn, packet.payload.len());
+        let (messages, each) = messages(packet);
+        let is_plain = packet.packets == messages && self.is_plain_next(bth.psn, each);
         let (psn, solicited, ack_req) = (bth.psn, bth.solicited, bth.ack_req);
         let request = ShortRequest { psn, solicited, ack_req, acks: None };
         is_plain
@@ -177,8 +186,8 @@ impl Qp {
         env: &mut E,
     ) -> bool {
         let Some(reth) = packet.headers.reth else { return false };
-        let len = packet.payload.len();
-        if reth.len as usize != len || !self.attr.access.contains(Access::REMOTE_WRITE) {
+        let (len, (messages, each)) = (packet.payload.len(), messages(packet));
+        if reth.len as usize != each || !self.attr.access.contains(Access::REMOTE_WRITE) {
             return false;
         }
         if len > 0 {
@@ -192,11 +201,40 @@ impl Qp {
             }
         }
         let ping_pong = match self.responder.acks.ping_pong {
-            PingPong::Theirs => PingPong::Ours,
+            PingPong::Theirs if messages == 1 => PingPong::Ours,
             _ => PingPong::None,
         };
-        self.end_single(request, len, ping_pong, env);
+        self.end_single(request, (messages, len), ping_pong, env);
         true
+    }
+
+    /// Executes packets that were joined, if they are next and nothing is unusual, as the general way would one by one. False:
+    /// nothing has changed, but for bytes of the memory that they are for.
+    pub(in crate::qp) fn execute_joined<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> bool {
+        let bth = &packet.headers.bth;
+        let is_of_peer = self.init.qp_type == QpType::Rc
+            && self.attr.state.receives()
+            && bth.pkey.matches(self.pkey)
+            && arrival.is_from(&self.attr.av)
+            && !arrival.is_marked();
+        if !is_of_peer || !bth.opcode.is_middle() {
+            return is_of_peer && self.execute_single(packet, env);
+        }
+        let executed = self.may_shorten()
+            && bth.psn == self.responder.expected
+            && !self.responder.nak_sent
+            && self.responder.out_of_order.is_none()
+            && self.srq.tag_matching.is_none()
+            && self.execute(packet, env).is_ok();
+        if executed {
+            self.note_taken(bth.ack_req, packet.payload.len(), env);
+        }
+        executed
     }
 
     /// The request was executed.
@@ -204,19 +242,15 @@ impl Qp {
     fn end_single<E: Env>(
         &mut self,
         request: &ShortRequest,
-        len: usize,
+        (messages, len): (u32, usize),
         ping_pong: PingPong,
         env: &mut E,
     ) {
         let responder = &mut self.responder;
-        responder.expected = request.psn.plus(1);
-        responder.note_executed(len as u64);
+        responder.expected = request.psn.plus(messages);
+        responder.note_executed(messages.into(), len as u64);
         responder.acks.ping_pong = ping_pong;
-        responder.acks.owed |= request.ack_req;
-        responder.acks.bytes = responder.acks.bytes.saturating_add(len as u32);
-        if responder.acks.owed && responder.acks.bytes >= ACK_BYTES {
-            self.send_owed_ack(env);
-        }
+        self.note_taken(request.ack_req, len, env);
     }
 
     #[inline]
@@ -256,7 +290,7 @@ impl Qp {
             ..Wc::default()
         };
         env.complete(Side::Recv, wc, request.solicited);
-        self.end_single(request, len, PingPong::None, env);
+        self.end_single(request, (1, len), PingPong::None, env);
         true
     }
 }
