@@ -68,6 +68,10 @@ struct KnownFlow {
     gids: (Gid, Gid),
     flow: Flow,
     ids: HostIndex,
+    /// The IPv4 ID of the first datagram of its buffer, if those behind count up from there. A batch may have been cut.
+    first_id: u16,
+    /// The ID of the last datagram was told by that.
+    is_foretold: bool,
     is_link_local: bool,
     /// The device that has the destination.
     device: usize,
@@ -82,7 +86,19 @@ impl KnownFlow {
         let ids = ids.place(from);
         let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let gids = (Gid::from(from), Gid::from(to));
-        Self { source, destination, interface, gids, flow, ids, is_link_local, device }
+        let (first_id, is_foretold) = (0, false);
+        Self {
+            source,
+            destination,
+            interface,
+            gids,
+            flow,
+            ids,
+            first_id,
+            is_foretold,
+            is_link_local,
+            device,
+        }
     }
 }
 
@@ -143,15 +159,18 @@ impl Driver {
                 known
             }
         };
-        let id = match known.flow.check(bytes, datagram.segment) {
-            IcrcVerdict::Exact => Some(datagram.segment),
+        let foretold = known.first_id.wrapping_add(datagram.segment);
+        let id = match known.flow.check(bytes, foretold) {
+            IcrcVerdict::Exact => Some(foretold),
             IcrcVerdict::SomeId(id) => Some(id),
             IcrcVerdict::Wrong => None,
         };
-        if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
+        let Some(id) = id.filter(|id| ids.is_plausible(known.ids, *id)) else {
             self.drop_datagram(datagram, Counter::DropIcrc);
             return None;
-        }
+        };
+        known.is_foretold = id == foretold;
+        known.first_id = id.wrapping_sub(datagram.segment);
         if known.is_link_local && self.is_from_elsewhere(datagram) {
             self.drop_datagram(datagram, Counter::DropForeign);
             return None;
@@ -199,11 +218,12 @@ impl Driver {
         into: &mut Arrived<'d>,
     ) -> usize {
         let stride = datagram.bytes.len();
-        // Each mark is counted by itself.
-        let Some(known) = last.as_ref().filter(|_| !into.arrival.is_marked()) else { return 1 };
+        // Each mark is counted by itself. Where IDs do not count up, trying costs a checksum each time.
+        let may_join = |known: &&KnownFlow| known.is_foretold && !into.arrival.is_marked();
+        let Some(known) = last.as_ref().filter(may_join) else { return 1 };
         let flow = known.flow.of_length(stride - ICRC_LEN);
         let n = into.packet.join(equal, stride, |i, packet| {
-            let id = datagram.segment + i as u16;
+            let id = known.first_id.wrapping_add(datagram.segment).wrapping_add(i as u16);
             IpIds::is_small(id) && flow.is_right(id, packet) && ids.is_plausible(known.ids, id)
         });
         tally.packets += n as u64 - 1;
