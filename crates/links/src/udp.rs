@@ -198,6 +198,7 @@ impl Staged {
         };
         let (staged, mut headers) = (rooms.len() as u32, run.repeated());
         let place = payload.place(mrs, (&mut self.region, &mut *target));
+        let flow = flow.of_length(len - ICRC_LEN);
         let (mut n, mut result) = (0, Ok(()));
         for (room, id) in rooms {
             headers.write(run.asks(n), room);
@@ -213,7 +214,7 @@ impl Staged {
                 result = Err(fault.into());
                 break;
             }
-            seal(flow, id, room);
+            flow.seal(id, room);
             n += 1;
         }
         batch.discard_last((staged - n) as usize);
@@ -287,8 +288,7 @@ impl Staged {
 
 /// Writes the ICRC into the last four bytes.
 pub fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
-    let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
-    icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
+    flow.of_length(packet.len() - ICRC_LEN).seal(id, packet);
 }
 
 /// A probe that came, and from where.

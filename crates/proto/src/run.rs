@@ -21,19 +21,13 @@ impl<'a> Run<'a> {
     /// Most packets of one.
     pub const MOST: u32 = u64::BITS;
 
-    /// No packets yet. The first will have these headers. `payload` is that of the whole message from there on. Where the
-    /// headers name an address ([`Headers::reth`]), that moves on with the payload.
+    /// `len` packets, at most [`MOST`](Self::MOST). The first has these headers. `payload` is that of the whole message from
+    /// there on. Where the headers name an address ([`Headers::reth`]), that moves on with the payload. `asks` has a bit for
+    /// each packet that asks for an ACK.
     #[must_use]
-    pub fn new(headers: Headers, payload: Payload<'a>, mtu: u32) -> Self {
-        Self { headers, payload, mtu, len: 0, asks: 0 }
-    }
-
-    /// Adds a packet. Call it at most [`MOST`](Self::MOST) times.
-    #[inline]
-    pub fn push(&mut self, asks_for_ack: bool) {
-        debug_assert!(self.len < Self::MOST);
-        self.asks |= u64::from(asks_for_ack) << self.len;
-        self.len += 1;
+    pub fn new(headers: Headers, payload: Payload<'a>, mtu: u32, len: u32, asks: u64) -> Self {
+        debug_assert!(len <= Self::MOST);
+        Self { headers, payload, mtu, len, asks }
     }
 
     /// The headers of the first packet.
@@ -134,9 +128,7 @@ mod tests {
         let opcode = Opcode::new(Service::Rc, operation);
         let mut headers = Headers::new(Bth::new(opcode, Qpn::new(7), Psn::new(0xff_fffe)));
         headers.reth = reth;
-        let mut run = Run::new(headers, Payload::gather(sges, 100, 5 * MTU as usize, 1), MTU);
-        [false, true, false, false, true].into_iter().for_each(|asks| run.push(asks));
-        run
+        Run::new(headers, Payload::gather(sges, 100, 5 * MTU as usize, 1), MTU, 5, 0b10010)
     }
 
     #[test]

@@ -203,6 +203,16 @@ impl FlowOfLength {
         !r
     }
 
+    /// Writes the trailer into the last four bytes of a packet.
+    ///
+    /// # Panics
+    /// When it has fewer.
+    #[inline]
+    pub fn seal(&self, id: u16, packet: &mut [u8]) {
+        let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
+        icrc.copy_from_slice(&self.compute(id, bytes).to_le_bytes());
+    }
+
     /// Whether a packet that ends in its trailer is right, and has this ID.
     #[inline]
     #[must_use]

@@ -4,6 +4,7 @@
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
 use crate::run::Run;
+use crate::types::Psn;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::Headers;
@@ -12,7 +13,7 @@ use crate::wr::{SendFlags, SendOp};
 use super::super::Qp;
 use super::super::attr::QpType;
 use super::super::send_queue::PACKET_COST;
-use super::{has_room, operation, reth};
+use super::{ACK_EVERY, has_room, operation, reth};
 
 impl Qp {
     /// Sends such packets from the cursor on, as the general way would, while the window has room. `sent` is set if
@@ -57,14 +58,10 @@ impl Qp {
             headers.reth = target.map(|at| reth(at, offset, mtu));
             let sges = self.sq.sges(position);
             let rest = Payload::gather(sges, offset.into(), (len - offset) as usize, self.init.pd);
-            let mut run = Run::new(headers, rest, mtu);
-            while run.len() < Run::MOST
-                && next + run.len() + 1 < packets
-                && has_room(in_flight, cost, window)
-            {
-                run.push(self.asks_for_ack(psn.plus(run.len()), 1, window));
-                in_flight += cost;
-            }
+            let room = (window.saturating_sub(in_flight) / cost).max(1);
+            let n = room.min((packets - 1 - next).min(Run::MOST).into()) as u32;
+            let run = Run::new(headers, rest, mtu, n, self.asks_in_run(psn, window));
+            in_flight += u64::from(n) * cost;
             let (taken, end) = env.transmit_run(&self.attr.av, &run);
             next += taken;
             result = end;
@@ -73,5 +70,16 @@ impl Qp {
         self.requester.k = next;
         self.requester.max_sent = first_psn.plus(next);
         result
+    }
+
+    /// A bit for each packet from `psn` on that [asks for an ACK](Self::asks_for_ack).
+    fn asks_in_run(&self, psn: Psn, window: u64) -> u64 {
+        const EVERY: u64 = u64::MAX / ((1 << ACK_EVERY) - 1);
+        let cost = u64::from(self.mtu()) + PACKET_COST;
+        let behind = psn.since(self.requester.una) as u64 + 1;
+        // From here on no further packet fits the window.
+        let ends = (window / cost).saturating_sub(behind);
+        EVERY << (ACK_EVERY - 1 - psn.get() % ACK_EVERY)
+            | u64::MAX.checked_shl(ends.min(64) as u32).unwrap_or(0)
     }
 }

@@ -297,8 +297,7 @@ impl Qp {
         let headers = Headers::new(Bth { opcode, ..self.bth(answer.psn.plus(k)) });
         let (at, rest) = (va.wrapping_add(u64::from(k * mtu)), (len - k * mtu) as usize);
         let payload = Payload::remote(rkey, at, rest, (pd, self.qpn));
-        let mut run = Run::new(headers, payload, mtu);
-        (0..left).for_each(|_| run.push(false));
+        let run = Run::new(headers, payload, mtu, left, 0);
         match env.transmit_run(&self.attr.av, &run) {
             (0, Err(error)) => Err(error),
             // The reason for which it stopped is found again.
