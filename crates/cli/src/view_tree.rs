@@ -296,7 +296,8 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
 /// Writes anew what the addresses of a port decide. `ib` is the directory of its device in the class.
 pub(crate) fn rewrite_addresses(ib: &Path, old: &Port, new: &Port) -> io::Result<()> {
     let port = ib.join("ports/1");
-    // A new file beside the directories, since programs list these; and the empty places are one file.
+    // A new file beside the directories, since programs list these. It takes the place of a link: all empty places are links to one
+    // file, which must not change.
     let put = |name: String, text: &str| {
         let (place, fresh) = (port.join(name), port.join(".fresh"));
         if let Some(parent) = place.parent() {

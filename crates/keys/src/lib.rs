@@ -268,8 +268,8 @@ impl MrTable {
         Some((keys, slot))
     }
 
-    /// Removes a region and waits until no access to it is in progress. `release` is called if there are such accesses: it
-    /// releases what a queue pair keeps, or all queue pairs do.
+    /// Removes a region and waits until no access to it is in progress. While there are such accesses, `release` is called twice at
+    /// most: for the queue pair that was the last to keep the region, and then for all queue pairs.
     ///
     /// # Errors
     /// [`RetireError`].

@@ -7,6 +7,10 @@
 //!
 //! Where the kernel refuses the barrier, a waiter looks again every millisecond.
 //!
+//! So a release is no barrier for the loads behind it. Whoever leaves a note for the holder of a lock calls [`heavy_fence`] before it
+//! tries the lock again. A release touches the lock once more after another thread may have taken it: a thread that frees the
+//! lock's memory knows that the last holder is gone by something else than having had the lock.
+//!
 //! Public for the model checker only (`tests/fast_loom.rs`).
 
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
@@ -39,8 +43,8 @@ pub trait Word: Sync {
     fn sleep(&self, value: u32, timeout: Option<Duration>);
     /// Wakes a thread that sleeps.
     fn wake(&self);
-    /// Waits a little while `is_over` is false. Whether it became true.
-    fn spin(is_over: impl FnMut() -> bool) -> bool;
+    /// Waits a little until the word is 0 and `is_over` becomes true. Whether it did.
+    fn spin(&self, is_over: impl FnMut() -> bool) -> bool;
 }
 
 impl Word for AtomicU32 {
@@ -87,10 +91,11 @@ impl Word for AtomicU32 {
         let _ = futex::wake(self, futex::Flags::PRIVATE, 1);
     }
 
-    fn spin(mut is_over: impl FnMut() -> bool) -> bool {
+    fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
         let mut spins = SpinWait::new();
         loop {
-            if is_over() {
+            // A look takes the line from nobody.
+            if self.load(Ordering::Relaxed) == 0 && is_over() {
                 return true;
             }
             if !spins.spin() {
@@ -104,6 +109,12 @@ impl Word for AtomicU32 {
 pub fn prepare() {
     // Where it fails, waiters notice.
     let _ = membarrier(MembarrierCommand::RegisterPrivateExpedited);
+}
+
+/// Makes all other threads of the process pass a memory barrier: behind it, what they have stored before it is seen, and they
+/// see what the caller has stored. Where the kernel refuses, there is none.
+pub fn heavy_fence() {
+    let _ = AtomicU32::heavy_fence();
 }
 
 /// The lock.
@@ -184,18 +195,21 @@ impl<W: Word> Lock<W> {
     fn wait(&self, deadline: Option<Instant>) -> bool {
         /// Where the kernel refuses barriers, a release may go unnoticed for so long.
         const PAUSE: Duration = Duration::from_millis(1);
-        if W::spin(|| self.take()) {
+        if self.state.spin(|| self.take()) {
             return true;
+        }
+        if deadline.is_some_and(|at| at <= Instant::now()) {
+            return false;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let pause = (!W::heavy_fence()).then_some(PAUSE);
         let is_taken = loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if W::spin(|| self.take()) {
+            if self.state.spin(|| self.take()) {
                 break true;
             }
             if left.is_some_and(|left| left.is_zero()) {
-                // Its holder has seen this waiter or a later one: it wakes another.
+                // Whoever has the lock sees the other waiters when it releases it.
                 break false;
             }
             self.state.sleep(TAKEN, pause.into_iter().chain(left).min());

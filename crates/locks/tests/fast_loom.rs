@@ -85,7 +85,7 @@ impl<const FENCED: bool> Word for Model<FENCED> {
         self.woken.notify_one();
     }
 
-    fn spin(mut is_over: impl FnMut() -> bool) -> bool {
+    fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
         is_over()
     }
 }

@@ -96,7 +96,7 @@ impl<'a> Joined<'a> {
         })
     }
 
-    /// Copies the beginning to `dst`, which is no longer.
+    /// Copies the beginning to `dst`, which is not longer than this.
     pub(crate) fn read(&self, mut dst: &mut [u8]) -> Result<(), Fault> {
         self.split_at(dst.len()).0.each_piece(|bytes| {
             let (here, rest) = std::mem::take(&mut dst).split_at_mut(bytes.len());
@@ -109,8 +109,8 @@ impl<'a> Joined<'a> {
 
 impl<'a> Incoming<'a> {
     /// Joins to this packet those that continue it: MIDDLEs of one message, or WRITEs of one packet into adjoining memory. `all`
-    /// has it and what came behind it, each `stride` bytes long with its ICRC. `is_right` checks one that seems to be
-    /// such. Returns how many it now stands for.
+    /// has it and what came behind it, each `stride` bytes long with its ICRC. `is_right` checks the ICRC of one
+    /// that seems to continue it. Returns how many it now stands for.
     #[inline]
     pub fn join(
         &mut self,

@@ -55,20 +55,20 @@ impl Sounding {
         self.here.port()
     }
 
-    /// Sends the datagram. From then on only answers of this port come in. A capture has the note.
+    /// Sends the datagram. From then on only answers of this port come in. `note` stands beside it in a capture.
     ///
     /// # Errors
     /// Those of sendto(2) and connect(2).
     pub fn send(&self, to: SocketAddr, datagram: &[u8], note: &str) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
+        let (socket, address) = (SockRef::from(&self.socket), to.into());
+        // A connected socket would count IPv4 IDs.
+        socket.send_to(datagram, &address)?;
         if let Some(capture) = &self.capture {
             let to = Destination { source: Some(self.here.ip()), ..Destination::new(to) };
             capture::record_sent(capture, self.port(), &to, 0, (datagram, Some(note)));
         }
-        let (socket, to) = (SockRef::from(&self.socket), to.into());
-        // A connected socket would count IPv4 IDs.
-        socket.send_to(datagram, &to)?;
-        socket.connect(&to)
+        socket.connect(&address)
     }
 
     /// The error that the network has reported since the last call.

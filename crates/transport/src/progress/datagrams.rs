@@ -68,7 +68,8 @@ struct KnownFlow {
     gids: (Gid, Gid),
     flow: Flow,
     ids: HostIndex,
-    /// The IPv4 ID of the first datagram of its buffer, if those behind count up from there. A batch may have been cut.
+    /// The IPv4 ID of the first datagram of its buffer, if those behind count up from there. It is
+    /// not 0 where a batch was cut on its way.
     first_id: u16,
     /// The ID of the last datagram was told by that.
     is_foretold: bool,

@@ -12,7 +12,7 @@ use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox, LaneCall};
 use anyverbs_links::times;
 use anyverbs_links::udp::Asked;
-use anyverbs_locks::{FastMutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, fast, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
@@ -295,8 +295,9 @@ impl Driver {
 
     fn lock_rx(&self, reader: Reader) -> Option<FastMutexGuard<'_, rank::Receive, RxState>> {
         let rx = self.rx.try_lock().or_else(|| {
-            // The holder of the lock sees this note, or has released it before.
+            // The holder of the lock sees this note, or is seen to have released it before.
             (reader == Reader::Worker).then(|| self.worker.leave_to_reader())?;
+            fast::heavy_fence();
             self.rx.try_lock()
         });
         if rx.is_some() && reader == Reader::Worker {
