@@ -191,8 +191,11 @@ fn bad_values(
     // Only connected types take a path, and their peer is one port.
     let is_path =
         is_port(attr.av.port) && attr.av.port == port && !dgid.is_zero() && !dgid.is_multicast();
+    // One that it has already stays on its port.
+    let has_path = !known.av.dgid.is_zero() && !mask.contains(QpAttrMask::AV);
+    let may_move = !has_path || attr.port == known.av.port;
     [
-        (QpAttrMask::PORT, is_port(attr.port)),
+        (QpAttrMask::PORT, is_port(attr.port) && may_move),
         (QpAttrMask::PKEY_INDEX, usize::from(attr.pkey_index) < limits.pkeys.len()),
         (QpAttrMask::AV, is_path),
         (QpAttrMask::PATH_MTU, attr.path_mtu <= limits.max_mtu),

@@ -271,6 +271,13 @@ fn a_path_may_follow_the_port_that_it_comes_with() {
     let ask = |attr: &QpAttr, mask| check(Rc, Sqd, attr, mask, &LIMITS, &known());
     assert_eq!(ask(&attr, bits!(PORT AV)), Ok(Sqd));
     assert_eq!(ask(&attr, bits!(AV)), Err(ModifyError::Value(QpAttrMask::AV)));
+    let on_path = QpAttr { av: good(Sqd, Sqd).av, ..known() };
+    let alone = |port| {
+        let attr = QpAttr { port, ..attr };
+        check(Rc, Sqd, &attr, bits!(PORT), &LIMITS, &on_path)
+    };
+    assert_eq!(alone(1), Ok(Sqd));
+    assert_eq!(alone(2), Err(ModifyError::Value(QpAttrMask::PORT)), "its path stays on port 1");
     attr.port = 3;
     attr.av.port = 3;
     assert_eq!(ask(&attr, bits!(PORT AV)), Err(ModifyError::Value(bits!(PORT AV))));
