@@ -52,6 +52,7 @@ causes! {
     201 NoSuchOperation "this type of queue pair does not have the operation",
     202 NoReadsGranted "the queue pair may have no READ or atomic outstanding",
     203 AhOfOtherPd "the address handle is of another protection domain",
+    204 AhOfOtherPort "the address handle is of another port than the queue pair",
     401 LkeyUnknown "the local key names no region",
     402 LkeyDeregistered "the region of the local key was deregistered",
     403 RkeyAsLkey "a remote key stands where a local key belongs",

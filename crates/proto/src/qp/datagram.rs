@@ -85,7 +85,7 @@ impl Qp {
             _ => return Err(Some(WcStatus::LocQpOpErr)),
         };
         let dest = self.sq.dest(position);
-        if dest.pd != self.init.pd {
+        if dest.pd != self.init.pd || dest.av.port != self.attr.port {
             return Err(Some(WcStatus::LocQpOpErr));
         }
         if sqe.len > self.mtu() {

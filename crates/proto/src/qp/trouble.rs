@@ -344,6 +344,9 @@ impl Qp {
             WcStatus::LocQpOpErr if is_ud && self.sq.dest(position).pd != pd => {
                 Reason::new(Cause::AhOfOtherPd)
             }
+            WcStatus::LocQpOpErr if is_ud && self.sq.dest(position).av.port != self.attr.port => {
+                Reason::new(Cause::AhOfOtherPort)
+            }
             WcStatus::LocQpOpErr if sqe.op.has_response() && self.init.qp_type.is_reliable() => {
                 Reason::new(Cause::NoReadsGranted)
             }
