@@ -2,7 +2,7 @@
 //!
 //! The configuration is used, or refused by one line that names the wrong part. A used one keeps its limits.
 
-use anyverbs::config::Config;
+use anyverbs::config::{Config, MOST_PORTS};
 
 const VARIABLES: [&str; 24] = [
     "DEVICE",
@@ -48,8 +48,13 @@ pub fn run(input: &[u8]) {
         Ok(config) => {
             assert!(config.udp_port != 0);
             let is_name = |name: &str| (1..=48).contains(&name.len()) && !name.contains('/');
-            assert!((1..=64).contains(&config.devices.len()));
-            assert!(config.devices.iter().all(|device| is_name(&device.name)));
+            assert!((1..=MOST_PORTS).contains(&config.ports.len()));
+            assert!(config.ports.iter().all(|port| is_name(&port.name)));
+            for (place, port) in config.ports.iter().enumerate() {
+                let (device, number) = config.device_of(place);
+                assert!(config.ports[device].name == port.name && number == port.port);
+                assert!((1..=2).contains(&number));
+            }
             assert!((1..=32).contains(&config.registry.len()) && !config.registry.contains('/'));
             assert!((8192..=1 << 30).contains(&config.udp.window));
             assert!((4096..=1 << 30).contains(&config.udp.receive_buffer));

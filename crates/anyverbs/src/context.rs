@@ -36,7 +36,7 @@ use crate::device::{Details, Device, PortAttr};
 /// The first one starts the process's device, which stays until the process ends. A context that was inherited across
 /// `fork` starts a new device at its first use; the objects that were made from it before do no work.
 #[derive(Debug)]
-pub struct Context(Arc<ContextCell>);
+pub struct Context(Arc<ContextCell>, usize);
 
 impl Context {
     /// Opens the device called `name` (see [`crate::devices`]).
@@ -45,7 +45,8 @@ impl Context {
     /// [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let device = Device::current()?;
-        let number = device.number_of(name).ok_or(OpenError::NoSuchDevice(name.to_owned()))?;
+        let number =
+            device.find(|known| known == name).ok_or(OpenError::NoSuchDevice(name.to_owned()))?;
         let command = CommandFile::create(name)
             .map_err(|source| OpenError::System { what: "make a memfd", source })?;
         Self::with(device, number, command)
@@ -60,8 +61,7 @@ impl Context {
     pub fn import(fd: OwnedFd) -> Result<Self, OpenError> {
         let device = Device::current()?;
         let command = CommandFile::open(fd).map_err(|_| OpenError::NotCommand)?;
-        let mut names = device.core.config.devices.iter().map(|device| &device.name);
-        let number = names.position(|name| command.is_of(name)).ok_or(OpenError::NotCommand)?;
+        let number = device.find(|name| command.is_of(name)).ok_or(OpenError::NotCommand)?;
         Self::with(device, number, command)
     }
 
@@ -77,13 +77,24 @@ impl Context {
             .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
         let cell = Arc::new(ContextCell { device: number, events, command });
         device.driver.listeners.add(&cell);
-        Ok(Self(cell))
+        Ok(Self(cell, device.core.config.number_of(number)))
     }
 
     /// The number of its device, in the order of [`crate::devices`].
     #[must_use]
     pub fn number(&self) -> usize {
-        self.0.device
+        self.1
+    }
+
+    /// The place of a port of its device among the ports of all.
+    fn port(&self, number: u8) -> Result<usize, CreateError> {
+        self.core()?.port(self.0.device, number).ok_or(CreateError::Invalid("port"))
+    }
+
+    /// The places of all ports of its device.
+    fn ports(&self) -> Result<std::ops::Range<usize>, CreateError> {
+        let count = self.device_attr()?.phys_port_cnt;
+        Ok(self.0.device..self.0.device + usize::from(count))
     }
 
     /// The core of this process's own device.
@@ -157,10 +168,10 @@ impl Context {
     /// State of a port (`ibv_query_port`).
     ///
     /// # Errors
-    /// [`CreateError::Invalid`] unless `port` is 1.
+    /// [`CreateError::Invalid`] for a port that does not exist.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, CreateError> {
-        check_port(port)?;
-        Ok(self.device()?.port_attr(self.0.device))
+        let port = self.port(port)?;
+        Ok(self.device()?.port_attr(port))
     }
 
     /// An entry of the GID table (`ibv_query_gid`, `ibv_query_gid_ex`); `None` for an empty one.
@@ -168,29 +179,30 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
-        check_port(port)?;
-        let entry = self.core()?.gids.entry(self.0.device, index);
+        let entry = self.core()?.gids.entry(self.port(port)?, index);
         if entry.is_none() && index >= anyverbs_objects::limits::GID_TABLE_LEN {
             return Err(CreateError::Invalid("GID index"));
         }
         Ok(entry)
     }
 
-    /// All entries of the GID table that hold an address (`ibv_query_gid_table`). With a persona some may carry no traffic
+    /// All entries of the GID tables of all ports that hold an address (`ibv_query_gid_table`). With a persona some may carry no traffic
     /// ([`GidEntry::carries`]).
     ///
     /// # Errors
     /// [`CreateError::Device`].
     pub fn gids(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.core()?.gids.listed(self.0.device))
+        let gids = &self.core()?.gids;
+        Ok(self.ports()?.flat_map(|port| gids.listed(port)).collect())
     }
 
-    /// All addresses of the device: the table's, and those of the loopback interface where the table does not list them.
+    /// All addresses of all ports: the tables', and those of the loopback interface where no table lists them.
     ///
     /// # Errors
     /// [`CreateError::Device`].
     pub fn addresses(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.core()?.gids.of_device(self.0.device))
+        let gids = &self.core()?.gids;
+        Ok(self.ports()?.flat_map(|port| gids.of_port(port)).collect())
     }
 
     /// An entry of the P_Key table (`ibv_query_pkey`).
@@ -198,8 +210,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn pkey(&self, port: u8, index: usize) -> Result<PKey, CreateError> {
-        check_port(port)?;
-        let pkeys = self.core()?.pkeys_of(self.0.device);
+        let pkeys = self.core()?.pkeys_of(self.port(port)?);
         pkeys.get(index).copied().ok_or(CreateError::Invalid("P_Key index"))
     }
 
@@ -359,7 +370,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_rwq_ind_table(&self, wqs: &[&Wq]) -> Result<RwqIndTable, CreateError> {
-        RwqIndTable::create(self.maker()?.core, self.number(), wqs)
+        RwqIndTable::create(self.maker()?.core, self.0.device, wqs)
     }
 
     /// Makes counters for flow rules (`ibv_create_counters`).
@@ -384,7 +395,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, CreateError> {
-        CompChannel::create(self.core()?, self.number())
+        CompChannel::create(self.core()?, self.0.device)
     }
 
     /// Makes a completion queue for `cqe` completions. Its events carry `cookie`.
@@ -425,14 +436,22 @@ impl Context {
         self.0.events.fd()
     }
 
-    /// The port's counters.
+    /// The counters of port 1.
     ///
     /// # Errors
     /// [`CreateError::Device`].
     pub fn counters(&self) -> Result<&'static Counters, CreateError> {
-        let device = self.device()?;
+        self.counters_of_port(1)
+    }
+
+    /// The counters of a port.
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] for a port that does not exist, [`CreateError::Device`].
+    pub fn counters_of_port(&self, port: u8) -> Result<&'static Counters, CreateError> {
+        let (device, port) = (self.device()?, self.port(port)?);
         device.counters();
-        Ok(device.core.counters_of(self.number()))
+        Ok(device.core.counters_of(port))
     }
 }
 
@@ -440,8 +459,4 @@ impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.async_fd()
     }
-}
-
-fn check_port(port: u8) -> Result<(), CreateError> {
-    if port == 1 { Ok(()) } else { Err(CreateError::Invalid("port")) }
 }

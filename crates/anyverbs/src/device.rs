@@ -25,7 +25,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
-pub use listing::{Details, DeviceInfo, PortAttr, PortState, count_injected, devices};
+pub use listing::{Details, DeviceInfo, PortAttr, PortDetails, PortState, count_injected, devices};
 pub(crate) use listing::{guids, lid_of};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
@@ -92,14 +92,14 @@ impl Device {
         Ok((Self { core, transport, driver, gsi, xrc, switch, exit_thread }, starter))
     }
 
-    /// The counters of each device, up to date.
+    /// The counters of each port, up to date.
     pub(crate) fn counters(&self) -> &[Counters] {
         self.driver.counters()
     }
 
-    /// The number of the device called `name`.
-    pub(crate) fn number_of(&self, name: &str) -> Option<usize> {
-        self.core.config.devices.iter().position(|device| device.name == name)
+    /// The device whose name is of this kind: the place of its first port.
+    pub(crate) fn find(&self, is_it: impl Fn(&str) -> bool) -> Option<usize> {
+        self.core.config.devices().find(|(_, device)| is_it(&device.name)).map(|(at, _)| at)
     }
 
     /// The attributes of a device.
@@ -107,7 +107,7 @@ impl Device {
         *self.core.attr_of(number)
     }
 
-    /// The attributes of a device's port.
+    /// The attributes of a port, by its place among those of all devices.
     pub(crate) fn port_attr(&self, number: usize) -> PortAttr {
         let violations = |counter| {
             u32::try_from(self.core.counters_of(number).read(counter)).unwrap_or(u32::MAX)
@@ -122,7 +122,7 @@ impl Device {
             lid: lid_of(&self.core.gids, number, self.core.persona_of(number)),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
-            pkey_tbl_len: self.core.attr_of(number).max_pkeys,
+            pkey_tbl_len: self.core.pkeys_of(number).len() as u16,
             rate: self.core.persona_of(number).map_or(Rate::DEFAULT, |persona| persona.rate),
             bad_pkey_cntr: violations(Counter::DropPkey),
             qkey_viol_cntr: violations(Counter::DropQkey),
@@ -130,10 +130,14 @@ impl Device {
     }
 
     pub(crate) fn details(&self, number: usize) -> Details {
+        let port = |port| PortDetails {
+            gids: self.core.gids.listed(port),
+            pkeys: self.core.pkeys_of(port).to_vec(),
+            attr: self.port_attr(port),
+        };
+        let count = usize::from(self.attr(number).phys_port_cnt);
         Details {
-            gids: self.core.gids.listed(number),
-            pkeys: self.core.pkeys_of(number).to_vec(),
-            port: self.port_attr(number),
+            ports: (number..number + count).map(port).collect(),
             udp_port: self.core.config.udp_port,
             registry: self.core.config.registry.clone(),
             inproc: self.core.config.inproc,

@@ -229,7 +229,8 @@ impl Context {
         let psn = Psn::new(StdRng::from_os_rng().random());
         let (_, init) = qp.query().map_err(refused(QpState::Init))?;
         let qp_type = init.qp_type;
-        let mut attr = QpAttr { state: QpState::Init, port: 1, sq_psn: psn, ..QpAttr::default() };
+        let mut attr =
+            QpAttr { state: QpState::Init, port: address.port, sq_psn: psn, ..QpAttr::default() };
         let mut mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
         match qp_type {
             QpType::Rc | QpType::Uc => {
@@ -331,7 +332,14 @@ impl Context {
 
 fn route(source: &GidEntry, dgid: Gid) -> AhAttr {
     let sgid_index = u8::try_from(source.index).expect("the table is shorter than 256");
-    AhAttr { dgid, sgid_index, hop_limit: HOPS, is_global: true, port: 1, ..AhAttr::default() }
+    AhAttr {
+        dgid,
+        sgid_index,
+        hop_limit: HOPS,
+        is_global: true,
+        port: source.port,
+        ..AhAttr::default()
+    }
 }
 
 fn refused(to: QpState) -> impl Fn(ModifyObjectError) -> ConnectError {

@@ -134,4 +134,4 @@ pub use anyverbs_transport::process::strike as strike_process;
 pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
-pub use device::{Details, DeviceInfo, PortAttr, PortState, count_injected, devices};
+pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, count_injected, devices};

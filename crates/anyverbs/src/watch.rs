@@ -21,7 +21,7 @@ use anyverbs_proto::counters::Counter;
 use crate::abandoned::Membership;
 use crate::device::{PortState, guids, lid_of};
 
-/// The addresses of a configuration's devices, as a process has them that began when this did. They follow those of the host.
+/// The addresses of a configuration's ports, as a process has them that began when this did. They follow those of the host.
 #[derive(Debug)]
 pub struct Addresses {
     monitor: AddressMonitor,
@@ -29,12 +29,12 @@ pub struct Addresses {
     personas: Vec<Option<Arc<Persona>>>,
 }
 
-/// The addresses of a device, and what they decide.
+/// The addresses of a port, and what they decide.
 #[derive(Clone, Debug)]
 pub struct OfPort {
     /// The entries of its GID table.
     pub gids: Vec<GidEntry>,
-    /// The state of its port, if no script of faults says another.
+    /// Its state, if no script of faults says another.
     pub state: PortState,
     /// Its LID.
     pub lid: u16,
@@ -49,7 +49,7 @@ impl Addresses {
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = AddressMonitor::new()?;
         let gids = GidTables::of(config, &config.device_attrs(guids))?;
-        let personas = config.devices.iter().map(|device| device.persona.clone()).collect();
+        let personas = config.ports.iter().map(|port| port.persona.clone()).collect();
         Ok(Self { monitor, gids, personas })
     }
 
@@ -62,7 +62,7 @@ impl Addresses {
         self.gids.refresh().map(drop)
     }
 
-    /// Those of each device, in the order of the configuration.
+    /// Those of each port of each device, in the order of the configuration.
     pub fn ports(&self) -> impl Iterator<Item = OfPort> {
         self.personas.iter().enumerate().map(|(number, persona)| OfPort {
             gids: self.gids.listed(number),

@@ -134,17 +134,9 @@ fn page() -> String {
         }
     }
     text.push_str(
-        "\n## Ports\n\nA device has one port, and `phys_port_cnt` is 1: devices with two are not built. `ibv_query_port`, \
-         `ibv_query_gid`, `ibv_query_pkey`, `ibv_create_ah` and `ibv_modify_qp` refuse port 2 (`EINVAL`). \
-         `anyverbs run --devices 2` gives a program two devices with a port each.\n\n\
-         A second port would be one more interface or address, as a second device is. The engine could number ports as it numbers devices now, \
-         so that GID tables, P_Keys, counters and faults need no change. What needs one:\n\n\
-         - a device would be a range of these numbers: the list of devices, the check that objects are of one device, limits, GUIDs, failed devices;\n\
-         - a queue pair learns its port at INIT, and not when it is made. Its packets count for a number that is fixed now and read by each call;\n\
-         - the port of `ibv_modify_qp`, `ibv_create_ah`, `ibv_query_*`, flow rules, XRC targets and multicast groups is checked and kept;\n\
-         - events of a port name its number;\n\
-         - an id of the connection manager is bound to a device and a port;\n\
-         - the view has `ports/2`, and `rdma` a second link, with counters and a state of its own; scripts of faults take `port 2`.\n",
+        "\n## Ports\n\nA device has one port, or two if the configuration file says so \
+         ([how](recipes/several-devices.md#two-ports)). Calls refuse a port that the device does not have (`EINVAL`). \
+         Raw packets, flow rules and datagrams of sockets over RDMA use port 1 alone. There is no path migration, so `alt_port_num` has no use.\n",
     );
     let _ = writeln!(
         text,

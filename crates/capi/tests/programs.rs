@@ -278,6 +278,13 @@ fn each_device_has_its_pkeys() {
     run_with("pkeys", &config);
 }
 
+#[test]
+fn a_device_has_two_ports() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/two_ports.toml");
+    let config = [("ANYVERBS_CONFIG", file.to_str().unwrap()), ("ANYVERBS_INTERFACES", "")];
+    run_with("two_ports", &config);
+}
+
 /// Messages that otherwise arrive in one piece come in packets, and later.
 #[test]
 fn tag_matching_by_udp() {

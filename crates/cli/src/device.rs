@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Settings;
 
-/// One device with its one port.
+/// A device with its ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub(crate) name: String,
@@ -37,7 +37,8 @@ pub(crate) struct Device {
     pub(crate) registry: String,
     /// Ways to peers, the first that leads there is taken: `inproc`, `shm`, `udp`.
     pub(crate) links: Vec<String>,
-    pub(crate) port: Port,
+    /// One or two.
+    pub(crate) ports: Vec<Port>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +110,23 @@ impl Gid {
     }
 }
 
+impl Device {
+    /// Its ports with their numbers.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u32, &Port)> {
+        (1..).zip(&self.ports)
+    }
+
+    /// The name of a port of it, as processes call it.
+    pub(crate) fn port_name(&self, number: u32) -> String {
+        if self.ports.len() == 1 { self.name.clone() } else { format!("{}/{number}", self.name) }
+    }
+
+    /// The first address of its ports that carries traffic.
+    pub(crate) fn address(&self) -> Option<&Gid> {
+        self.ports.iter().find_map(Port::address)
+    }
+}
+
 impl Port {
     /// The port with other addresses; `None` if they are the same.
     pub(crate) fn with(&self, addresses: &OfPort) -> Option<Self> {
@@ -174,7 +192,15 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
         numa_nodes: pci.numa_nodes.clone(),
     };
     let persona = info.persona.as_deref();
-    let rate = details.port.rate;
+    let port = |port: &anyverbs::PortDetails| Port {
+        state: port.attr.state as u8,
+        active_mtu: port.attr.active_mtu.bytes(),
+        lid: port.attr.lid,
+        gid_tbl_len: port.attr.gid_tbl_len,
+        gids: port.gids.iter().map(Gid::of).collect(),
+        pkeys: port.pkeys.iter().map(|pkey| pkey.0).collect(),
+        rate: format!("{} Gb/sec ({})", port.attr.rate.gbps, port.attr.rate.lanes),
+    };
     let ours = || Some("anyverbs".to_owned());
     Device {
         name: info.name.clone(),
@@ -195,15 +221,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
             .filter(|(is_on, _)| *is_on)
             .map(|(_, name)| name.to_owned())
             .collect(),
-        port: Port {
-            state: details.port.state as u8,
-            active_mtu: details.port.active_mtu.bytes(),
-            lid: details.port.lid,
-            gid_tbl_len: details.port.gid_tbl_len,
-            gids: details.gids.iter().map(Gid::of).collect(),
-            pkeys: details.pkeys.iter().map(|pkey| pkey.0).collect(),
-            rate: format!("{} Gb/sec ({})", rate.gbps, rate.lanes),
-        },
+        ports: details.ports.iter().map(port).collect(),
     }
 }
 
@@ -265,7 +283,7 @@ pub(crate) fn example() -> Device {
         udp_port: 4791,
         registry: "anyverbs".into(),
         links: vec!["inproc".into(), "shm".into(), "udp".into()],
-        port: Port {
+        ports: vec![Port {
             state: 4,
             active_mtu: 1024,
             lid: 0x8001,
@@ -276,6 +294,6 @@ pub(crate) fn example() -> Device {
                 gid(2, Ipv6Addr::LOCALHOST.into()),
             ],
             rate: "100 Gb/sec (4X EDR)".into(),
-        },
+        }],
     }
 }

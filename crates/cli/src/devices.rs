@@ -19,34 +19,36 @@ pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
 }
 
 fn describe(device: &Device) -> String {
-    let port = &device.port;
-    let mut text = format!(
-        "{}\n  node GUID  {}\n  port 1     {}, link layer Ethernet (RoCE v2, UDP port {}), active MTU {}\n  links      {}\n  GID table\n",
-        device.name,
-        groups(device.node_guid),
-        state(port.state),
-        device.udp_port,
-        port.active_mtu,
-        device.links.join(", "),
-    );
+    let mut text = format!("{}\n", device.name);
+    // Writing to a String cannot fail.
     if let Some(persona) = &device.persona {
-        text = text.replacen(
-            '\n',
-            &format!("\n  persona    {persona}, firmware {}\n", device.fw_ver),
-            1,
-        );
+        let _ = writeln!(text, "  persona    {persona}, firmware {}", device.fw_ver);
     }
-    let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
-    for gid in &port.gids {
-        // Writing to a String cannot fail.
+    let _ = writeln!(text, "  node GUID  {}", groups(device.node_guid));
+    for (number, port) in device.numbered() {
         let _ = writeln!(
             text,
-            "  {:>5}      {:<width$}  {}{}",
-            gid.index,
-            gid.address.to_string(),
-            gid.ndev,
-            if gid.carries { String::new() } else { format!("  {}, carries no traffic", gid.kind) }
+            "  port {number}     {}, link layer Ethernet (RoCE v2, UDP port {}), active MTU {}",
+            state(port.state),
+            device.udp_port,
+            port.active_mtu
         );
+    }
+    let _ = writeln!(text, "  links      {}", device.links.join(", "));
+    for (number, port) in device.numbered() {
+        match device.ports.len() {
+            1 => text.push_str("  GID table\n"),
+            _ => _ = writeln!(text, "  GID table of port {number}"),
+        }
+        let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
+        for gid in &port.gids {
+            let carries = match gid.carries {
+                true => String::new(),
+                false => format!("  {}, carries no traffic", gid.kind),
+            };
+            let (index, address) = (gid.index, gid.address.to_string());
+            let _ = writeln!(text, "  {index:>5}      {address:<width$}  {}{carries}", gid.ndev);
+        }
     }
     text
 }

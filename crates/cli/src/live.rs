@@ -55,7 +55,7 @@ impl Files {
             sys,
             netlink,
             watcher: Watcher::new(&first.registry, first.udp_port)?,
-            totals: Totals::new(host, devices.len()),
+            totals: Totals::new(host, devices.iter().map(|device| device.ports.len()).sum()),
             devices,
             addresses: Addresses::new(config)?,
             last: None,
@@ -76,13 +76,16 @@ impl Files {
     /// Writes the files of the addresses that have changed.
     pub(crate) fn follow(&mut self) -> io::Result<()> {
         self.addresses.follow()?;
-        for (device, addresses) in self.devices.iter_mut().zip(self.addresses.ports()) {
-            if let Some(port) = device.port.with(&addresses) {
-                let ib = self.sys.join("class/infiniband").join(&device.name);
-                view_tree::rewrite_addresses(&ib, &device.port, &port)?;
-                device.port = port;
-                // The state of the port may be another.
-                self.last = None;
+        let mut all = self.addresses.ports();
+        for device in &mut self.devices {
+            let ib = self.sys.join("class/infiniband").join(&device.name);
+            for (at, addresses) in (0..device.ports.len()).zip(&mut all) {
+                if let Some(port) = device.ports[at].with(&addresses) {
+                    view_tree::rewrite_addresses(&ib, device, (at, &port))?;
+                    device.ports[at] = port;
+                    // The state of the port may be another.
+                    self.last = None;
+                }
             }
         }
         Ok(())
@@ -116,32 +119,44 @@ impl Files {
             .flat_map(|(_, page)| &page.down)
             .map(String::as_str)
             .collect();
-        for ((device, counted), index) in self.devices.iter().zip(&all).zip(0..) {
-            let files = [
-                ("counters", counters::port(counted)),
-                ("hw_counters", counters::hardware(counted)),
-            ];
-            let port = self.sys.join("class/infiniband").join(&device.name).join("ports/1");
-            let is_down = down.contains(&device.name.as_str());
-            let state = if is_down { device::DOWN } else { device.port.state };
-            fs::create_dir_all(&port)?;
-            for (name, value) in device::state_files(state) {
-                replace(&port.join(name), format!("{value}\n").as_bytes())?;
-            }
-            for (dir, files) in &files {
-                let dir = port.join(dir);
-                fs::create_dir_all(&dir)?;
-                for (name, value) in files {
-                    replace(&dir.join(name), format!("{value}\n").as_bytes())?;
+        let mut rest = &all[..];
+        for (device, index) in self.devices.iter().zip(0..) {
+            let first = (all.len() - rest.len()) as u32;
+            let counted;
+            (counted, rest) = rest.split_at(device.ports.len());
+            let ports = self.sys.join("class/infiniband").join(&device.name).join("ports");
+            for ((number, port), counted) in device.numbered().zip(counted) {
+                let is_down = down.contains(&device.port_name(number).as_str());
+                let state = if is_down { device::DOWN } else { port.state };
+                write_port(&ports.join(number.to_string()), state, counted)?;
+                if let Some(dir) = &self.netlink {
+                    view_netlink::write_port(dir, (device, index), (number, port), state)?;
                 }
             }
             if let Some(dir) = &self.netlink {
-                view_netlink::write_port(dir, (device, index), state)?;
-                view_netlink::write_live(dir, (device, index), counted, seen)?;
+                view_netlink::write_live(dir, (device, index), (first, counted), seen)?;
             }
         }
         Ok(())
     }
+}
+
+/// Writes the files of a port in this state.
+fn write_port(port: &Path, state: u8, counted: &counters::Counters) -> io::Result<()> {
+    let files =
+        [("counters", counters::port(counted)), ("hw_counters", counters::hardware(counted))];
+    fs::create_dir_all(port)?;
+    for (name, value) in device::state_files(state) {
+        replace(&port.join(name), format!("{value}\n").as_bytes())?;
+    }
+    for (dir, files) in &files {
+        let dir = port.join(dir);
+        fs::create_dir_all(&dir)?;
+        for (name, value) in files {
+            replace(&dir.join(name), format!("{value}\n").as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 /// Serves a tree until it is dropped.
@@ -293,6 +308,59 @@ mod tests {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+        fs::remove_dir_all(tree).unwrap();
+    }
+
+    #[test]
+    fn each_port_has_its_state_counters_and_queue_pairs() {
+        use anyverbs::watch::{Condition, Snapshot};
+        use anyverbs_page::{Counter, QueuePair};
+        let (tree, mut files) = two_rails("ports");
+        let port = files.devices[0].ports[0].clone();
+        files.devices[0].ports.push(port);
+        let host = Membership::join(&files.devices[0].registry, 4791).unwrap();
+        files.totals = Totals::new(host, 3);
+        let netlink = tree.join("netlink");
+        let mut own = std::process::Command::new("sleep");
+        let mut own = own.arg("60").env("ANYVERBS_VIEW", &tree).spawn().unwrap();
+        let counted = |value| vec![Counter { name: "sent_pkts".into(), value }];
+        let queue_pair = |number, port| QueuePair { number, port, ..QueuePair::default() };
+        let page = Snapshot {
+            devices: ["rail0/1", "rail0/2", "rail1"].map(Into::into).into(),
+            down: vec!["rail0/2".into()],
+            counters_of: [5, 6, 7].map(counted).into(),
+            queue_pairs: vec![queue_pair(0x51, 0), queue_pair(0x52, 1), queue_pair(0x53, 2)],
+            ..Snapshot::default()
+        };
+        let (pid, age) = (own.id(), std::time::Duration::ZERO);
+        let seen = Seen { pid, slot: 1, page: Some(Ok(page)), age, condition: Condition::Fresh };
+        files.write(&[seen]).unwrap();
+        let class = tree.join("sys/class/infiniband");
+        let read = |file: &str| fs::read_to_string(class.join(file)).unwrap();
+        for (port, state, sent) in [
+            ("rail0/ports/1", "4: ACTIVE\n", "5\n"),
+            ("rail0/ports/2", "1: DOWN\n", "6\n"),
+            ("rail1/ports/1", "4: ACTIVE\n", "7\n"),
+        ] {
+            assert_eq!(read(&format!("{port}/state")), state, "{port}");
+            assert_eq!(read(&format!("{port}/hw_counters/sent_pkts")), sent, "{port}");
+        }
+        // Number of a port (3), and of a queue pair (21).
+        let attribute = |kind: u16, value: u32| {
+            [&8_u16.to_ne_bytes()[..], &kind.to_ne_bytes(), &value.to_ne_bytes()].concat()
+        };
+        let has = |file: &str, kind, value| {
+            let answer = fs::read(netlink.join(file)).unwrap();
+            answer.windows(8).any(|bytes| bytes == attribute(kind, value))
+        };
+        assert!(has("0/1", 3, 1) && has("0/2", 3, 2) && !netlink.join("1/2").exists());
+        assert_eq!([1, 2, 3].map(|port| has("0/c17", 3, port)), [true, true, false]);
+        assert_eq!([1, 2].map(|port| has("1/c17", 3, port)), [true, false]);
+        assert_eq!([0x51, 0x52, 0x53].map(|qp| has("0/c10", 21, qp)), [true, true, false]);
+        assert_eq!([0x51, 0x52, 0x53].map(|qp| has("1/c10", 21, qp)), [false, false, true]);
+        assert!(has("0/c10", 3, 2) && !has("1/c10", 3, 2));
+        own.kill().unwrap();
+        own.wait().unwrap();
         fs::remove_dir_all(tree).unwrap();
     }
 

@@ -58,7 +58,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_DEVICES",
         "",
-        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=. In the file a list, or a table for each with name, interface or address, persona and pkeys",
+        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=. In the file a list, or a table for each with name, persona, pkeys and interface or address, or with ports, one or two",
     ),
     both(
         "ANYVERBS_PERSONA",

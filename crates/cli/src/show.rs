@@ -23,14 +23,17 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 let processes: Vec<_> = processes.iter().map(Process::json).collect();
                 json_text(&json!({ "devices": devices, "processes": processes }))?
             } else {
-                let names = devices.iter().map(|device| {
-                    let address =
-                        device.port.address().map_or(String::new(), |gid| gid.address.to_string());
-                    let state = device::state(device.port.state);
-                    format!(
-                        "{}  port 1 {state}  {address}  UDP port {}\n",
-                        device.name, device.udp_port
-                    )
+                let names = devices.iter().flat_map(|device| {
+                    device.numbered().map(|(number, port)| {
+                        let address = port.address().map(|gid| gid.address.to_string());
+                        format!(
+                            "{}  port {number} {}  {}  UDP port {}\n",
+                            device.name,
+                            device::state(port.state),
+                            address.unwrap_or_default(),
+                            device.udp_port
+                        )
+                    })
                 });
                 format!("{}\n{}", names.collect::<String>(), top::list(&processes, None, 80))
             }
@@ -51,10 +54,9 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 );
             };
             let page = process.page().expect("the owner has a page");
-            let queue_pairs = page.queue_pairs.iter().zip(page.devices_of_queue_pairs());
-            let found = queue_pairs.into_iter().find(|(qp, _)| qp.number == number);
-            let (qp, device) = found.expect("the owner has the queue pair");
-            let device = page.device(device);
+            let found = page.queue_pairs.iter().find(|qp| qp.number == number);
+            let qp = found.expect("the owner has the queue pair");
+            let device = page.port(qp.port);
             if args.json {
                 let groups: Vec<_> =
                     page.groups_of(number).map(|gid| address(gid).to_string()).collect();
@@ -132,7 +134,7 @@ fn describe(process: &Process, processes: &[Process]) -> String {
     text.push_str("\ncounters that are not zero\n");
     counters(&mut text, &page.counters);
     for (counted, device) in page.counters_of.iter().zip(0..).filter(|(of, _)| !of.is_empty()) {
-        let name = look::printable(page.device(device));
+        let name = look::printable(page.port(device));
         let _ = writeln!(text, "\ncounters of {} that are not zero", look::cut(&name, 48));
         counters(&mut text, counted);
     }

@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use anyverbs::watch::Seen;
 use anyverbs_page::{CompletionQueue, QueuePair, Snapshot};
 
 use crate::counters::{self, Counters};
-use crate::device::Device;
+use crate::device::{Device, Port};
 
 const DEV_INDEX: u16 = 1;
 const DEV_NAME: u16 = 2;
@@ -101,42 +102,50 @@ pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> 
     attributes
         .put(DEV_INDEX, &index.to_ne_bytes())
         .text(DEV_NAME, &device.name)
-        .put(PORT_INDEX, &1u32.to_ne_bytes())
+        .put(PORT_INDEX, &(device.ports.len() as u32).to_ne_bytes())
         .text(FW_VERSION, &device.fw_ver)
         .put(NODE_GUID, &device.node_guid.to_ne_bytes())
         .put(SYS_IMAGE_GUID, &device.sys_image_guid.to_ne_bytes())
         .put(DEV_NODE_TYPE, &[NODE_TYPE_CA])
         .text(DEV_PROTOCOL, "roce");
     fs::write(dir.join("device"), &attributes.0)?;
-    write_port(&tree.join("netlink"), (device, index), device.port.state)
+    for (number, port) in device.numbered() {
+        write_port(&tree.join("netlink"), (device, index), (number, port), port.state)?;
+    }
+    Ok(())
 }
 
-/// Writes the answer about the port of a device in this state.
-pub(crate) fn write_port(dir: &Path, (device, index): Numbered<'_>, state: u8) -> io::Result<()> {
+/// Writes the answer about a port of a device in this state.
+pub(crate) fn write_port(
+    dir: &Path,
+    (device, index): Numbered<'_>,
+    (number, port): (u32, &Port),
+    state: u8,
+) -> io::Result<()> {
     let mut attributes = Attributes::default();
     attributes
         .put(DEV_INDEX, &index.to_ne_bytes())
         .text(DEV_NAME, &device.name)
-        .put(PORT_INDEX, &1u32.to_ne_bytes())
+        .put(PORT_INDEX, &number.to_ne_bytes())
         .put(PORT_STATE, &[state])
         .put(PORT_PHYS_STATE, &[crate::device::phys_state(state)]);
-    if let Some(gid) = device.port.address() {
+    if let Some(gid) = port.address() {
         attributes.put(NDEV_INDEX, &gid.ifindex.to_ne_bytes()).text(NDEV_NAME, &gid.ndev);
     }
     let dir = dir.join(index.to_string());
     fs::create_dir_all(&dir)?;
-    replace(&dir.join("1"), &attributes.0)
+    replace(&dir.join(number.to_string()), &attributes.0)
 }
 
 /// A device and its number.
 type Numbered<'a> = (&'a Device, u32);
 
-/// Writes the answers that change: what the processes have, and the port's counters. Those of the summary are of all devices
-/// together, as limits are.
+/// Writes the answers that change: what the processes have, and the counters of the device's ports. The first of these has the place
+/// `first` among the ports of all devices. Those of the summary are of all devices together, as limits are.
 pub(crate) fn write_live(
     dir: &Path,
     device: Numbered<'_>,
-    counted: &Counters,
+    (first, counted): (u32, &[Counters]),
     seen: &[Seen],
 ) -> io::Result<()> {
     let dir = dir.join(device.1.to_string());
@@ -148,12 +157,12 @@ pub(crate) fn write_live(
     let messages = |name, entries: Vec<Attributes>| messages(device, name, entries);
     for (command, messages) in [
         (9, vec![summary(device, &pages)]),
-        (10, messages(RES_QP, queue_pairs(&pages, device.1))),
-        (12, messages(RES_CQ, completion_queues(&pages, device.1))),
+        (10, messages(RES_QP, queue_pairs(&pages, first..first + counted.len() as u32))),
+        (12, messages(RES_CQ, completion_queues(&pages, first))),
         // Regions and domains are counted, and not listed.
         (13, messages(RES_MR, Vec::new())),
         (14, messages(RES_PD, Vec::new())),
-        (17, vec![statistic(device, counted)]),
+        (17, (1..).zip(counted).map(|(port, all)| statistic(device, port, all)).collect()),
     ] {
         let bytes: Vec<u8> = messages
             .iter()
@@ -173,18 +182,17 @@ fn head((device, index): Numbered<'_>) -> Attributes {
     head
 }
 
-/// Those of a device.
-fn queue_pairs(pages: &[(u32, &Snapshot)], device: u32) -> Vec<Attributes> {
+/// Those of the ports of a device.
+fn queue_pairs(pages: &[(u32, &Snapshot)], ports: Range<u32>) -> Vec<Attributes> {
     let all = |(pid, page): &(u32, &Snapshot)| {
-        let devices = page.devices_of_queue_pairs();
-        let own = page.queue_pairs.iter().zip(devices).filter(|(_, of)| *of == device);
-        own.map(|(qp, _)| queue_pair(*pid, qp)).collect::<Vec<_>>()
+        let own = page.queue_pairs.iter().filter(|qp| ports.contains(&qp.port));
+        own.map(|qp| queue_pair(*pid, qp, qp.port - ports.start + 1)).collect::<Vec<_>>()
     };
     pages.iter().flat_map(all).collect()
 }
 
-/// Those of a device.
-fn completion_queues(pages: &[(u32, &Snapshot)], device: u32) -> Vec<Attributes> {
+/// Those of a device whose first port has this place.
+fn completion_queues(pages: &[(u32, &Snapshot)], first: u32) -> Vec<Attributes> {
     let all = |(pid, page): &(u32, &Snapshot)| {
         let mut users = HashMap::<u32, u64>::new();
         for qp in &page.queue_pairs {
@@ -194,7 +202,7 @@ fn completion_queues(pages: &[(u32, &Snapshot)], device: u32) -> Vec<Attributes>
                 *users.entry(receives).or_default() += 1;
             }
         }
-        let own = page.completion_queues.iter().filter(|cq| cq.device == device);
+        let own = page.completion_queues.iter().filter(|cq| cq.device == first);
         let of = |cq: &CompletionQueue| users.get(&cq.number).copied().unwrap_or(0);
         own.map(|cq| completion_queue(*pid, cq, of(cq))).collect::<Vec<_>>()
     };
@@ -243,9 +251,9 @@ fn summary(device: Numbered<'_>, pages: &[(u32, &Snapshot)]) -> Attributes {
     message
 }
 
-fn queue_pair(pid: u32, qp: &QueuePair) -> Attributes {
+fn queue_pair(pid: u32, qp: &QueuePair, port: u32) -> Attributes {
     let mut entry = Attributes::default();
-    entry.number(PORT_INDEX, 1).number(RES_LQPN, qp.number);
+    entry.number(PORT_INDEX, port).number(RES_LQPN, qp.number);
     if qp.peer.number != 0 {
         entry
             .number(RES_RQPN, qp.peer.number)
@@ -274,7 +282,7 @@ fn completion_queue(pid: u32, cq: &CompletionQueue, users: u64) -> Attributes {
     all
 }
 
-fn statistic(device: Numbered<'_>, all: &Counters) -> Attributes {
+fn statistic(device: Numbered<'_>, port: u32, all: &Counters) -> Attributes {
     let mut nest = Attributes::default();
     for (name, value) in counters::hardware(all) {
         let mut entry = Attributes::default();
@@ -282,6 +290,6 @@ fn statistic(device: Numbered<'_>, all: &Counters) -> Attributes {
         nest.nest(HWCOUNTER_ENTRY, &entry);
     }
     let mut message = head(device);
-    message.number(PORT_INDEX, 1).nest(HWCOUNTERS, &nest);
+    message.number(PORT_INDEX, port).nest(HWCOUNTERS, &nest);
     message
 }

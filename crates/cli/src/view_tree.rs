@@ -204,7 +204,7 @@ fn write_virtual(tree: &Path, device: &Device) -> io::Result<PathBuf> {
 
 /// Writes one device: `index` numbers its verbs node, and `place` is its directory below `sys`.
 fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::Result<()> {
-    let Device { name, port, .. } = device;
+    let name = &device.name;
     let uverbs = format!("uverbs{index}");
     let parent = tree.join("sys").join(place);
 
@@ -227,7 +227,38 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
     symlink("../..", ib.join("device"))?;
     link_class(tree, "infiniband", name, &format!("../../{}/infiniband/{name}", place.display()))?;
 
-    let port_dir = ib.join("ports/1");
+    for (number, port) in device.numbered() {
+        write_port(&ib.join(format!("ports/{number}")), port)?;
+        if let Some(gid) = port.gids.first() {
+            write_interface(&parent.join("net"), &gid.ndev, gid.ifindex)?;
+        }
+    }
+
+    let verbs = parent.join("infiniband_verbs").join(&uverbs);
+    // The node is /dev/null, so that opening and stat of it agree.
+    for (file, text) in [("ibdev", name.as_str()), ("dev", "1:3"), ("abi_version", "1")] {
+        write(&verbs.join(file), text)?;
+    }
+    symlink("../..", verbs.join("device"))?;
+    let target = format!("../../{}/infiniband_verbs/{uverbs}", place.display());
+    link_class(tree, "infiniband_verbs", &uverbs, &target)?;
+    write(&tree.join("sys/class/infiniband_verbs/abi_version"), "6")?;
+
+    view_netlink::write(tree, device, index)?;
+
+    let nodes = tree.join("dev/infiniband");
+    fs::create_dir_all(&nodes)?;
+    for node in [uverbs.as_str(), name, "rdma_cm"] {
+        match symlink("/dev/null", nodes.join(node)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes the directory of a port.
+fn write_port(port_dir: &Path, port: &device::Port) -> io::Result<()> {
     for (file, text) in device::state_files(port.state) {
         write(&port_dir.join(file), &text)?;
     }
@@ -265,37 +296,16 @@ fn write_device(tree: &Path, device: &Device, index: u32, place: &Path) -> io::R
     for empty in ["counters", "hw_counters"] {
         fs::create_dir_all(port_dir.join(empty))?;
     }
-
-    if let Some(gid) = port.gids.first() {
-        write_interface(&parent.join("net"), &gid.ndev, gid.ifindex)?;
-    }
-
-    let verbs = parent.join("infiniband_verbs").join(&uverbs);
-    // The node is /dev/null, so that opening and stat of it agree.
-    for (file, text) in [("ibdev", name.as_str()), ("dev", "1:3"), ("abi_version", "1")] {
-        write(&verbs.join(file), text)?;
-    }
-    symlink("../..", verbs.join("device"))?;
-    let target = format!("../../{}/infiniband_verbs/{uverbs}", place.display());
-    link_class(tree, "infiniband_verbs", &uverbs, &target)?;
-    write(&tree.join("sys/class/infiniband_verbs/abi_version"), "6")?;
-
-    view_netlink::write(tree, device, index)?;
-
-    let nodes = tree.join("dev/infiniband");
-    fs::create_dir_all(&nodes)?;
-    for node in [uverbs.as_str(), name, "rdma_cm"] {
-        match symlink("/dev/null", nodes.join(node)) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            done => done?,
-        }
-    }
     Ok(())
 }
 
-/// Writes anew what the addresses of a port decide. `ib` is the directory of its device in the class.
-pub(crate) fn rewrite_addresses(ib: &Path, old: &Port, new: &Port) -> io::Result<()> {
-    let port = ib.join("ports/1");
+/// Writes anew what the addresses of a port of a device decide, which stands at `at` there. `ib` is the device's directory in the class.
+pub(crate) fn rewrite_addresses(
+    ib: &Path,
+    device: &Device,
+    (at, new): (usize, &Port),
+) -> io::Result<()> {
+    let (old, port) = (&device.ports[at], ib.join(format!("ports/{}", at + 1)));
     // A new file beside the directories, since programs list these. It takes the place of a link: all empty places are links to one
     // file, which must not change.
     let put = |name: String, text: &str| {
@@ -338,8 +348,12 @@ pub(crate) fn rewrite_addresses(ib: &Path, old: &Port, new: &Port) -> io::Result
         if net.exists() {
             fs::remove_dir_all(&net)?;
         }
-        if let Some((ndev, ifindex)) = of(new) {
-            write_interface(&net, &ndev, ifindex)?;
+        // Those of the other port stay there.
+        let ports = device.ports.iter().enumerate();
+        for port in ports.map(|(other, port)| if other == at { new } else { port }) {
+            if let Some((ndev, ifindex)) = of(port) {
+                write_interface(&net, &ndev, ifindex)?;
+            }
         }
     }
     Ok(())
@@ -348,6 +362,10 @@ pub(crate) fn rewrite_addresses(ib: &Path, old: &Port, new: &Port) -> io::Result
 /// The interface of GID 0: a link to the real one where `/sys` shows this network namespace, else its main facts.
 fn write_interface(net: &Path, ndev: &str, ifindex: u32) -> io::Result<()> {
     fs::create_dir_all(net)?;
+    // Both ports may have it.
+    if net.join(ndev).exists() {
+        return Ok(());
+    }
     if device::attribute(ndev, "ifindex").and_then(|text| text.parse().ok()) == Some(ifindex) {
         return symlink(format!("/sys/class/net/{ndev}"), net.join(ndev));
     }
@@ -447,7 +465,7 @@ mod tests {
         );
         assert!(!path.join(format!("{ib}/ports/1/gid_attrs/types/1")).exists());
         let ndev = fs::read_dir(path.join(ib).join("device/net")).unwrap().next().unwrap().unwrap();
-        assert_eq!(ndev.file_name().to_str().unwrap(), devices[0].port.gids[0].ndev);
+        assert_eq!(ndev.file_name().to_str().unwrap(), devices[0].ports[0].gids[0].ndev);
         assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "anyverbs0\n");
         assert_eq!(
             path.join(ib).join("device").canonicalize().unwrap(),

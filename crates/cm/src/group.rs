@@ -98,7 +98,7 @@ impl Id {
             hop_limit: HOP_LIMIT,
             traffic_class: state.options.tos.unwrap_or(0),
             is_global: true,
-            port: 1,
+            port: place.port,
             ..AhAttr::default()
         };
         state.groups.push(Group { serial, address: join.group, gid, membership });

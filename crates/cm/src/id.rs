@@ -116,6 +116,8 @@ pub struct IdInfo {
     pub peer: Option<Address>,
     /// The number of the id's device, once it has one: bound to one of its addresses, resolved, or a request.
     pub device: Option<usize>,
+    /// The number of its port there, from 1; 0 without one.
+    pub port: u8,
     /// Our port's GID, where there is a device.
     pub sgid: Gid,
     /// The peer's, once resolved.
@@ -240,11 +242,13 @@ impl Id {
         if !self.0.gsi.core().is_current() {
             return IdInfo::default();
         }
+        let config = &self.0.gsi.core().config;
         let state = self.0.state.lock();
         IdInfo {
             local: state.local,
             peer: state.peer,
-            device: state.place.map(|place| place.device),
+            device: state.place.map(|place| config.number_of(place.device)),
+            port: state.place.map_or(0, |place| place.port),
             sgid: state.place.map_or(Gid::ZERO, |place| place.gid),
             dgid: state.dgid,
             pkey: PKey::DEFAULT,

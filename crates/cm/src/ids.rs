@@ -281,7 +281,7 @@ impl State {
             is_global: true,
             sl: path.sl,
             static_rate: path.rate,
-            port: 1,
+            port: place.port,
             ..AhAttr::default()
         };
         (param.qpn, param.qkey) = (response.qpn, response.qkey);

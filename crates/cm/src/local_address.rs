@@ -23,6 +23,7 @@ pub(super) const HOP_LIMIT: u8 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocalAddress {
     pub(super) device: usize,
+    pub(super) port: u8,
     pub(super) gid: Gid,
     pub(super) index: u8,
     pub(super) interface: u32,
@@ -33,6 +34,7 @@ impl From<GidEntry> for LocalAddress {
     fn from(e: GidEntry) -> Self {
         Self {
             device: e.device,
+            port: e.port,
             gid: e.gid,
             index: u8::try_from(e.index).expect("the table has fewer than 256 entries"),
             interface: e.interface,
@@ -73,7 +75,7 @@ impl LocalAddress {
             std::net::IpAddr::V4(_) => false,
         };
         LocalPort {
-            port: 1,
+            port: self.port,
             sgid_index: self.index,
             pkey_index: 0,
             scope_id: if is_local { self.interface } else { 0 },
@@ -164,7 +166,8 @@ mod tests {
 
     #[test]
     fn between_interfaces_of_a_host_the_smaller_mtu_counts() {
-        let at = |mtu| LocalAddress { device: 0, gid: Gid([1; 16]), index: 0, interface: 1, mtu };
+        let (device, port, gid) = (0, 1, Gid([1; 16]));
+        let at = |mtu| LocalAddress { device, port, gid, index: 0, interface: 1, mtu };
         let (large, small) = (at(Mtu::Mtu4096), at(Mtu::Mtu1024));
         assert_eq!(large.mtu_towards(Some(small)), Mtu::Mtu1024);
         assert_eq!(small.mtu_towards(Some(large)), Mtu::Mtu1024);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyverbs_proto::cm::qp_attr::{init_attr, ud_attr};
+use anyverbs_proto::cm::qp_attr::{LocalPort, init_attr, ud_attr};
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState};
 use anyverbs_proto::types::Psn;
 use anyverbs_transport::qp::{Qp, QpCell};
@@ -13,19 +13,23 @@ use super::id::{Id, IdCell, Phase};
 use super::local_address::LocalAddress;
 
 impl IdCell {
-    /// The attributes for a queue pair of this id.
-    fn qp_attr(&self, to: QpState) -> Result<(QpAttr, QpAttrMask), CmError> {
+    /// The attributes for a queue pair of this id. `qp` may be of another device than the id, which sockets over RDMA do: it uses the
+    /// first port of its own then.
+    fn qp_attr(&self, to: QpState, qp: Option<&QpCell>) -> Result<(QpAttr, QpAttrMask), CmError> {
         let (port, comm, ack_timeout) = {
             let mut state = self.state.lock();
             let place = state.place.ok_or(CmError::Invalid("the id has no device yet"))?;
             // Where its address is in the table now.
             let place = LocalAddress::find(self.gsi, place.gid, place.interface);
             let place = place.ok_or(CmError::NoDevice)?;
+            let is_foreign = qp.is_some_and(|qp| !qp.is_on(place.device));
+            let port = if is_foreign { 1 } else { place.port };
+            let local_port = LocalPort { port, ..place.local_port() };
             if self.is_datagram() {
                 let qkey = *state.qkey.get_or_insert(UDP_QKEY);
-                return Ok(ud_attr(to, &place.local_port(), qkey, Psn::new(0))?);
+                return Ok(ud_attr(to, &local_port, qkey, Psn::new(0))?);
             }
-            (place.local_port(), state.comm, state.options.ack_timeout)
+            (local_port, state.comm, state.options.ack_timeout)
         };
         let Some(comm) = comm else {
             return match to {
@@ -53,7 +57,7 @@ impl IdCell {
     pub(super) fn move_qp_to_rts(&self, depths: Option<(u8, u8)>) -> Result<(), CmError> {
         let Some(qp) = self.qp() else { return Ok(()) };
         for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let (mut attr, mask) = self.qp_attr(to)?;
+            let (mut attr, mask) = self.qp_attr(to, Some(&qp))?;
             if let Some((taken, outstanding)) = depths {
                 (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (taken, outstanding);
             }
@@ -85,7 +89,7 @@ impl Id {
     /// [`CmError::Invalid`] for another state, or where the id has not come so far.
     pub fn init_qp_attr(&self, to: QpState) -> Result<(QpAttr, QpAttrMask), CmError> {
         self.0.check_current()?;
-        self.0.qp_attr(to)
+        self.0.qp_attr(to, None)
     }
 
     /// The id moves this queue pair from here on; it is brought to INIT, a UD one to RTS (`rdma_create_qp(3)`).
@@ -107,7 +111,7 @@ impl Id {
             &[QpState::Init]
         };
         for to in steps {
-            let (attr, mask) = id.qp_attr(*to)?;
+            let (attr, mask) = id.qp_attr(*to, Some(&qp.0))?;
             modify(&qp.0, &attr, mask)?;
         }
         let mut state = id.state.lock();

@@ -99,9 +99,9 @@ impl Rule {
                     None => " It stays down.".into(),
                 };
                 format!(
-                    "{} after the start the port of {} goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives.{ends}",
+                    "{} after the start {} goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives.{ends}",
                     show(*after),
-                    device(place)
+                    port(place)
                 )
             }
             Fault::Fatal(after) => format!(
@@ -122,8 +122,8 @@ impl Rule {
 fn senders(place: &Place) -> String {
     match (place.qp, &place.device) {
         (Some(_), _) => format!("{} sends", queue_pair(place)),
-        (None, Some(device)) => format!("the queue pairs of {device} send together"),
-        (None, None) => "the queue pairs of each device send together".into(),
+        (None, Some(_)) => format!("the queue pairs of {} send together", part(place)),
+        (None, None) => "the queue pairs of each port send together".into(),
     }
 }
 
@@ -220,9 +220,21 @@ fn during(span: Span) -> String {
 fn queue_pair(place: &Place) -> String {
     match (place.qp, &place.device) {
         (Some(n), None) => format!("the process's queue pair {n}"),
-        (Some(n), Some(device)) => format!("queue pair {n} of {device}"),
-        (None, Some(device)) => format!("each queue pair of {device}"),
+        (Some(n), Some(_)) => format!("queue pair {n} of {}", part(place)),
+        (None, Some(_)) => format!("each queue pair of {}", part(place)),
         (None, None) => "each queue pair".into(),
+    }
+}
+
+fn port(place: &Place) -> String {
+    if place.port.is_some() { part(place) } else { format!("the port of {}", device(place)) }
+}
+
+/// A device, or one of its ports.
+fn part(place: &Place) -> String {
+    match place.port {
+        Some(port) => format!("port {port} of {}", device(place)),
+        None => device(place),
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Rule {
 pub struct Place {
     /// The name of a device.
     pub device: Option<String>,
+    /// One of its ports, from 1.
+    pub port: Option<u8>,
     /// The number of a queue pair in the order in which they are made, from 1. If a device is named, its own are counted.
     pub qp: Option<u64>,
 }
@@ -216,6 +218,32 @@ impl Span {
     }
 }
 
+impl Place {
+    /// Why it cannot be where there are these ports, each of a device and with its number there.
+    #[must_use]
+    pub fn lacks<'a, I: Iterator<Item = (&'a str, u8)>>(
+        &self,
+        ports: impl Fn() -> I,
+    ) -> Option<String> {
+        let name = self.device.as_deref()?;
+        let count = ports().filter(|(device, _)| *device == name).count();
+        if count == 0 {
+            let known = ports().filter(|(_, port)| *port == 1).map(|(device, _)| device);
+            let known: Vec<_> = known.collect();
+            return Some(format!("there is no device {name:?}, but {}", known.join(", ")));
+        }
+        let port = self.port.filter(|port| usize::from(*port) > count)?;
+        Some(format!("{name:?} has no port {port}, but port 1 alone"))
+    }
+
+    /// Whether it has this port of a device of that name.
+    #[must_use]
+    pub fn has(&self, device: &str, port: u8) -> bool {
+        self.device.as_ref().is_none_or(|name| name == device)
+            && self.port.is_none_or(|wanted| wanted == port)
+    }
+}
+
 impl Rule {
     /// Its place, for the log.
     #[must_use]
@@ -259,7 +287,10 @@ impl Rule {
         };
         let is_wider = match (&self.place.device, self.place.qp) {
             (None, None) => true,
-            (device, None) => *device == place.device,
+            (device, None) => {
+                *device == place.device
+                    && (self.place.port.is_none() || self.place.port == place.port)
+            }
             // Without a device a number counts the queue pairs of the process, and with one those of the device.
             (..) => self.place == *place,
         };

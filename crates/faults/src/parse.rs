@@ -86,7 +86,8 @@ fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
         let name = |word: &str| (word != ":").then(|| word.to_owned());
         place.device = Some(words.read("the name of a device", name)?);
         if words.take(&["port"]) {
-            words.read("1, for a device has one port", |word| (word == "1").then_some(()))?;
+            let port = |word: &str| word.parse().ok().filter(|port| (1..=2).contains(port));
+            place.port = Some(words.read("1 or 2, for no device has more ports", port)?);
         }
     }
     if words.take(&["qp"]) {
@@ -123,6 +124,9 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
     }
     if words.take(&["fatal"]) {
         no_queue_pair(words, place, "a device")?;
+        if place.port.is_some() {
+            return Err(words.refuse_last("a device fails with all its ports: leave \"port\" out"));
+        }
         return Ok(Fault::Fatal(moment(words)?));
     }
     if words.take(&["fails", "fail"]) {

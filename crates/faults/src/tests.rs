@@ -12,6 +12,7 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
     for hidden in [
         "limit packets to 1Gb/s; limit packets to 2Gb/s",
         "limit packets to 1Gb/s; on device rail1: limit packets to 2Gb/s",
+        "on device a: limit packets to 2Gb/s; on device a port 2: limit packets to 1Gb/s",
         "on qp 2: limit packets to 1Gb/s; on qp 2: limit send packets to 2Gb/s",
         "limit packets to 1Gb/s after 1s; limit packets to 2Gb/s after 1s for 5s",
         "on device rail1: limit packets to 2Gb/s; on device rail1 qp 1: limit packets to 1Gb/s",
@@ -24,6 +25,7 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
     }
     for both_hold in [
         "on device rail1: limit packets to 2Gb/s; limit packets to 1Gb/s",
+        "on device a port 1: limit packets to 2Gb/s; on device a port 2: limit packets to 1Gb/s",
         "on qp 1: limit packets to 2Gb/s; on qp 2: limit packets to 1Gb/s",
         "limit send packets to 1Gb/s; limit packets to 2Gb/s",
         "limit send packets to 1Gb/s; limit request packets to 2Gb/s",
@@ -56,7 +58,7 @@ fn each_kind_of_rule_is_read_and_explained() {
     let said = script.explain(None);
     let wanted = [
         "Random choices begin with the seed 7.",
-        "Line 3: 5s after the start the port of mlx5_3 goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives. 2s later it is up again, with IBV_EVENT_PORT_ACTIVE.",
+        "Line 3: 5s after the start port 1 of mlx5_3 goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives. 2s later it is up again, with IBV_EVENT_PORT_ACTIVE.",
         "Line 4: packet 5 that the process's queue pair 3 sends is lost.",
         "Line 4: 0.5% of the packets that each queue pair sends are lost, from 1s after the start on.",
         "Line 5: 10% of the packets that queue pair 2 of mlx5_0 sends are late by 1ms to 5ms.",
@@ -71,7 +73,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 14: 1% of the packets that each queue pair receives are marked by a congested network (ECN).",
         "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are without a receive, where one is needed: the sender gets an RNR NAK.",
         "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 of their queue pair wait already, from 1s after the start on.",
-        "Line 16: all request packets that the queue pairs of each device send together leave at 100Mb/s at most.",
+        "Line 16: all request packets that the queue pairs of each port send together leave at 100Mb/s at most.",
         "Line 17: 3s after the start the process is killed.",
         "Line 17: 1s after the start the process stands still for 2s.",
         "Line 18: before call 5 of ibv_post_send the process is killed.",
@@ -120,8 +122,12 @@ fn errors_point_at_the_place() {
         ("seed x", "line 1, column 6: expected a number, found \"x\""),
         ("on port 1: down", "line 1, column 4: expected \"device\" or \"qp\", found \"port\""),
         (
-            "on device x port 2: down",
-            "line 1, column 18: expected 1, for a device has one port, found \"2\"",
+            "on device x port 3: down",
+            "line 1, column 18: expected 1 or 2, for no device has more ports, found \"3\"",
+        ),
+        (
+            "on device x port 2: fatal after 1s",
+            "line 1, column 21: a device fails with all its ports: leave \"port\" out",
         ),
         ("on qp 3 drop packet 5", "line 1, column 9: expected \":\", found \"drop\""),
         ("on qp 3: down", "line 1, column 10: this is a fault of a port: leave \"qp\" out"),

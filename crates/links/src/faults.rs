@@ -20,7 +20,8 @@ const MOST_RULES: usize = 10_000;
 #[derive(Debug)]
 pub struct Faults {
     seed: u64,
-    devices: Vec<FaultyDevice>,
+    /// The ports of all devices.
+    ports: Vec<FaultyPort>,
     /// Queue pairs made so far.
     made: AtomicU64,
     plan: Mutex<rank::Faults, Plan>,
@@ -40,11 +41,11 @@ struct Plan {
     scheduled: u64,
     /// Things that happen at a time, the earliest first, each with its number. True beside it: it holds already.
     schedule: BTreeMap<(u64, u64), (Happening, bool)>,
-    /// The devices whose port is down by the last event of it.
+    /// The ports that are down by the last event of them.
     told_down: BTreeSet<usize>,
 }
 
-/// Raises an event of a device's port. It is called under the lock of the rules, so that events come in the order of the changes.
+/// Raises an event of a port, by its place among all. It is called under the lock of the rules, so that events come in the order of the changes.
 pub type Raise<'a> = &'a dyn Fn(usize, AsyncEventKind);
 
 /// A rule that holds.
@@ -56,7 +57,7 @@ pub struct Active {
     pub rule: &'static Rule,
     /// Its times count from here.
     pub since: Time,
-    /// When each device is done with the packets before, in nanoseconds, if the rule limits their rate.
+    /// When each port is done with the packets before, in nanoseconds, if the rule limits their rate.
     pub busy_until: &'static [AtomicU64],
 }
 
@@ -68,24 +69,29 @@ pub struct Known {
 }
 
 #[derive(Debug, Default)]
-struct FaultyDevice {
+struct FaultyPort {
+    /// The name of its device.
     name: String,
-    /// Queue pairs made so far.
+    /// Its number in that one, from 1.
+    number: u8,
+    /// How it is called.
+    shown: String,
+    /// Queue pairs of its device made so far, if it is the first port.
     made: AtomicU64,
-    /// Reasons for which its port is down.
+    /// Reasons for which it is down.
     down: AtomicI32,
-    /// It has failed for good.
+    /// Its device has failed for good.
     failed: AtomicBool,
 }
 
 /// Something that happens at a time, by a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
-    /// The port of a device goes down.
+    /// A port goes down.
     Down(usize, &'static Rule),
     /// It comes up again.
     Up(usize, &'static Rule),
-    /// A device fails for good.
+    /// A device, which its first port stands for, fails for good.
     Fatal(usize, &'static Rule),
     /// Queue pairs go to the error state.
     Fails(&'static Rule),
@@ -120,8 +126,10 @@ pub struct Standstill {
 /// A queue pair, as rules name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpPlace {
-    /// The number of its device.
+    /// Its device.
     pub device: usize,
+    /// Its port, among those of all devices.
+    pub port: usize,
     /// Its number among the process's, from 1.
     pub of_process: u64,
     /// Its number among its device's, from 1.
@@ -132,9 +140,11 @@ impl Faults {
     /// The faults of a configuration, if it has any for devices.
     pub fn new(config: &Config) -> Option<Self> {
         let script = config.faults.as_ref().filter(|script| script.is_of_device())?;
-        let device = |device: &anyverbs_objects::config::DeviceConfig| FaultyDevice {
-            name: device.name.clone(),
-            ..FaultyDevice::default()
+        let port = |(at, port): (usize, &anyverbs_objects::config::PortConfig)| FaultyPort {
+            name: port.name.clone(),
+            number: port.port,
+            shown: config.port_name(at),
+            ..FaultyPort::default()
         };
         let seed = script.seed_or(Some(config.fault_seed));
         tracing::warn!(
@@ -144,7 +154,7 @@ impl Faults {
         );
         let faults = Self {
             seed,
-            devices: config.devices.iter().map(device).collect(),
+            ports: config.ports.iter().enumerate().map(port).collect(),
             made: AtomicU64::new(0),
             plan: Mutex::new(Plan::default()),
             next: AtomicU64::new(NEVER),
@@ -167,7 +177,7 @@ impl Faults {
     fn arm(&self, plan: &mut Plan, rule: Rule, since: Time) {
         let rule: &'static Rule = Box::leak(Box::new(rule));
         let limits = matches!(rule.fault, Fault::Packets { action: PacketAction::Limit(_), .. });
-        let clocks: Vec<_> = self.devices.iter().take_while(|_| limits).map(|_| 0.into()).collect();
+        let clocks: Vec<_> = self.ports.iter().take_while(|_| limits).map(|_| 0.into()).collect();
         let busy_until = Box::leak(clocks.into_boxed_slice());
         plan.rules.push(Active { number: plan.count, rule, since, busy_until });
         plan.count += 1;
@@ -176,20 +186,20 @@ impl Faults {
             plan.scheduled += 1;
             plan.schedule.insert((at, plan.scheduled), (happening, false));
         };
-        let named = rule.place.device.as_ref();
-        let those = (0..self.devices.len())
-            .filter(|d| named.is_none_or(|name| self.devices[*d].name == *name));
+        let ports = self.ports.iter().enumerate();
+        let those = ports.filter(|(_, port)| rule.place.has(&port.name, port.number));
         match rule.fault {
             Fault::Down(Span { after, lasts }) => {
-                for device in those {
-                    happens(after, Happening::Down(device, rule));
+                for (port, _) in those {
+                    happens(after, Happening::Down(port, rule));
                     if let Some(lasts) = lasts {
-                        happens(after.saturating_add(lasts), Happening::Up(device, rule));
+                        happens(after.saturating_add(lasts), Happening::Up(port, rule));
                     }
                 }
             }
             Fault::Fatal(after) => {
-                those.for_each(|device| happens(after, Happening::Fatal(device, rule)));
+                let devices = those.filter(|(_, port)| port.number == 1);
+                devices.for_each(|(device, _)| happens(after, Happening::Fatal(device, rule)));
             }
             Fault::Fails(after) => happens(after, Happening::Fails(rule)),
             Fault::Process(action, after) => happens(after, Happening::Process(action, rule)),
@@ -222,16 +232,9 @@ impl Faults {
                     rule.line
                 ));
             }
-            if let Some(name) = &rule.place.device
-                && !self.devices.iter().any(|device| device.name == *name)
-            {
-                let known: Vec<_> =
-                    self.devices.iter().map(|device| device.name.as_str()).collect();
-                return Err(format!(
-                    "line {}: there is no device {name:?}, but {}",
-                    rule.line,
-                    known.join(", ")
-                ));
+            let known = || self.ports.iter().map(|port| (&*port.name, port.number));
+            if let Some(reason) = rule.place.lacks(known) {
+                return Err(format!("line {}: {reason}", rule.line));
             }
         }
         let mut plan = self.plan.lock();
@@ -254,7 +257,7 @@ impl Faults {
         Ok(added)
     }
 
-    /// No rule holds any more. Returns how many did, and the devices whose ports come up by it. A device that has failed stays so.
+    /// No rule holds any more. Returns how many did, and the ports that come up by it. A device that has failed stays so.
     pub fn clear(&self, raise: Raise<'_>) -> (usize, Vec<usize>) {
         let mut plan = self.plan.lock();
         let count = plan.rules.len();
@@ -263,8 +266,8 @@ impl Faults {
         plan.schedule.clear();
         self.publish(&plan);
         let mut up = Vec::new();
-        for (n, device) in self.devices.iter().enumerate() {
-            device.down.store(0, Ordering::Release);
+        for (n, port) in self.ports.iter().enumerate() {
+            port.down.store(0, Ordering::Release);
             if self.tell(&mut plan, n, raise) {
                 up.push(n);
             }
@@ -273,14 +276,14 @@ impl Faults {
     }
 
     /// Raises the event of a port whose state is not that of its last event. Returns whether there was one.
-    fn tell(&self, plan: &mut Plan, device: usize, raise: Raise<'_>) -> bool {
-        let is_new = if self.is_down(device) {
-            plan.told_down.insert(device).then_some(AsyncEventKind::PortErr)
+    fn tell(&self, plan: &mut Plan, port: usize, raise: Raise<'_>) -> bool {
+        let is_new = if self.is_down(port) {
+            plan.told_down.insert(port).then_some(AsyncEventKind::PortErr)
         } else {
-            plan.told_down.remove(&device).then_some(AsyncEventKind::PortActive)
+            plan.told_down.remove(&port).then_some(AsyncEventKind::PortActive)
         };
         if let Some(kind) = is_new {
-            raise(device, kind);
+            raise(port, kind);
         }
         is_new.is_some()
     }
@@ -311,10 +314,10 @@ impl Faults {
         (is_cleared, plan.rules[from..].to_vec())
     }
 
-    /// The devices that have failed.
+    /// The ports whose devices have failed.
     pub(crate) fn failed(&self) -> impl Iterator<Item = usize> {
-        let devices = self.devices.iter().enumerate();
-        devices.filter(|(_, device)| device.failed.load(Ordering::Acquire)).map(|(n, _)| n)
+        let ports = self.ports.iter().enumerate();
+        ports.filter(|(_, port)| port.failed.load(Ordering::Acquire)).map(|(n, _)| n)
     }
 
     /// The choices of a rule, by its number, for a queue pair.
@@ -325,29 +328,34 @@ impl Faults {
     /// A queue pair is made on a device.
     pub fn add_qp(&self, device: usize) -> QpPlace {
         let count = |made: &AtomicU64| made.fetch_add(1, Ordering::Relaxed) + 1;
-        let of_device = self.devices.get(device).map_or(0, |device| count(&device.made));
-        QpPlace { device, of_process: count(&self.made), of_device }
+        let of_device = self.ports.get(device).map_or(0, |device| count(&device.made));
+        QpPlace { device, port: device, of_process: count(&self.made), of_device }
     }
 
     /// Whether a rule holds for a queue pair.
     pub fn concerns(&self, rule: &Rule, place: QpPlace) -> bool {
-        let device = match &rule.place.device {
-            None => None,
-            Some(name) if self.name(place.device) == name => Some(place.of_device),
-            Some(_) => return false,
-        };
-        let number = device.unwrap_or(place.of_process);
+        let is_there = |port: &FaultyPort| rule.place.has(&port.name, port.number);
+        if !self.ports.get(place.port).is_some_and(is_there) {
+            return false;
+        }
+        let counts_process = rule.place.device.is_none();
+        let number = if counts_process { place.of_process } else { place.of_device };
         rule.place.qp.is_none_or(|wanted| wanted == number)
     }
 
     /// The name of a device.
     pub fn name(&self, device: usize) -> &str {
-        self.devices.get(device).map_or("", |device| &device.name)
+        self.ports.get(device).map_or("", |device| &device.name)
     }
 
-    /// Whether the port of a device is down.
-    pub fn is_down(&self, device: usize) -> bool {
-        self.devices.get(device).is_some_and(FaultyDevice::is_down)
+    /// The name of a port: the device's, with the number behind it if there are two.
+    pub fn port_name(&self, port: usize) -> &str {
+        self.ports.get(port).map_or("", |port| &port.shown)
+    }
+
+    /// Whether a port is down.
+    pub fn is_down(&self, port: usize) -> bool {
+        self.ports.get(port).is_some_and(FaultyPort::is_down)
     }
 
     /// The time of the next thing that happens, in nanoseconds.
@@ -368,12 +376,10 @@ impl Faults {
             self.apply(happening);
         }
         let told = match happening {
-            Happening::Down(device, _) | Happening::Up(device, _) => {
-                self.tell(&mut plan, device, raise)
-            }
+            Happening::Down(port, _) | Happening::Up(port, _) => self.tell(&mut plan, port, raise),
             Happening::Fatal(device, _) => {
-                // This event says of the port that it is down, too.
-                plan.told_down.insert(device);
+                // This event says of the ports that they are down, too.
+                plan.told_down.extend(self.ports_of(device));
                 raise(device, AsyncEventKind::DeviceFatal);
                 true
             }
@@ -410,20 +416,25 @@ impl Faults {
     }
 
     fn apply(&self, happening: Happening) {
-        let (device, n) = match happening {
-            Happening::Down(device, _) => (device, 1),
-            Happening::Up(device, _) => (device, -1),
+        let (port, n) = match happening {
+            Happening::Down(port, _) => (port, 1),
+            Happening::Up(port, _) => (port, -1),
             Happening::Fatal(device, _) => {
-                self.devices[device].failed.store(true, Ordering::Release);
-                return;
+                let fail = |port: usize| self.ports[port].failed.store(true, Ordering::Release);
+                return self.ports_of(device).for_each(fail);
             }
             Happening::Fails(_) | Happening::Process(..) => return,
         };
-        self.devices[device].down.fetch_add(n, Ordering::AcqRel);
+        self.ports[port].down.fetch_add(n, Ordering::AcqRel);
+    }
+
+    fn ports_of(&self, device: usize) -> impl Iterator<Item = usize> {
+        let (ports, name) = (self.ports.iter().enumerate(), self.name(device));
+        ports.filter(move |(_, port)| port.name == name).map(|(n, _)| n)
     }
 }
 
-impl FaultyDevice {
+impl FaultyPort {
     fn is_down(&self) -> bool {
         self.down.load(Ordering::Acquire) > 0 || self.failed.load(Ordering::Acquire)
     }
@@ -638,5 +649,28 @@ mod tests {
         let concerns = |rule: usize| places.map(|place| faults.concerns(rules[rule].rule, place));
         assert_eq!(concerns(0), [false, true, false]);
         assert_eq!(concerns(1), [false, false, true]);
+    }
+
+    #[test]
+    fn rules_of_a_port_leave_the_other_port_of_its_device() {
+        let script = "on device a port 2: down after 1s; on device a: drop packet 1; on device a port 2: drop packet 2";
+        let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| script.to_owned());
+        let file = "devices = [{ name = 'a', ports = 2 }, { name = 'b' }]";
+        let faults = Faults::new(&Config::parse("", file, variable).unwrap()).unwrap();
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        assert_eq!([0, 1, 2].map(|port| faults.is_down(port)), [false, true, false]);
+        let place = faults.add_qp(0);
+        let places = [place, QpPlace { port: 1, ..place }, faults.add_qp(2)];
+        let (_, rules) = faults.news(&mut Known::default());
+        let concerns = |rule: usize| places.map(|place| faults.concerns(rules[rule].rule, place));
+        assert_eq!(concerns(1), [true, true, false]);
+        assert_eq!(concerns(2), [false, true, false]);
+        let time = Time::from_nanos(0);
+        let refused = faults.add("on device b port 2: down", time).unwrap_err();
+        assert_eq!(refused, "line 1: \"b\" has no port 2, but port 1 alone");
+        faults.add("on device a: fatal after 0s", time).unwrap();
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        assert_eq!([0, 1, 2].map(|port| faults.is_down(port)), [true, true, false]);
+        assert_eq!(faults.failed().collect::<Vec<_>>(), [0, 1]);
     }
 }

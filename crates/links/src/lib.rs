@@ -64,7 +64,7 @@ impl Opened {
         let (shm, poller) = config
             .shm
             .then(|| {
-                let made = Shm::new(&slot, config.direct, config.devices.len())?;
+                let made = Shm::new(&slot, config.direct, config.ports.len())?;
                 // It takes more than all the rest, which can do without it.
                 check_room(ROOM).map(|()| made)
             })
@@ -144,15 +144,15 @@ impl Links {
         self.capture.is_some() || self.trace.is_some()
     }
 
-    /// Whether the port of a device is down, because a script of faults says so.
-    pub fn is_down(&self, device: usize) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.is_down(device))
+    /// Whether a port is down, because a script of faults says so.
+    pub fn is_down(&self, port: usize) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_down(port))
     }
 
     /// As [`is_down`](Self::is_down), of the port that has an address.
     pub fn is_cut(&self, gid: Gid) -> bool {
-        let device = || self.core.gids.find(gid, 0).map(|entry| entry.device);
-        self.faults.is_some() && device().is_some_and(|device| self.is_down(device))
+        let port = || self.core.gids.find(gid, 0).map(|entry| entry.port_place());
+        self.faults.is_some() && port().is_some_and(|port| self.is_down(port))
     }
 
     /// The most descriptors that [`fds`](Self::fds) gives.

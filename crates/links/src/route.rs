@@ -41,7 +41,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// An empty one, for the packets of a device.
+    /// An empty one, for the packets of a port, by its place.
     #[inline]
     #[must_use]
     pub fn of(device: u8) -> Self {

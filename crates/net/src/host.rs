@@ -62,5 +62,5 @@ pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_p
 pub use slot::Slot;
 pub(crate) use slot::{Announced, Received};
 pub use store::{LOOK_AGAIN, Lock, LockGuard, Said, Store, TIME_SLICES, WAIT};
-pub use table::MAX_ENDED;
+pub use table::{MAX_ENDED, MOST_PORTS};
 pub use watch::{Seen, Watcher};

@@ -93,7 +93,8 @@ pub fn resolve_ethernet(
 ) -> Result<([u8; 6], Option<u16>), CreateError> {
     let av = resolve(core, device, attr)?;
     let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
-    let entry = core.gids.entry(device, av.sgid_index.into());
+    let port = port(core, device, attr)?;
+    let entry = core.gids.entry(port, av.sgid_index.into());
     let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
     let interfaces = anyverbs_net::interfaces().map_err(system)?;
     let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
@@ -102,22 +103,25 @@ pub fn resolve_ethernet(
     Ok((mac, vlan))
 }
 
-/// Checks an address and completes it from the GID table of a device.
+/// The port of an address.
+fn port(core: &Core, device: usize, attr: &AhAttr) -> Result<usize, CreateError> {
+    core.port(device, attr.port).ok_or(CreateError::Invalid("port"))
+}
+
+/// Checks an address and completes it from the GID table of its port of a device.
 pub fn resolve(core: &Core, device: usize, attr: &AhAttr) -> Result<AddressVector, CreateError> {
-    if attr.port != 1 {
-        return Err(CreateError::Invalid("port"));
-    }
+    let port = port(core, device, attr)?;
     let from_lid;
     let attr = if attr.is_global {
         attr
     } else {
-        from_lid = globalize(core, device, attr).ok_or(CreateError::Invalid(
+        from_lid = globalize(core, port, attr).ok_or(CreateError::Invalid(
             "address without a global route (GRH), which RoCE needs",
         ))?;
         &from_lid
     };
     let source =
-        core.gids.entry(device, attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+        core.gids.entry(port, attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
     if !source.carries() {
         return Err(no_traffic(core, &source));
     }
@@ -158,7 +162,7 @@ fn no_traffic(core: &Core, entry: &GidEntry) -> CreateError {
             "is the link-local address of the hardware, which no interface here has"
         }
     };
-    let other = match (core.gids.twin(entry), core.gids.principal(entry.device)) {
+    let other = match (core.gids.twin(entry), core.gids.principal(entry.port_place())) {
         (Some(index), _) => format!("; index {index} is the same address with RoCE v2"),
         (None, Some(other)) => format!("; index {} carries traffic", other.index),
         (None, None) => String::new(),
@@ -168,11 +172,11 @@ fn no_traffic(core: &Core, entry: &GidEntry) -> CreateError {
 }
 
 /// The global form of an address that names a LID. The RoCE hardware of a persona has none.
-fn globalize(core: &Core, device: usize, attr: &AhAttr) -> Option<AhAttr> {
-    if core.persona_of(device).is_some() {
+fn globalize(core: &Core, port: usize, attr: &AhAttr) -> Option<AhAttr> {
+    if core.persona_of(port).is_some() {
         return None;
     }
-    let own = core.gids.entry(device, 0)?.gid.to_ip();
+    let own = core.gids.entry(port, 0)?.gid.to_ip();
     let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
     Some(AhAttr {
         dgid,

@@ -65,7 +65,7 @@ pub struct Core {
     pub config: Config,
     /// Limits and capabilities of all devices of the process together.
     pub attr: DeviceAttr,
-    /// Those of each device ([`Core::attr_of`]).
+    /// Those of the device of each port ([`Core::attr_of`]).
     pub attrs: Box<[DeviceAttr]>,
     /// The process's slot of the host.
     pub slot: u8,
@@ -75,7 +75,7 @@ pub struct Core {
     pub mrs: MrTable,
     /// Copies from and to the memory of programs.
     pub memory: ProcessMemory,
-    /// The counters of each device's port ([`Core::counters_of`]).
+    /// The counters of each port ([`Core::counters_of`]).
     pub counters: Box<[Counters]>,
     /// Objects that may still be made.
     pub quotas: Quotas,
@@ -87,7 +87,7 @@ pub struct Core {
     pub pd_numbers: PdNumbers,
     /// The directory of what other processes of this host may reach without a message; `None` where all goes by messages.
     pub directory: Option<Directory>,
-    /// For each device of the process whether it has failed for good ([`Core::fail`]).
+    /// For each port whether its device has failed for good ([`Core::fail`]).
     pub failed: Box<[AtomicBool]>,
     /// Set before the first object is made.
     pub progress: OnceLock<&'static dyn Progress>,
@@ -193,6 +193,12 @@ impl Core {
         self.clock.now()
     }
 
+    /// The place of a device's port among those of all devices, by its number from 1. None if it has no such port.
+    pub fn port(&self, device: usize, number: u8) -> Option<usize> {
+        let has = (1..=self.attr_of(device).phys_port_cnt).contains(&number);
+        has.then(|| device + usize::from(number) - 1)
+    }
+
     /// The limits and capabilities of a device.
     pub fn attr_of(&self, device: usize) -> &DeviceAttr {
         self.attrs.get(device).unwrap_or(&self.attr)
@@ -200,12 +206,12 @@ impl Core {
 
     /// The vendor's device that a device looks like.
     pub fn persona_of(&self, device: usize) -> Option<&Persona> {
-        self.config.devices.get(device)?.persona.as_deref()
+        self.config.ports.get(device)?.persona.as_deref()
     }
 
-    /// The P_Keys of a device.
-    pub fn pkeys_of(&self, device: usize) -> &[PKey] {
-        self.config.devices.get(device).map_or(&[PKey::DEFAULT], |device| &device.pkeys)
+    /// The P_Keys of a port.
+    pub fn pkeys_of(&self, port: usize) -> &[PKey] {
+        self.config.ports.get(port).map_or(&[PKey::DEFAULT], |port| &port.pkeys)
     }
 
     /// Refuses a feature that a device's persona lacks.
@@ -248,15 +254,15 @@ impl Core {
         self.persona_of(device).map_or("", |persona| &persona.name)
     }
 
-    /// The counters of a device's port.
+    /// The counters of a port.
     #[inline]
-    pub fn counters_of(&self, device: usize) -> &Counters {
-        self.counters.get(device).unwrap_or(&self.counters[0])
+    pub fn counters_of(&self, port: usize) -> &Counters {
+        self.counters.get(port).unwrap_or(&self.counters[0])
     }
 
-    /// Adds to a counter of a device.
-    pub fn count(&self, device: usize, counter: Counter, n: u64) {
-        self.counters_of(device).add(counter, n);
+    /// Adds to a counter of a port.
+    pub fn count(&self, port: usize, counter: Counter, n: u64) {
+        self.counters_of(port).add(counter, n);
     }
 
     /// Adds to a counter of what belongs to no device, which the first one shows.

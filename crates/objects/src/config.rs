@@ -17,6 +17,10 @@ use crate::text::{NAME, is_name, one_line};
 use devices::{Asked, FIRST, FileDevices, Without};
 
 mod devices;
+mod form;
+mod ports;
+
+pub use anyverbs_net::host::MOST_PORTS;
 
 /// Why the configuration is not usable: one clear line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -38,15 +42,13 @@ pub enum ConfigError {
         /// Why.
         reason: String,
     },
-    /// A script of faults names a device that does not exist.
-    #[error("faults, line {line}: there is no device {device:?}, but {known}")]
-    FaultyDevice {
+    /// A script of faults names a device or a port that does not exist.
+    #[error("faults, line {line}: {reason}")]
+    FaultyPlace {
         /// The line of the script.
         line: u32,
-        /// The name.
-        device: String,
-        /// The names of the devices.
-        known: String,
+        /// Why not.
+        reason: String,
     },
     /// A variable's value.
     #[error("{variable}={value:?}: expected {expected}")]
@@ -104,8 +106,9 @@ pub struct Config {
     pub udp_port: u16,
     /// Name of the registry in which the processes of this host find each other.
     pub registry: String,
-    /// The devices, one at least.
-    pub devices: Vec<DeviceConfig>,
+    /// The ports of all devices, one at least. The second port of a device stands behind its first. A port is known by its place here, and a
+    /// device by that of its first port.
+    pub ports: Vec<PortConfig>,
     /// How much is sent and received by UDP at once.
     pub udp: UdpConfig,
     /// Whether queue pairs of one process talk directly instead of through UDP.
@@ -138,35 +141,32 @@ pub struct Config {
     pub fault_seed: u64,
 }
 
-/// A device of the process.
+/// A port of a device of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceConfig {
-    /// Its name.
+pub struct PortConfig {
+    /// The name of its device.
     pub name: String,
+    /// Its number in that one: 1 or 2.
+    pub port: u8,
     /// Its addresses.
     pub addresses: Addresses,
-    /// The vendor's device that it looks like.
+    /// The vendor's device that its device looks like.
     pub persona: Option<Arc<Persona>>,
-    /// The P_Keys of its port, one at least.
+    /// Its P_Keys, one at least.
     pub pkeys: Vec<PKey>,
     /// What names its addresses, for messages: a variable, or a file and the key in it. Empty where nothing does.
     pub named_by: String,
 }
 
-impl DeviceConfig {
-    /// One with the default partition alone.
+impl PortConfig {
+    /// The first of a device, with the default partition alone.
     fn new(name: String, addresses: Addresses, persona: Option<Arc<Persona>>) -> Self {
-        Self { name, addresses, persona, pkeys: vec![PKey::DEFAULT], named_by: String::new() }
-    }
-
-    /// A fault of its addresses, with the device and what names them.
-    #[must_use]
-    pub fn fault_of_addresses(&self, fault: &str) -> String {
-        format!("device {}, by {}: {fault}", self.name, self.named_by)
+        let pkeys = vec![PKey::DEFAULT];
+        Self { name, port: 1, addresses, persona, pkeys, named_by: String::new() }
     }
 }
 
-/// The addresses of a device.
+/// The addresses of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
     /// Those of these interfaces; of all where empty.
@@ -203,7 +203,7 @@ impl Default for Config {
         Self {
             udp_port: 4791,
             registry: "anyverbs".into(),
-            devices: vec![DeviceConfig::new(FIRST.into(), Addresses::Interfaces(Vec::new()), None)],
+            ports: vec![PortConfig::new(FIRST.into(), Addresses::Interfaces(Vec::new()), None)],
             udp: UdpConfig::default(),
             inproc: true,
             shm: true,
@@ -262,6 +262,45 @@ impl Config {
             SAID.call_once(|| tracing::warn!(target: "anyverbs", "{what}"));
         }
         Ok(config)
+    }
+
+    /// The devices, each by the place of its first port.
+    pub fn devices(&self) -> impl Iterator<Item = (usize, &PortConfig)> + Clone {
+        self.ports.iter().enumerate().filter(|(_, port)| port.port == 1)
+    }
+
+    /// The number of a device in their order, by the place of its first port.
+    #[must_use]
+    pub fn number_of(&self, device: usize) -> usize {
+        self.devices().take_while(|(at, _)| *at < device).count()
+    }
+
+    /// The device of a port, and the port's number in it.
+    #[must_use]
+    pub fn device_of(&self, port: usize) -> (usize, u8) {
+        match self.ports.get(port) {
+            Some(of) => (port + 1 - usize::from(of.port), of.port),
+            None => (port, 1),
+        }
+    }
+
+    /// The name of a port: the device's, with the number behind it if there are two.
+    #[must_use]
+    pub fn port_name(&self, port: usize) -> String {
+        let Some(PortConfig { name, port: number, .. }) = self.ports.get(port) else {
+            return String::new();
+        };
+        match self.ports.iter().filter(|other| other.name == *name).count() {
+            1 => name.clone(),
+            _ => format!("{name}/{number}"),
+        }
+    }
+
+    /// A fault of the addresses of a port, with its name and what names them.
+    #[must_use]
+    pub fn fault_of_addresses(&self, port: usize, fault: &str) -> String {
+        let by = self.ports.get(port).map_or("", |port| port.named_by.as_str());
+        format!("device {}, by {by}: {fault}", self.port_name(port))
     }
 
     /// As [`load`](Self::load), with these variables before those of the environment.
@@ -355,12 +394,12 @@ impl Config {
         let without =
             Without { first: &device, persona: common.as_ref(), interfaces: (&interfaces, by) };
         let own = |name: &str, key: &str| persona(name, (Some(&path), key), &dir, &read);
-        let devices = devices::devices(without, asked, own)?;
+        let ports = devices::devices(without, asked, own)?;
         let registry_name = |s: &String| name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
-        let faults = script(env.value("FAULTS").or(file.faults), &devices)?;
-        let partitioned = devices.iter().any(|device| device.pkeys != [PKey::DEFAULT]);
+        let faults = script(env.value("FAULTS").or(file.faults), &ports)?;
+        let partitioned = ports.iter().any(|port| port.pkeys != [PKey::DEFAULT]);
         let injects = faults.as_ref().is_some_and(Script::is_of_device);
         Ok(Self {
             udp_port: env
@@ -374,7 +413,7 @@ impl Config {
                     registry_name,
                 )?
                 .unwrap_or(default.registry),
-            devices,
+            ports,
             udp: UdpConfig {
                 window: env
                     .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
@@ -450,7 +489,7 @@ fn persona(
 const LONGEST_TEXT: u64 = 1 << 20;
 
 /// The script of faults: `text`, or the contents of the file that it names, if it is one word.
-fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Script>, ConfigError> {
+fn script(text: Option<String>, ports: &[PortConfig]) -> Result<Option<Script>, ConfigError> {
     let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     let is_text = text.trim().contains(char::is_whitespace);
     let file = (!is_text).then(|| PathBuf::from(text.trim()));
@@ -471,12 +510,9 @@ fn script(text: Option<String>, devices: &[DeviceConfig]) -> Result<Option<Scrip
     });
     let script = parsed.map_err(|error| ConfigError::Faults { file, error })?;
     for rule in &script.rules {
-        let named = rule.place.device.as_ref();
-        if let Some(name) = named.filter(|name| devices.iter().all(|device| device.name != **name))
-        {
-            let known: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
-            let (line, device, known) = (rule.line, name.clone(), known.join(", "));
-            return Err(ConfigError::FaultyDevice { line, device, known });
+        let known = || ports.iter().map(|port| (&*port.name, port.port));
+        if let Some(reason) = rule.place.lacks(known) {
+            return Err(ConfigError::FaultyPlace { line: rule.line, reason });
         }
     }
     Ok(Some(script))
@@ -638,7 +674,7 @@ mod tests {
         assert!(!c.shm, "faults are those of a network");
         assert!(!config(&[("ANYVERBS_SHM", "0")]).unwrap().shm);
         let named = Addresses::Interfaces(vec!["lo".into(), "eth0".into()]);
-        assert_eq!(c.devices[0].addresses, named);
+        assert_eq!(c.ports[0].addresses, named);
         let fault = c.fault.unwrap();
         assert_eq!((fault.loss, fault.seed), (0.01, 7));
     }
@@ -673,7 +709,7 @@ mod tests {
     #[test]
     fn a_device_is_named_by_up_to_48_bytes() {
         let device =
-            |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.devices[0].name.clone());
+            |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.ports[0].name.clone());
         for name in ["a", "...", ".a", "mlx5_0", "two words", &"n".repeat(48)] {
             assert_eq!(device(name).as_deref(), Ok(name));
         }

@@ -10,7 +10,7 @@ use crate::command::CommandFile;
 /// The part of a context that its objects hold.
 #[derive(Debug)]
 pub struct ContextCell {
-    /// The number of its device.
+    /// Its device: the place of its first port among the ports of all devices.
     pub device: usize,
     /// Asynchronous events.
     pub events: AsyncQueue,
@@ -18,7 +18,7 @@ pub struct ContextCell {
     pub command: CommandFile,
 }
 
-/// The contexts that hear of events of the port.
+/// The contexts that hear of events of ports.
 #[derive(Debug, Default)]
 pub struct PortListeners(Mutex<rank::PortListeners, Vec<Weak<ContextCell>>>);
 
@@ -30,11 +30,11 @@ impl PortListeners {
         contexts.push(Arc::downgrade(context));
     }
 
-    /// Raises an event of the port of a device in every context of that.
-    pub fn raise(&self, device: usize, kind: AsyncEventKind) {
+    /// Raises an event of a port, by its device and its number there, in every context of that device.
+    pub fn raise(&self, (device, port): (usize, u8), kind: AsyncEventKind) {
         let contexts: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
         for context in contexts.iter().filter(|context| context.device == device) {
-            context.events.raise(kind, EventElement::Port(1), None);
+            context.events.raise(kind, EventElement::Port(port), None);
         }
     }
 }

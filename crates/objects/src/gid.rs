@@ -11,7 +11,7 @@ use anyverbs_locks::{RwLock, rank};
 use anyverbs_net::Interface;
 use anyverbs_proto::types::{Gid, Mtu};
 
-use crate::config::{Addresses, Config, DeviceConfig};
+use crate::config::{Addresses, Config, PortConfig};
 use crate::limits::{DeviceAttr, GID_TABLE_LEN};
 use crate::persona::{Family, GidShape, GidType, Persona};
 
@@ -31,6 +31,8 @@ pub enum GidKind {
 pub struct GidEntry {
     /// The device that has it.
     pub device: usize,
+    /// The number of its port there, from 1.
+    pub port: u8,
     /// Its place in that one's table.
     pub index: usize,
     /// The address.
@@ -48,6 +50,12 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
+    /// Its port, among those of all devices.
+    #[must_use]
+    pub fn port_place(&self) -> usize {
+        self.device + usize::from(self.port) - 1
+    }
+
     /// Whether it carries traffic. Without a persona, all do.
     #[must_use]
     pub fn carries(&self) -> bool {
@@ -71,47 +79,55 @@ pub struct Shape {
 /// Places behind a table, for addresses that are not listed.
 const UNLISTED_LEN: usize = 4;
 
-/// A device's table, and behind it the addresses that are not listed. Entry 0 is the IPv4 address of the first interface that is
+/// A port's table, and behind it the addresses that are not listed. Entry 0 is the IPv4 address of the first interface that is
 /// up and not the loopback, or 127.0.0.1.
 type Table = Vec<Option<GidEntry>>;
 
-/// The tables of all devices of a process.
+/// The tables of the ports of all devices of a process.
 #[derive(Debug)]
 pub struct GidTables {
     tables: RwLock<rank::Gids, Vec<Table>>,
-    /// All addresses of the host, also of interfaces that no device has, which other processes may use.
+    /// All addresses of the host, also of interfaces that no port has, which other processes may use.
     host: RwLock<rank::HostGids, Vec<Gid>>,
     sources: Vec<Addresses>,
     shapes: Vec<Option<Shape>>,
+    /// The device of each port, and its number there.
+    owners: Vec<(usize, u8)>,
 }
 
 impl GidTables {
-    /// The tables of the devices of a configuration, which have these attributes.
+    /// The tables of the ports of a configuration, which have these attributes.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
     pub fn of(config: &Config, attrs: &[DeviceAttr]) -> io::Result<Self> {
-        let sources = config.devices.iter().map(|device| device.addresses.clone()).collect();
-        let shape = |(device, attr): (&DeviceConfig, &DeviceAttr)| {
-            let gids = device.persona.as_ref()?.gids.clone();
+        let sources = config.ports.iter().map(|port| port.addresses.clone()).collect();
+        let shape = |(port, attr): (&PortConfig, &DeviceAttr)| {
+            let gids = port.persona.as_ref()?.gids.clone();
             Some(Shape { gids, link_local: Persona::link_local(attr.node_guid) })
         };
-        Self::new(sources, config.devices.iter().zip(attrs).map(shape).collect())
+        let shapes = config.ports.iter().zip(attrs).map(shape).collect();
+        let owners = (0..config.ports.len()).map(|port| config.device_of(port)).collect();
+        Self::new(sources, shapes, owners)
     }
 
-    /// A table for each of `sources`, in the shape of its persona.
+    /// A table for each of `sources`, in the shape of its persona, of these ports: each a device and a number there.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
-    pub fn new(sources: Vec<Addresses>, shapes: Vec<Option<Shape>>) -> io::Result<Self> {
+    pub fn new(
+        sources: Vec<Addresses>,
+        shapes: Vec<Option<Shape>>,
+        owners: Vec<(usize, u8)>,
+    ) -> io::Result<Self> {
         let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
         let tables = RwLock::new(vec![empty; sources.len()]);
-        let tables = Self { tables, host: RwLock::default(), sources, shapes };
+        let tables = Self { tables, host: RwLock::default(), sources, shapes, owners };
         tables.refresh()?;
         Ok(tables)
     }
 
-    /// Reads the host's addresses again. The devices whose addresses have changed.
+    /// Reads the host's addresses again. The ports whose addresses have changed.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
@@ -122,19 +138,20 @@ impl GidTables {
         let mut tables = self.tables.write();
         let tables = tables.iter_mut().zip(shares(&interfaces, &self.sources)).enumerate();
         Ok(tables
-            .filter_map(|(device, (table, share))| {
+            .filter_map(|(port, (table, share))| {
                 let Candidates { listed, unlisted } = share.has;
-                let (listed, from) = match self.shapes.get(device).and_then(Option::as_ref) {
+                let (listed, from) = match self.shapes.get(port).and_then(Option::as_ref) {
                     // The address of the first interface that leads elsewhere keeps place 0.
                     None => (listed, 1),
                     Some(shape) => (shaped(listed, shape), 0),
                 };
-                update(table, device, Candidates { listed, unlisted }, from).then_some(device)
+                let owner = self.owners.get(port).copied().unwrap_or((port, 1));
+                update(table, owner, Candidates { listed, unlisted }, from).then_some(port)
             })
             .collect())
     }
 
-    /// Calls `f` with an entry that carries traffic and for which `is_it` holds, the first in the order of the devices.
+    /// Calls `f` with an entry that carries traffic and for which `is_it` holds, the first in the order of the ports.
     fn first<T>(
         &self,
         is_it: impl Fn(&GidEntry) -> bool,
@@ -143,20 +160,20 @@ impl GidTables {
         self.tables.read().iter().flatten().flatten().find(|e| e.carries() && is_it(e)).map(f)
     }
 
-    /// An entry of a device that holds an address. It may be one that carries no traffic.
-    pub fn entry(&self, device: usize, index: usize) -> Option<GidEntry> {
-        self.tables.read().get(device)?.get(index)?.clone()
+    /// An entry of a port that holds an address. It may be one that carries no traffic.
+    pub fn entry(&self, port: usize, index: usize) -> Option<GidEntry> {
+        self.tables.read().get(port)?.get(index)?.clone()
     }
 
-    /// Every address of every device.
+    /// Every address of every port.
     pub fn entries(&self) -> Vec<GidEntry> {
         self.tables.read().iter().flatten().flatten().filter(|e| e.carries()).cloned().collect()
     }
 
-    /// The entry by which a device is known: that of its first address that is not link-local, or of its first.
-    pub fn principal(&self, device: usize) -> Option<GidEntry> {
+    /// The entry by which a port is known: that of its first address that is not link-local, or of its first.
+    pub fn principal(&self, port: usize) -> Option<GidEntry> {
         let carries = |e: &GidEntry| e.carries() && e.index < GID_TABLE_LEN;
-        let mut carriers = self.all_of(device, carries);
+        let mut carriers = self.all_of(port, carries);
         let at = carriers.iter().position(|e| !e.is_link_local()).unwrap_or(0);
         (at < carriers.len()).then(|| carriers.swap_remove(at))
     }
@@ -164,35 +181,35 @@ impl GidTables {
     /// The entry of RoCE v2 that has the address of another entry and carries traffic.
     pub(crate) fn twin(&self, entry: &GidEntry) -> Option<usize> {
         let is_it = |e: &GidEntry| {
-            (e.device, e.interface, e.gid) == (entry.device, entry.interface, entry.gid)
+            (e.port_place(), e.interface, e.gid) == (entry.port_place(), entry.interface, entry.gid)
         };
         self.first(is_it, |e| e.index)
     }
 
-    fn all_of(&self, device: usize, is_it: impl Fn(&GidEntry) -> bool) -> Vec<GidEntry> {
+    fn all_of(&self, port: usize, is_it: impl Fn(&GidEntry) -> bool) -> Vec<GidEntry> {
         let tables = self.tables.read();
-        let entries = tables.get(device).into_iter().flatten().flatten();
+        let entries = tables.get(port).into_iter().flatten().flatten();
         entries.filter(|e| is_it(e)).cloned().collect()
     }
 
-    /// Every address of a device.
-    pub fn of_device(&self, device: usize) -> Vec<GidEntry> {
-        self.all_of(device, GidEntry::carries)
+    /// Every address of a port.
+    pub fn of_port(&self, port: usize) -> Vec<GidEntry> {
+        self.all_of(port, GidEntry::carries)
     }
 
-    /// The entries that a device's table lists, those that carry no traffic among them.
-    pub fn listed(&self, device: usize) -> Vec<GidEntry> {
-        self.all_of(device, |e| e.index < GID_TABLE_LEN)
+    /// The entries that a port's table lists, those that carry no traffic among them.
+    pub fn listed(&self, port: usize) -> Vec<GidEntry> {
+        self.all_of(port, |e| e.index < GID_TABLE_LEN)
     }
 
-    /// Whether an address is one of a device.
+    /// Whether an address is one of a port.
     pub fn contains(&self, gid: Gid) -> bool {
         self.first(|e| e.gid == gid, |_| ()).is_some()
     }
 
-    /// Whether an address is one of this device.
-    pub fn has(&self, device: usize, gid: Gid) -> bool {
-        self.first(|e| e.device == device && e.gid == gid, |_| ()).is_some()
+    /// Whether an address is one of this port.
+    pub fn has(&self, port: usize, gid: Gid) -> bool {
+        self.first(|e| e.port_place() == port && e.gid == gid, |_| ()).is_some()
     }
 
     /// Tells whether an address belongs to any interface of the host. The loopback interface has all addresses of 127.0.0.0/8.
@@ -208,10 +225,11 @@ impl GidTables {
         self.first(is_it, GidEntry::clone)
     }
 
-    /// The device to which an address belongs, or the interface by which a datagram of a group came. The first where none is.
-    pub fn device_of(&self, gid: Gid, interface: u32) -> usize {
-        let of_interface = || self.first(|e| e.interface == interface, |e| e.device);
-        let found = self.find(gid, interface).or_else(|| self.find(gid, 0)).map(|e| e.device);
+    /// The port to which an address belongs, or the interface by which a datagram of a group came. The first where none is.
+    pub fn port_of(&self, gid: Gid, interface: u32) -> usize {
+        let of_interface = || self.first(|e| e.interface == interface, GidEntry::port_place);
+        let found = self.find(gid, interface).or_else(|| self.find(gid, 0));
+        let found = found.map(|e| e.port_place());
         found.or_else(|| gid.is_multicast().then(of_interface)?).unwrap_or(0)
     }
 
@@ -226,10 +244,10 @@ impl GidTables {
         found
     }
 
-    /// The first address of a family beside an entry: of its device and its interface.
+    /// The first address of a family beside an entry: of its port and its interface.
     pub(crate) fn beside(&self, entry: &GidEntry, v4: bool) -> Option<Gid> {
         let is_it = |e: &GidEntry| {
-            (e.device, e.interface) == (entry.device, entry.interface)
+            (e.port_place(), e.interface) == (entry.port_place(), entry.interface)
                 && e.gid.to_ip().is_ipv4() == v4
         };
         self.first(is_it, |e| e.gid)
@@ -245,26 +263,30 @@ impl GidTables {
         self.first(|e| e.gid == gid, |e| e.interface)
     }
 
-    /// Largest path MTU of the interface of a device's first address.
-    pub fn active_mtu(&self, device: usize) -> Mtu {
-        self.principal(device).map_or(Mtu::Mtu1024, |e| e.mtu)
+    /// Largest path MTU of the interface of a port's first address.
+    pub fn active_mtu(&self, port: usize) -> Mtu {
+        self.principal(port).map_or(Mtu::Mtu1024, |e| e.mtu)
     }
 
-    /// Why a device has fewer addresses than it was given.
-    pub fn unusable(&self, device: usize) -> Vec<String> {
-        let (Ok(interfaces), Some(source)) = (anyverbs_net::interfaces(), self.sources.get(device))
+    /// Why a port has fewer addresses than it was given.
+    pub fn unusable(&self, port: usize) -> Vec<String> {
+        let (Ok(interfaces), Some(source)) = (anyverbs_net::interfaces(), self.sources.get(port))
         else {
             return Vec::new();
         };
         let mut reasons = unusable(&interfaces, source);
-        let lacks = shares(&interfaces, &self.sources).swap_remove(device).lacks;
-        reasons.extend(lacks.iter().map(|ip| format!("{ip} belongs to an earlier device")));
+        let lacks = shares(&interfaces, &self.sources).swap_remove(port).lacks;
+        let owner = |ip| match self.find(Gid::from(ip), 0) {
+            Some(entry) if Some(&(entry.device, 2)) == self.owners.get(port) => "the first port",
+            _ => "an earlier device",
+        };
+        reasons.extend(lacks.iter().map(|ip| format!("{ip} belongs to {}", owner(*ip))));
         reasons
     }
 
-    /// Whether a device has no address.
-    pub fn is_empty(&self, device: usize) -> bool {
-        self.first(|e| e.device == device, |_| ()).is_none()
+    /// Whether a port has no address.
+    pub fn is_empty(&self, port: usize) -> bool {
+        self.first(|e| e.port_place() == port, |_| ()).is_none()
     }
 }
 
@@ -315,14 +337,14 @@ fn unusable(interfaces: &[Interface], source: &Addresses) -> Vec<String> {
     only.iter().filter_map(reason).collect()
 }
 
-/// A device's share of the host's addresses.
+/// A port's share of the host's addresses.
 struct Share {
     has: Candidates,
-    /// The addresses that it was given, and that an earlier device has.
+    /// The addresses that it was given, and that an earlier port has.
     lacks: Vec<IpAddr>,
 }
 
-/// The share of each of `sources`. An address belongs to one device, the first that was given it.
+/// The share of each of `sources`. An address belongs to one port, the first that was given it.
 fn shares(interfaces: &[Interface], sources: &[Addresses]) -> Vec<Share> {
     let mut taken = Vec::new();
     let share = |source| {
@@ -358,6 +380,7 @@ struct Candidates {
 fn candidates(interfaces: &[Interface], source: &Addresses) -> Candidates {
     let entry = |i: &Interface, ip: IpAddr| GidEntry {
         device: 0,
+        port: 1,
         index: 0,
         gid: Gid::from(ip),
         kind: GidKind::RoceV2,
@@ -437,7 +460,12 @@ fn shaped(listed: Vec<GidEntry>, shape: &Shape) -> Vec<GidEntry> {
 
 /// Enters the addresses found. Present addresses keep their places, and new ones take free places from `from` on; the last of the
 /// table stays empty.
-fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates, from: usize) -> bool {
+fn update(
+    entries: &mut [Option<GidEntry>],
+    owner: (usize, u8),
+    found: Candidates,
+    from: usize,
+) -> bool {
     let before = entries.to_vec();
     entries.fill(None);
     let len = entries.len() - UNLISTED_LEN;
@@ -448,7 +476,7 @@ fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates, fr
     }
     enter(&mut table[..len - 1], from, 0, &before, listed);
     enter(behind, 0, len, &before, unlisted);
-    entries.iter_mut().flatten().for_each(|entry| entry.device = device);
+    entries.iter_mut().flatten().for_each(|entry| (entry.device, entry.port) = owner);
     before != entries
 }
 
@@ -520,7 +548,7 @@ mod tests {
     }
 
     fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates) -> bool {
-        super::update(entries, device, found, 1)
+        super::update(entries, (device, 1), found, 1)
     }
 
     fn shape_of(persona: &str) -> Shape {
@@ -533,7 +561,7 @@ mod tests {
         let eth = interface(2, "eth0", 1500, ips);
         let Candidates { listed, unlisted } = candidates_of(&[eth], &[]);
         let listed = shaped(listed, &shape_of(persona));
-        super::update(table, 0, Candidates { listed, unlisted }, 0);
+        super::update(table, (0, 1), Candidates { listed, unlisted }, 0);
         let mark = |entry: &GidEntry| match entry.kind {
             GidKind::RoceV2 => "",
             GidKind::RoceV1 => " v1",

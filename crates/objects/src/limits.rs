@@ -151,11 +151,11 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
 /// connection manager offers no more READs than each of them takes.
 pub fn of_all(devices: &[DeviceAttr]) -> DeviceAttr {
     let Some(first) = devices.first() else { return DEFAULT };
-    let DeviceAttr { node_guid, sys_image_guid, max_pkeys, .. } = *first;
-    if devices
-        .iter()
-        .all(|attr| DeviceAttr { node_guid, sys_image_guid, max_pkeys, ..*attr } == *first)
-    {
+    let DeviceAttr { node_guid, sys_image_guid, max_pkeys, phys_port_cnt, .. } = *first;
+    let is_alike = |attr: &DeviceAttr| {
+        DeviceAttr { node_guid, sys_image_guid, max_pkeys, phys_port_cnt, ..*attr } == *first
+    };
+    if devices.iter().all(is_alike) {
         return *first;
     }
     let max_qp = devices.iter().map(|attr| attr.max_qp).max().unwrap_or(DEFAULT.max_qp);

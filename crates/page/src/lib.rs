@@ -10,7 +10,6 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 mod rows;
@@ -28,7 +27,7 @@ use words::{Malformed as _, Reader, Writer};
 pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;
@@ -43,13 +42,13 @@ pub struct Snapshot {
     pub process: Process,
     /// The name of its program.
     pub command: String,
-    /// The names of its devices.
+    /// The names of its ports: those of the devices, with the number of the port behind it where a device has two (`mlx4_0/2`).
     pub devices: Vec<String>,
-    /// The names of those whose port is down in this process, because a script of faults says so.
+    /// The names of those that are down in this process, because a script of faults says so.
     pub down: Vec<String>,
     /// Its counters, of all devices together.
     pub counters: Vec<Counter>,
-    /// Those of each device that are not zero. Empty where there is one device.
+    /// Those of each port that are not zero. Empty where there is one port.
     pub counters_of: Vec<Vec<Counter>>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
@@ -121,8 +120,8 @@ impl Snapshot {
                 counters: counters(from.texts()?),
                 counters_of: {
                     // Each has a word for its length at least.
-                    let devices = from.count(1)?;
-                    (0..devices).map(|_| Some(counters(from.texts()?))).collect::<Option<_>>()?
+                    let ports = from.count(1)?;
+                    (0..ports).map(|_| Some(counters(from.texts()?))).collect::<Option<_>>()?
                 },
                 queue_pairs: from.rows()?,
                 groups: from.rows()?,
@@ -138,29 +137,19 @@ impl Snapshot {
         value(&self.counters, name)
     }
 
-    /// The value of a counter of a device; 0 if the process has none of that name, or no such device.
+    /// The value of a counter of a port; 0 if the process has none of that name, or no such port.
     #[must_use]
-    pub fn counter_of(&self, device: usize, name: &str) -> u64 {
-        match self.counters_of.get(device) {
+    pub fn counter_of(&self, port: usize, name: &str) -> u64 {
+        match self.counters_of.get(port) {
             Some(counters) => value(counters, name),
-            None if device == 0 && self.counters_of.is_empty() => self.counter(name),
+            None if port == 0 && self.counters_of.is_empty() => self.counter(name),
             None => 0,
         }
     }
 
-    /// The places of the devices of the queue pairs, by their completion queues. That of one without any is taken for the first.
-    pub fn devices_of_queue_pairs(&self) -> impl Iterator<Item = u32> {
-        let all: HashMap<u32, u32> =
-            self.completion_queues.iter().map(|cq| (cq.number, cq.device)).collect();
-        self.queue_pairs.iter().map(move |qp| {
-            let (sends, receives) = (qp.sends.completion_queue, qp.receives.completion_queue);
-            all.get(&sends).or(all.get(&receives)).copied().unwrap_or(0)
-        })
-    }
-
-    /// The name of a device of the process.
+    /// The name of a port of the process.
     #[must_use]
-    pub fn device(&self, place: u32) -> &str {
+    pub fn port(&self, place: u32) -> &str {
         self.devices.get(place as usize).map_or("", String::as_str)
     }
 

@@ -61,8 +61,10 @@ row! {
         waiting: Waiting,
         /// Asynchronous events of it that were read and not acknowledged.
         unacknowledged: u32,
-        /// The thread that locks it did not give it back in time: only number and type are known.
+        /// The thread that locks it did not give it back in time: only number, type and port are known.
         busy: bool,
+        /// The place of its port among those of the process, from 0.
+        port: u32,
     }
 
     /// A send queue.
@@ -167,7 +169,7 @@ row! {
         unpolled_ns: u64,
         /// Events that were read and not acknowledged.
         unacknowledged: u32,
-        /// The place of its device among those of the process, from 0.
+        /// The place of the first port of its device among the ports of the process, from 0.
         device: u32,
     }
 }

@@ -392,7 +392,8 @@ impl RawQp {
         }
         let mut sends = cell.sends.lock();
         let limits = cell.switch.core().attr_of(cell.device());
-        let (ports, max_rate) = (limits.phys_port_cnt, limits.max_rate_limit);
+        // Frames go by one interface of the process, which is of no port: all devices have them at port 1.
+        let (ports, max_rate) = (1, limits.max_rate_limit);
         let to = transition::check(cell.current(&sends), attr, mask, ports, max_rate)?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;

@@ -43,7 +43,7 @@ use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
 
-use cell::{Hold, NO_DOMAIN, XrcPlace};
+use cell::{Hold, NO_DOMAIN, OwnPort, XrcPlace};
 pub use cell::{QpCell, State};
 use env::Call;
 use handles::Handles;
@@ -288,9 +288,9 @@ impl Qp {
                     hold: Some(hold),
                 };
                 QpCell {
-                    // There are 64 at most.
+                    // There are 64 ports at most.
                     device: context.device as u8,
-                    counters: transport.core.counters_of(context.device),
+                    port: OwnPort::new(transport.core, context.device),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
@@ -439,8 +439,9 @@ impl Qp {
             return Err(ModifyObjectError::Failed);
         }
         if mask.contains(QpAttrMask::AV) {
-            let (gids, device) = (&self.0.transport.core.gids, self.1.context.device);
-            if !gids.has(device, attr.av.sgid) {
+            let core = self.0.transport.core;
+            let port = core.port(self.1.context.device, attr.av.port);
+            if !port.is_some_and(|port| core.gids.has(port, attr.av.sgid)) {
                 return Err(ModifyObjectError::Invalid("GID index of the address vector"));
             }
         }

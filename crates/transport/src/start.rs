@@ -79,24 +79,24 @@ impl DataPath {
         anyverbs_locks::fast::prepare();
         let starter = worker::spawn()
             .map_err(|source| OpenError::System { what: "start a thread", source })?;
-        let names: Vec<&str> = config.devices.iter().map(|device| device.name.as_str()).collect();
+        let names: Vec<&str> = config.devices().map(|(_, device)| device.name.as_str()).collect();
         tracing::info!(
             slot = number,
             port = config.udp_port,
             "device {} is open",
             names.join(", ")
         );
-        let directory = opened.shm.as_ref().and_then(|shm| shm.directory(config.devices.len()));
+        let directory = opened.shm.as_ref().and_then(|shm| shm.directory(config.ports.len()));
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {
-            failed: config.devices.iter().map(|_| AtomicBool::new(false)).collect(),
+            failed: config.ports.iter().map(|_| AtomicBool::new(false)).collect(),
             attr,
             attrs,
             slot: number,
             gids,
             mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(rng)),
             memory: ProcessMemory::default(),
-            counters: config.devices.iter().map(|_| Counters::default()).collect(),
+            counters: config.ports.iter().map(|_| Counters::default()).collect(),
             quotas: Quotas::new(&attr),
             cqs: Register::default(),
             clock: DeviceClock::default(),
@@ -134,13 +134,13 @@ impl DataPath {
 fn gids(config: &Config, attrs: &[DeviceAttr]) -> Result<GidTables, OpenError> {
     let gids = GidTables::of(config, attrs)
         .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
-    let devices = 0..config.devices.len();
-    let faults = |number: usize| {
-        let device = &config.devices[number];
-        gids.unusable(number).into_iter().map(|fault| device.fault_of_addresses(&fault))
+    let ports = 0..config.ports.len();
+    let faults = |port: usize| {
+        let faults = gids.unusable(port).into_iter();
+        faults.map(move |fault| config.fault_of_addresses(port, &fault))
     };
-    let unusable: Vec<_> = devices.clone().flat_map(faults).collect();
-    if devices.clone().all(|device| gids.is_empty(device)) {
+    let unusable: Vec<_> = ports.clone().flat_map(faults).collect();
+    if ports.clone().all(|port| gids.is_empty(port)) {
         return Err(if unusable.is_empty() {
             OpenError::NoInterface
         } else {

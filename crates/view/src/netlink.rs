@@ -415,7 +415,16 @@ fn answer(fd: c_int, mut datagram: &[u8]) {
                         None => -libc::ENODEV,
                     },
                     (Some(_), false) => match file() {
-                        Some(file) => send_one(fd, &request, file),
+                        // Counters are of a port, and the others of the device.
+                        Some(file) => {
+                            let port = request.attribute(ATTR_PORT_INDEX).unwrap_or(1);
+                            send_one(
+                                fd,
+                                &request,
+                                file,
+                                if command == CMD_STAT_GET { port } else { 1 },
+                            )
+                        }
                         None => -libc::ENODEV,
                     },
                 }
@@ -475,19 +484,32 @@ fn send_attributes(fd: c_int, request: &Request<'_>, device: u32, port: Option<u
     true
 }
 
-/// Sends the one message of a file, which it closes. A full socket loses it, as netlink's do. Returns the status of the request.
-fn send_one(fd: c_int, request: &Request<'_>, file: c_int) -> c_int {
+/// Sends a message of a file, which it closes, by its number from 1. A full socket loses it, as netlink's do. Returns the status of the
+/// request.
+fn send_one(fd: c_int, request: &Request<'_>, file: c_int, number: u32) -> c_int {
     let mut body = [0; MESSAGE_MAX];
-    let mut len = [0; 4];
-    if read_exactly(file, &mut len)
-        && let Some(body) = body.get_mut(..u32::from_ne_bytes(len) as usize)
-        && read_exactly(file, body)
-    {
-        send_message(fd, request.kind, 0, request, body);
+    let mut found = None;
+    for _ in 0..number {
+        let mut len = [0; 4];
+        found = if read_exactly(file, &mut len) {
+            body.get_mut(..u32::from_ne_bytes(len) as usize)
+        } else {
+            None
+        };
+        found = found.and_then(|body| read_exactly(file, body).then_some(body));
+        if found.is_none() {
+            break;
+        }
     }
     // SAFETY: the descriptor is the caller's, who gives it away.
     unsafe { libc::close(file) };
-    0
+    match found {
+        Some(body) => {
+            send_message(fd, request.kind, 0, request, body);
+            0
+        }
+        None => -libc::EINVAL,
+    }
 }
 
 fn read_exactly(file: c_int, into: &mut [u8]) -> bool {

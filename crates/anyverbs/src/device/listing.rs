@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyverbs_objects::config::{Config, DeviceConfig};
+use anyverbs_objects::config::{Config, PortConfig};
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::gid::{GidEntry, GidTables, node_guid};
 use anyverbs_objects::lid;
@@ -27,12 +27,8 @@ pub struct DeviceInfo {
 /// An open device's properties beside its attributes.
 #[derive(Clone, Debug)]
 pub struct Details {
-    /// The addresses in its GID table.
-    pub gids: Vec<GidEntry>,
-    /// Its P_Keys.
-    pub pkeys: Vec<PKey>,
-    /// Its port.
-    pub port: PortAttr,
+    /// Its ports, one or two.
+    pub ports: Vec<PortDetails>,
     /// UDP port.
     pub udp_port: u16,
     /// Name of the registry in which the processes of this host find each other.
@@ -43,6 +39,17 @@ pub struct Details {
     pub shm: bool,
     /// This process's slot on the host: the top byte of its queue pair numbers.
     pub slot: u8,
+}
+
+/// A port of an open device.
+#[derive(Clone, Debug)]
+pub struct PortDetails {
+    /// The addresses in its GID table.
+    pub gids: Vec<GidEntry>,
+    /// Its P_Keys.
+    pub pkeys: Vec<PKey>,
+    /// Its attributes.
+    pub attr: PortAttr,
 }
 
 /// State of a port (`enum ibv_port_state`).
@@ -56,13 +63,13 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// That of a device with these addresses.
+    /// That of a port with these addresses.
     pub(crate) fn of(gids: &GidTables, number: usize) -> Self {
         if gids.is_empty(number) { Self::Down } else { Self::Active }
     }
 }
 
-/// The LID of a device with these addresses.
+/// The LID of a port with these addresses.
 pub(crate) fn lid_of(gids: &GidTables, number: usize, persona: Option<&Persona>) -> u16 {
     match (persona, gids.principal(number)) {
         (None, Some(entry)) => lid::of(entry.gid.to_ip()),
@@ -104,16 +111,20 @@ pub struct PortAttr {
 /// # Errors
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    let devices = match Device::running() {
-        Some(Device { core, .. }) => core.config.devices.clone(),
-        None => Config::load()?.devices,
+    let loaded;
+    let config = match Device::running() {
+        Some(Device { core, .. }) => &core.config,
+        None => {
+            loaded = Config::load()?;
+            &loaded
+        }
     };
-    let info = |(device, number): (DeviceConfig, u64)| {
-        let DeviceConfig { name, persona, .. } = device;
-        let (node_guid, sys_image_guid) = guids(persona.as_deref(), number);
+    let info = |(at, device): (usize, &PortConfig)| {
+        let PortConfig { name, persona, .. } = device.clone();
+        let (node_guid, sys_image_guid) = guids(persona.as_deref(), at as u64);
         DeviceInfo { name, node_guid, sys_image_guid, persona }
     };
-    Ok(devices.into_iter().zip(0..).map(info).collect())
+    Ok(config.devices().map(info).collect())
 }
 
 /// Counts a call that failed because a script of faults asked for it, if there is a device that counts.
@@ -123,7 +134,7 @@ pub fn count_injected() {
     }
 }
 
-/// GUIDs of a device's node, by its number, and of the system: equal in all processes of a host (network namespace), different between
+/// GUIDs of a device's node, by the place of its first port, and of the system: equal in all processes of a host (network namespace), different between
 /// hosts. A persona's begin with the bytes of its vendor.
 pub(crate) fn guids(persona: Option<&Persona>, number: u64) -> (u64, u64) {
     use std::hash::{DefaultHasher, Hasher};

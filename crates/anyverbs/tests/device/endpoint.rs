@@ -100,6 +100,7 @@ pub(crate) struct Endpoint {
     pub(crate) cq: Cq,
     pub(crate) qp: Qp,
     pub(crate) qp_type: QpType,
+    pub(crate) port: u8,
 }
 
 /// The data that the other side needs.
@@ -137,7 +138,12 @@ impl Endpoint {
         let channel = context.create_comp_channel().unwrap();
         let cq = context.create_cq(cqe, Some(&channel), 0, 7).unwrap();
         let qp = create_qp(&context, &pd, &cq, cap, qp_type);
-        Self { context, pd, channel, cq, qp, qp_type }
+        Self { context, pd, channel, cq, qp, qp_type, port: 1 }
+    }
+
+    /// One on a port of a device.
+    pub(crate) fn on_port(context: Context, port: u8, qp_type: QpType) -> Self {
+        Self { port, ..Self::on(context, qp_type) }
     }
 
     /// One more queue pair with the same protection domain and completion queue.
@@ -146,12 +152,12 @@ impl Endpoint {
     }
 
     pub(crate) fn address(&self) -> Address {
-        Address { gid: self.context.gid(1, 0).unwrap().unwrap().gid, qpn: self.qp.qpn() }
+        Address { gid: self.context.gid(self.port, 0).unwrap().unwrap().gid, qpn: self.qp.qpn() }
     }
 
     pub(crate) fn av(&self, to: Address) -> AddressVector {
-        let attr =
-            AhAttr { dgid: to.gid, hop_limit: 64, is_global: true, port: 1, ..AhAttr::default() };
+        let (dgid, port) = (to.gid, self.port);
+        let attr = AhAttr { dgid, hop_limit: 64, is_global: true, port, ..AhAttr::default() };
         self.context.resolve(&attr).unwrap()
     }
 
@@ -199,8 +205,8 @@ impl Endpoint {
     fn qp_to_init(&self, qp: &Qp) {
         use QpAttrMask as M;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let attr =
-            QpAttr { state: QpState::Init, port: 1, access, qkey: QKEY, ..QpAttr::default() };
+        let (state, port) = (QpState::Init, self.port);
+        let attr = QpAttr { state, port, access, qkey: QKEY, ..QpAttr::default() };
         let by_type = if self.qp_type == QpType::Ud { M::QKEY } else { M::ACCESS_FLAGS };
         qp.modify(&attr, M::STATE | M::PKEY_INDEX | M::PORT | by_type).unwrap();
     }

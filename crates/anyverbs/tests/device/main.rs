@@ -37,6 +37,7 @@ mod too_early;
 mod trace;
 mod two_hosts;
 mod two_links;
+mod two_ports;
 mod windows;
 mod xrc;
 mod xrc_processes;

@@ -232,7 +232,7 @@ pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
             pkey: info.pkey.0.to_be(),
         });
         if (&raw const (*public).verbs).read().is_null() {
-            (&raw mut (*public).port_num).write(1);
+            (&raw mut (*public).port_num).write(info.port);
             // A listener's was given with `rdma_create_ep`.
             if (&raw const (*public).pd).read().is_null() {
                 (&raw mut (*public).pd).write(shared.pd);

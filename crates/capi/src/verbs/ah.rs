@@ -227,7 +227,8 @@ fn sender(
         return Err(Errno::EINVAL);
     }
     let route = route(grh).ok_or(Errno::EINVAL)?;
-    let gids = context.inner.device.addresses()?;
+    let mut gids = context.inner.device.addresses()?;
+    gids.retain(|entry| entry.port == port);
     let own = receiver(&gids, route.destination).ok_or(Errno::ENOENT)?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route {

@@ -1,4 +1,4 @@
-//! The port, its GID table and its P_Key table.
+//! The ports, their GID tables and their P_Key tables.
 
 use std::{
     ffi::{c_int, c_uint},
@@ -144,7 +144,7 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
     ibv_gid_entry {
         gid: c_gid(Some(entry)),
         gid_index: entry.index as u32,
-        port_num: 1,
+        port_num: entry.port.into(),
         gid_type: match entry.kind {
             GidKind::RoceV1 => IBV_GID_TYPE_ROCE_V1,
             GidKind::RoceV2 | GidKind::NoInterface => IBV_GID_TYPE_ROCE_V2,

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use anyverbs::{DropReason, QpState, WcEx};
+use anyverbs::{Counters, DropReason, QpState, WcEx};
 use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, checker};
 
 use crate::{
@@ -525,8 +525,12 @@ unsafe fn tell_of_empty(cq: *mut ibv_cq_ex) {
     if inner.device.is_overrun() {
         check::overrun(cq);
     }
-    let Ok(counters) = inner.context.inner.device.counters() else { return };
-    let dropped = DropReason::ALL.into_iter().map(|reason| counters.read(reason.counter())).sum();
+    // The queue pairs of a completion queue may be on both ports.
+    let counters = [1, 2].map(|port| inner.context.inner.device.counters_of_port(port).ok());
+    let dropped_on = |of: &Counters| -> u64 {
+        DropReason::ALL.into_iter().map(|reason| of.read(reason.counter())).sum()
+    };
+    let dropped = counters.into_iter().flatten().map(dropped_on).sum();
     if inner.dropped.swap(dropped, Ordering::Relaxed) == dropped {
         return;
     }

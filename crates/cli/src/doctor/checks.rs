@@ -15,7 +15,7 @@ use super::elf;
 use super::loading::Loader;
 use super::{Finding, Severity};
 use crate::args::{Doctor, Settings};
-use crate::device::Device;
+use crate::device::{Device, Port};
 use crate::{device, libraries};
 
 /// Below this a burst of a few messages overruns a socket's buffer.
@@ -85,17 +85,17 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
             return vec![Finding::stop("there is no device", error)];
         }
     };
-    let describe = |device: &Device| {
-        let Some(gid) = device.port.address() else {
+    let describe = |(name, port): (String, &Port)| {
+        let Some(gid) = port.address() else {
             return Finding::new(
                 Severity::Stop,
-                format!("{} has no address", device.name),
+                format!("{name} has no address"),
                 "bring an interface up: ip link set NAME up (as root)",
             );
         };
         let what = format!(
-            "{}: GID {} is {} on {}, active MTU {}",
-            device.name, gid.index, gid.address, gid.ndev, device.port.active_mtu
+            "{name}: GID {} is {} on {}, active MTU {}",
+            gid.index, gid.address, gid.ndev, port.active_mtu
         );
         if gid.address.is_loopback() {
             return Finding::new(
@@ -106,7 +106,11 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
         }
         Finding::good(what)
     };
-    devices.iter().map(describe).collect()
+    let ports = |device: &'_ Device| {
+        let named = |(number, port)| describe((device.port_name(number), port));
+        device.numbered().map(named).collect::<Vec<_>>()
+    };
+    devices.iter().flat_map(ports).collect()
 }
 
 /// Sends a datagram: an address can be bound although its interface is down.
@@ -402,7 +406,7 @@ fn nat(devices: &[Device]) -> Option<Finding> {
     let container =
         ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
             || environment::variable("KUBERNETES_SERVICE_HOST").is_some();
-    let address = devices.first()?.port.address()?.address;
+    let address = devices.first()?.address()?.address;
     let private = matches!(address, IpAddr::V4(address) if address.is_private());
     (container && private).then(|| {
         Finding::new(

@@ -25,7 +25,7 @@ impl<I: Events> Gsi<I> {
             let reason = self.why_not(i);
             let core = self.transport.core;
             let device =
-                |i: &Incoming<'_>| core.gids.device_of(i.arrival.destination, i.arrival.interface);
+                |i: &Incoming<'_>| core.gids.port_of(i.arrival.destination, i.arrival.interface);
             reason.inspect(|counter| core.count(device(i), *counter, 1)).is_none()
         };
         let parsed = incoming.iter().filter(is_mad).map(|i| (i, Mad::parse(i.packet.payload)));

@@ -217,9 +217,9 @@ impl<I: Events> Gsi<I> {
         room[MAD_AT..MAD_AT + MAD_LEN].copy_from_slice(&transmit.mad.emit());
         udp::seal(&way.flow, id, room);
         let core = self.transport.core;
-        let device = core.gids.device_of(transmit.sgid, transmit.interface);
-        core.count(device, Counter::SentPkts, 1);
-        core.count(device, Counter::SentBytes, PACKET_LEN as u64);
+        let port = core.gids.port_of(transmit.sgid, transmit.interface);
+        core.count(port, Counter::SentPkts, 1);
+        core.count(port, Counter::SentBytes, PACKET_LEN as u64);
     }
 
     /// The slot of the process that listens, or 0, and the sending socket of a request: 0, for a repetition another.

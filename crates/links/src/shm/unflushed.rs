@@ -13,7 +13,7 @@ use crate::Links;
 #[derive(Debug, Default)]
 pub struct Unflushed {
     sender: Option<Sender>,
-    /// The device whose messages they are.
+    /// The port whose messages they are, by its place.
     pub(crate) device: u8,
     bytes: usize,
     /// Packets and bytes that are to be counted.

@@ -7,7 +7,7 @@
 //! | 2016 | a bit for each slot: its owner is ending, and has added its counters |
 //! | 2048 | the journal's headers, 8 bytes each |
 //! | 4096 | a section of 32 bytes for each slot: incarnation, port, place in the order of opening the port, whether it lingers |
-//! | 12288 | counters of processes that have ended, 64 of 8 bytes for each of 64 devices |
+//! | 12288 | counters of processes that have ended, 64 of 8 bytes for each of 64 ports |
 //! | 45056 | entries of 32 bytes each, a hash table with open addressing |
 //!
 //! Only the owner of a slot writes its section. An *entry* says that the owner of a slot has something: a service at an
@@ -34,11 +34,11 @@ const HEADERS: usize = 2048;
 const SLOTS: usize = 4096;
 const SLOT_LEN: usize = 32;
 const ENDED: usize = SLOTS + 256 * SLOT_LEN;
-/// Counters of a device of ended processes; further ones are not kept.
+/// Counters of a port of ended processes; further ones are not kept.
 pub const MAX_ENDED: usize = 64;
-/// Devices of ended processes.
-const MAX_DEVICES: usize = 64;
-const ENTRIES: usize = ENDED + MAX_DEVICES * MAX_ENDED * 8;
+/// Most ports of the devices of a process. Those of processes that have ended have their counters here.
+pub const MOST_PORTS: usize = 64;
+const ENTRIES: usize = ENDED + MOST_PORTS * MAX_ENDED * 8;
 const ENTRY_LEN: usize = 32;
 /// Numbers of entries, as powers of two.
 pub(super) const ENTRY_BITS: std::ops::RangeInclusive<u32> = 8..=15;
@@ -184,7 +184,7 @@ impl Table {
         let (word, bit) = Self::counted_bit(slot);
         // Before: who adds up the living must not count it twice.
         self.area.fetch_or(word, bit);
-        for (device, counters) in devices.iter().take(MAX_DEVICES).enumerate() {
+        for (device, counters) in devices.iter().take(MOST_PORTS).enumerate() {
             let counters = counters.as_ref().iter().take(MAX_ENDED).enumerate();
             for (index, counter) in counters.filter(|(_, counter)| **counter > 0) {
                 self.area.fetch_add(Self::ended_at(device, index), *counter);
@@ -194,7 +194,7 @@ impl Table {
 
     /// A counter of a device of processes that have ended; 0 where these have others.
     pub(super) fn ended(&self, names: u64, device: usize, index: usize) -> u64 {
-        if device < MAX_DEVICES && index < MAX_ENDED && self.has_names(names) {
+        if device < MOST_PORTS && index < MAX_ENDED && self.has_names(names) {
             self.area.load(Self::ended_at(device, index), Ordering::Acquire)
         } else {
             0

@@ -1,26 +1,20 @@
 //! The devices of a configuration: a number of them, a list of places, or a table for each.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyverbs_proto::types::PKey;
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{Addresses, Config, ConfigError, DeviceConfig, refusal};
+use super::form::{Item, Kind, PkeyList, Several};
+use super::ports::{self, PortTable};
+use super::{Addresses, Config, ConfigError, MOST_PORTS, PortConfig, refusal};
 use crate::limits::{self, DeviceAttr};
 use crate::persona::Persona;
 use crate::text::{NAME, is_name};
 
 /// The name of the first device, where the configuration gives none.
 pub(super) const FIRST: &str = "anyverbs0";
-/// Most devices of a process.
-const MOST_DEVICES: usize = 64;
-/// Most P_Keys of a device, as adapters have.
-const MOST_PKEYS: usize = 128;
 
 /// The devices that are asked for, and by what.
 #[derive(Debug)]
@@ -31,7 +25,7 @@ pub(super) struct Asked<'a> {
 
 /// A variable with this value, or a file.
 #[derive(Clone, Debug)]
-enum AskedBy<'a> {
+pub(super) enum AskedBy<'a> {
     Variable(String),
     File(&'a Path),
 }
@@ -45,7 +39,13 @@ impl AskedBy<'_> {
     }
 
     /// Refuses a device of the list, by its place, or the whole list.
-    fn refuse(&self, device: Option<usize>, key: &str, value: &str, expected: &str) -> ConfigError {
+    pub(super) fn refuse(
+        &self,
+        device: Option<usize>,
+        key: &str,
+        value: &str,
+        expected: &str,
+    ) -> ConfigError {
         match (self, device) {
             (Self::Variable(text), None) => refusal(None, "ANYVERBS_DEVICES", text, expected),
             (Self::Variable(text), Some(n)) => {
@@ -57,8 +57,8 @@ impl AskedBy<'_> {
         }
     }
 
-    /// What names the place of a device, for messages: this key of its table, if it has one.
-    fn name(&self, n: usize, key: Option<&str>) -> String {
+    /// What names the place of a port, for messages: this key of the table of its device, if it has one.
+    pub(super) fn name(&self, n: usize, key: Option<&str>) -> String {
         match (self, key) {
             (Self::Variable(_), _) => "ANYVERBS_DEVICES".to_owned(),
             (Self::File(path), Some(key)) => in_file(path, &key_of(n, key)),
@@ -80,57 +80,32 @@ fn key_of(n: usize, key: &str) -> String {
 /// The warning that the value of the variable replaces so many tables of a file.
 pub(super) fn replaced(value: &str, tables: usize, path: &Path) -> String {
     format!(
-        "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas and P_Keys do not hold"
+        "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas, ports and P_Keys do not hold"
     )
 }
 
 /// The devices, as the file names them.
-#[derive(Debug)]
-pub(super) enum FileDevices {
-    /// So many.
-    Number(i64),
-    /// Each of these.
-    List(Vec<Item>),
-}
-
-/// A device of a list.
-#[derive(Debug)]
-pub(super) enum Item {
-    /// An interface or an address, perhaps behind a name and `=`.
-    Text(String),
-    /// A table of a file.
-    Table(Table),
-}
-
-impl Item {
-    /// Whether it is a table with a key.
-    fn says_something(&self) -> bool {
-        let Self::Table(Table { name, interface, address, persona, pkeys }) = self else {
-            return false;
-        };
-        let texts = [name, interface, persona].iter().any(|text| text.is_some());
-        texts || address.is_some() || pkeys.is_some()
-    }
-}
+pub(super) type FileDevices = Several<Item<Table>>;
 
 /// The keys of a device. Without a place it has an address of the loopback interface.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Table {
     name: Option<String>,
     interface: Option<String>,
     address: Option<IpAddr>,
     persona: Option<String>,
-    pkeys: Option<Vec<u16>>,
+    pkeys: Option<PkeyList>,
+    ports: Option<Several<Item<PortTable>>>,
 }
 
-impl FileDevices {
-    /// The number of tables that say something.
-    pub(super) fn tables(&self) -> usize {
-        match self {
-            Self::Number(_) => 0,
-            Self::List(items) => items.iter().filter(|item| item.says_something()).count(),
-        }
+impl Kind for Table {
+    const MANY: &'static str = "devices";
+
+    fn says_something(&self) -> bool {
+        let Self { name, interface, address, persona, pkeys, ports } = self;
+        let texts = [name, interface, persona].iter().any(|text| text.is_some());
+        texts || address.is_some() || pkeys.is_some() || ports.is_some()
     }
 }
 
@@ -143,61 +118,13 @@ impl<'a> Asked<'a> {
     /// Reads the value of a variable.
     pub(super) fn parse(text: &str) -> Self {
         let devices = match text.trim().parse() {
-            Ok(number) => FileDevices::Number(number),
+            Ok(number) => Several::Number(number),
             Err(_) => {
                 let items = text.split(',').map(|item| Item::Text(item.trim().to_owned()));
-                FileDevices::List(items.collect())
+                Several::List(items.collect())
             }
         };
         Self { devices, by: AskedBy::Variable(text.to_owned()) }
-    }
-}
-
-impl<'de> Deserialize<'de> for FileDevices {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Devices;
-        impl<'de> Visitor<'de> for Devices {
-            type Value = FileDevices;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of devices, or a list of them")
-            }
-
-            fn visit_i64<E>(self, number: i64) -> Result<FileDevices, E> {
-                Ok(FileDevices::Number(number))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FileDevices, A::Error> {
-                let mut items = Vec::new();
-                while let Some(item) = list.next_element()? {
-                    items.push(item);
-                }
-                Ok(FileDevices::List(items))
-            }
-        }
-        from.deserialize_any(Devices)
-    }
-}
-
-impl<'de> Deserialize<'de> for Item {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct OneItem;
-        impl<'de> Visitor<'de> for OneItem {
-            type Value = Item;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an interface, an address or a table")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Item, E> {
-                Ok(Item::Text(text.trim().to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Item, A::Error> {
-                Table::deserialize(MapAccessDeserializer::new(map)).map(Item::Table)
-            }
-        }
-        from.deserialize_any(OneItem)
     }
 }
 
@@ -212,40 +139,43 @@ pub(super) struct Without<'a> {
 }
 
 impl Config {
-    /// The attributes of each device. `guids` gives the GUIDs of a node, by its persona and its number, and of the system.
+    /// The attributes of each device, a row for each of its ports. `guids` gives the GUIDs of a node, by its persona and its number,
+    /// and of the system. In the row of a second port they are the port's.
     pub fn device_attrs(
         &self,
         guids: impl Fn(Option<&Persona>, u64) -> (u64, u64),
     ) -> Box<[DeviceAttr]> {
-        let of = |(device, number): (&DeviceConfig, u64)| {
-            let persona = device.persona.as_deref();
+        let of = |(row, number): (&PortConfig, u64)| {
+            let persona = row.persona.as_deref();
             let attr = persona.map_or(limits::DEFAULT, |persona| persona.apply(limits::DEFAULT));
             let (node_guid, sys_image_guid) = guids(persona, number);
             let max_qp = self.max_qp.unwrap_or(attr.max_qp);
-            let max_pkeys = device.pkeys.len() as u16;
-            DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, ..attr }
+            let ports = self.ports.iter().filter(|port| port.name == row.name);
+            let max_pkeys = ports.clone().map(|port| port.pkeys.len()).max().unwrap_or(0) as u16;
+            let phys_port_cnt = ports.count() as u8;
+            DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, phys_port_cnt, ..attr }
         };
-        self.devices.iter().zip(0..).map(of).collect()
+        self.ports.iter().zip(0..).map(of).collect()
     }
 }
 
-/// The devices of a process. `own` finds a persona by its name and the key that has it.
+/// The ports of the devices of a process. `own` finds a persona by its name and the key that has it.
 pub(super) fn devices(
     without: Without<'_>,
     asked: Option<Asked<'_>>,
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
-) -> Result<Vec<DeviceConfig>, ConfigError> {
+) -> Result<Vec<PortConfig>, ConfigError> {
     let Without { first, persona, interfaces: (interfaces, file) } = without;
     let persona = persona.cloned();
     let Some(Asked { devices, by }) = asked else {
         let addresses = Addresses::Interfaces(interfaces.to_vec());
-        let device = DeviceConfig::new(first.to_owned(), addresses, persona);
+        let port = PortConfig::new(first.to_owned(), addresses, persona);
         let named_by = match file {
             _ if interfaces.is_empty() => String::new(),
             Some(path) => in_file(path, "interfaces"),
             None => "ANYVERBS_INTERFACES".to_owned(),
         };
-        return Ok(vec![DeviceConfig { named_by, ..device }]);
+        return Ok(vec![PortConfig { named_by, ..port }]);
     };
     if !interfaces.is_empty() {
         let asked = match by.file() {
@@ -256,44 +186,76 @@ pub(super) fn devices(
         let key = if file.is_some() { "interfaces" } else { "ANYVERBS_INTERFACES" };
         return Err(refusal(file, key, &interfaces.join(","), &expected));
     }
-    let found: Vec<DeviceConfig> = match devices {
-        FileDevices::Number(n) if !(1..=MOST_DEVICES as i64).contains(&n) => {
-            return Err(by.refuse(None, "", &n.to_string(), FORM));
+    let items = match devices {
+        Several::Number(n) if !(1..=MOST_PORTS as i64).contains(&n) => {
+            return Err(by.refuse(None, "", &n.to_string(), &form()));
         }
-        FileDevices::Number(n) => (0..n as usize)
-            .map(|n| {
-                let device = DeviceConfig::new(counted(first, n), loopback(n), persona.clone());
-                DeviceConfig { named_by: by.name(n, None), ..device }
-            })
-            .collect(),
-        FileDevices::List(items) if !(1..=MOST_DEVICES).contains(&items.len()) => {
-            return Err(by.refuse(None, "", &format!("a list of {}", items.len()), FORM));
+        Several::Number(n) => (0..n).map(|_| Item::Table(Table::default())).collect(),
+        Several::List(items) if !(1..=MOST_PORTS).contains(&items.len()) => {
+            return Err(by.refuse(None, "", &format!("a list of {}", items.len()), &form()));
         }
-        FileDevices::List(items) => {
-            let device = |(n, item)| match item {
-                Item::Text(item) => listed(first, n, &item, persona.clone(), &by),
-                Item::Table(table) => tabled(without, n, table, &own, &by),
-            };
-            items.into_iter().enumerate().map(device).collect::<Result<_, _>>()?
-        }
+        Several::List(items) => items,
     };
-    for (n, device) in found.iter().enumerate() {
-        let earlier = &found[..n];
-        if let Some(m) = earlier.iter().position(|other| other.name == device.name) {
-            let expected = format!("a name that device {} does not have", m + 1);
-            return Err(by.refuse(Some(n), "name", &device.name, &expected));
-        }
-        if let Some(m) = earlier.iter().position(|other| other.addresses == device.addresses) {
-            let (key, place) = place_of(&device.addresses);
-            let expected = format!("a place that device {} does not have", m + 1);
-            return Err(by.refuse(Some(n), key, &place, &expected));
+    let mut found: Vec<Placed> = Vec::new();
+    for (n, item) in items.into_iter().enumerate() {
+        let new = match item {
+            Item::Text(item) => vec![listed(first, n, &item, persona.clone(), &by)?],
+            Item::Table(table) => tabled(without, (n, found.len()), table, &own, &by)?,
+        };
+        for port in new {
+            is_new(&found, &port, n, &by)?;
+            found.push(port);
         }
     }
-    Ok(found)
+    if found.len() > MOST_PORTS {
+        let expected = format!("{MOST_PORTS} at most, of all devices together");
+        return Err(by.refuse(None, "", &format!("{} ports", found.len()), &expected));
+    }
+    Ok(found.into_iter().map(|placed| placed.port).collect())
+}
+
+/// A port, the number of its device from 0, and what stands before its keys.
+#[derive(Debug)]
+pub(super) struct Placed {
+    pub(super) device: usize,
+    pub(super) before: String,
+    pub(super) port: PortConfig,
+}
+
+impl Placed {
+    /// For people: the whole device, or one of its ports.
+    fn whose(&self) -> String {
+        let device = self.device + 1;
+        if self.before.is_empty() {
+            format!("device {device}")
+        } else {
+            format!("port {} of device {device}", self.port.port)
+        }
+    }
+}
+
+/// Refuses the name or the place of an earlier one.
+fn is_new(found: &[Placed], new: &Placed, n: usize, by: &AskedBy<'_>) -> Result<(), ConfigError> {
+    let earlier = |same: &dyn Fn(&Placed) -> bool| found.iter().find(|other| same(other));
+    let same_name = |other: &Placed| other.device != n && other.port.name == new.port.name;
+    if let Some(other) = earlier(&same_name) {
+        let expected = format!("a name that device {} does not have", other.device + 1);
+        return Err(by.refuse(Some(n), "name", &new.port.name, &expected));
+    }
+    if let Some(other) = earlier(&|other| other.port.addresses == new.port.addresses) {
+        let (key, place) = place_of(&new.port.addresses);
+        let expected = format!("a place that {} does not have", other.whose());
+        return Err(by.refuse(Some(n), &format!("{}{key}", new.before), &place, &expected));
+    }
+    Ok(())
 }
 
 /// The form of the whole.
-const FORM: &str = "a number from 1 to 64, or as many interfaces or addresses with commas between them, each perhaps behind NAME=, and each once";
+fn form() -> String {
+    format!(
+        "a number from 1 to {MOST_PORTS}, or as many interfaces or addresses with commas between them, each perhaps behind NAME=, and each once"
+    )
+}
 
 /// A device that a text names.
 fn listed(
@@ -302,63 +264,68 @@ fn listed(
     item: &str,
     persona: Option<Arc<Persona>>,
     by: &AskedBy<'_>,
-) -> Result<DeviceConfig, ConfigError> {
+) -> Result<Placed, ConfigError> {
     let (name, place) = match item.split_once('=') {
         Some((name, place)) => (name.trim().to_owned(), place.trim()),
         None => (counted(first, n), item),
     };
-    let addresses = match place.parse() {
-        Ok(ip) => Addresses::One(ip),
-        Err(_) => Addresses::Interfaces(vec![place.to_owned()]),
-    };
-    check(n, &name, &addresses, by)?;
-    let device = DeviceConfig::new(name, addresses, persona);
-    Ok(DeviceConfig { named_by: by.name(n, None), ..device })
+    let addresses = place_from(place);
+    check_name(n, &name, by)?;
+    check_place((n, ""), &addresses, by)?;
+    let port = PortConfig::new(name, addresses, persona);
+    let port = PortConfig { named_by: by.name(n, None), ..port };
+    Ok(Placed { device: n, before: String::new(), port })
 }
 
-/// A device that has a table.
+/// The place that a text names.
+pub(super) fn place_from(text: &str) -> Addresses {
+    match text.parse() {
+        Ok(ip) => Addresses::One(ip),
+        Err(_) => Addresses::Interfaces(vec![text.to_owned()]),
+    }
+}
+
+/// A device that has a table, behind so many ports of others.
 fn tabled(
     without: Without<'_>,
-    n: usize,
+    (n, before): (usize, usize),
     table: Table,
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
     by: &AskedBy<'_>,
-) -> Result<DeviceConfig, ConfigError> {
-    let Table { name, interface, address, persona, pkeys } = table;
+) -> Result<Vec<Placed>, ConfigError> {
+    let Table { name, interface, address, persona, pkeys, ports } = table;
     let persona = persona.map(|name| own(&name, &key_of(n, "persona"))).transpose()?;
     let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
     let name = name.unwrap_or_else(|| counted(first, n));
-    let has_place = interface.is_some() || address.is_some();
-    let addresses = match (interface, address) {
-        (None, None) => loopback(n),
-        (Some(interface), None) => Addresses::Interfaces(vec![interface]),
-        (None, Some(address)) => Addresses::One(address),
-        (Some(_), Some(address)) => {
-            let expected = "nothing beside the interface";
-            return Err(by.refuse(Some(n), "address", &address.to_string(), expected));
-        }
-    };
-    check(n, &name, &addresses, by)?;
-    let named_by = by.name(n, has_place.then(|| place_of(&addresses).0));
-    let device = DeviceConfig::new(name, addresses, persona.or(without.persona.cloned()));
-    let device = DeviceConfig { named_by, ..device };
-    let Some(pkeys) = pkeys else { return Ok(device) };
-    check_pkeys(n, &pkeys, by)?;
-    Ok(DeviceConfig { pkeys: pkeys.into_iter().map(PKey).collect(), ..device })
+    check_name(n, &name, by)?;
+    let persona = persona.or(without.persona.cloned());
+    let device = PortConfig::new(name, loopback(before), persona);
+    let device = PortConfig { named_by: by.name(n, None), ..device };
+    let only = PortTable { interface, address, pkeys };
+    match ports {
+        None => Ok(vec![only.read((n, ""), device, by)?]),
+        Some(ports) => ports::read(ports, only, n, (&device, before), by),
+    }
 }
 
-/// Refuses a name or a place that no device can have.
-fn check(n: usize, name: &str, addresses: &Addresses, by: &AskedBy<'_>) -> Result<(), ConfigError> {
-    if !is_name(name) {
-        return Err(by.refuse(Some(n), "name", name, NAME));
-    }
+/// Refuses a name that no device can have.
+fn check_name(n: usize, name: &str, by: &AskedBy<'_>) -> Result<(), ConfigError> {
+    if is_name(name) { Ok(()) } else { Err(by.refuse(Some(n), "name", name, NAME)) }
+}
+
+/// Refuses a place that no port can have, whose keys stand behind `before`.
+pub(super) fn check_place(
+    (n, before): (usize, &str),
+    addresses: &Addresses,
+    by: &AskedBy<'_>,
+) -> Result<(), ConfigError> {
     let expected = match addresses {
         _ if is_place(addresses) => return Ok(()),
         Addresses::Interfaces(_) => "the name of an interface, of 1 to 15 bytes",
         Addresses::One(_) => "an address of the host",
     };
     let (key, place) = place_of(addresses);
-    Err(by.refuse(Some(n), key, &place, expected))
+    Err(by.refuse(Some(n), &format!("{before}{key}"), &place, expected))
 }
 
 /// The key of a place, and its value.
@@ -369,30 +336,6 @@ fn place_of(addresses: &Addresses) -> (&'static str, String) {
     }
 }
 
-/// Refuses keys that are no table of a port.
-fn check_pkeys(n: usize, pkeys: &[u16], by: &AskedBy<'_>) -> Result<(), ConfigError> {
-    if !(1..=MOST_PKEYS).contains(&pkeys.len()) {
-        let value = format!("a list of {}", pkeys.len());
-        return Err(by.refuse(Some(n), "pkeys", &value, "a list of 1 to 128 keys"));
-    }
-    for (index, pkey) in pkeys.iter().enumerate() {
-        let refuse = |expected: &str| {
-            let key = format!("pkeys, key {}", index + 1);
-            Err(by.refuse(Some(n), &key, &format!("{pkey:#06x}"), expected))
-        };
-        if pkey & 0x7fff == 0 {
-            return refuse("a partition from 1 to 0x7fff in the lower 15 bits");
-        }
-        if let Some(same) = pkeys[..index].iter().position(|other| other == pkey) {
-            return refuse(&format!(
-                "another key than key {}, for each stands there once",
-                same + 1
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// The name of a device by its number, if the first one has this name: mlx5_0 counts on to mlx5_1.
 fn counted(first: &str, n: usize) -> String {
     let stem = first.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -400,8 +343,8 @@ fn counted(first: &str, n: usize) -> String {
     if n == 0 { first.to_owned() } else { format!("{stem}{}", number as u128 + n as u128) }
 }
 
-/// The address of a device that is given none.
-fn loopback(n: usize) -> Addresses {
+/// The address of a port that is given none, behind so many others.
+pub(super) fn loopback(n: usize) -> Addresses {
     let last = u8::try_from(n).unwrap_or(u8::MAX).saturating_add(1);
     Addresses::One(Ipv4Addr::new(127, 0, 0, last).into())
 }
@@ -424,15 +367,16 @@ mod tests {
             Some(found.1.to_owned())
         };
         let config = Config::parse("/etc/rack.toml", file, value).map_err(|e| e.to_string())?;
-        let shown = |device: &DeviceConfig| {
+        let shown = |device: &PortConfig| {
             let place = match &device.addresses {
                 Addresses::One(ip) => ip.to_string(),
                 Addresses::Interfaces(names) => names.join("+"),
             };
             let persona = device.persona.as_ref().map_or(String::new(), |p| format!(":{}", p.name));
-            format!("{}={place}{persona}", device.name)
+            let port = if device.port == 1 { "" } else { "/2" };
+            format!("{}{port}={place}{persona}", device.name)
         };
-        Ok(config.devices.iter().map(shown).collect())
+        Ok(config.ports.iter().map(shown).collect())
     }
 
     #[test]
@@ -578,7 +522,7 @@ mod tests {
                 Some(found.1.to_owned())
             };
             let config = Config::parse("/etc/rack.toml", file, value).unwrap();
-            config.devices.into_iter().map(|device| device.named_by).collect::<Vec<_>>()
+            config.ports.into_iter().map(|port| port.named_by).collect::<Vec<_>>()
         };
         let in_file = |key: &str| format!("configuration file \"/etc/rack.toml\": {key}");
         assert_eq!(names("", &[]), [""]);
@@ -595,9 +539,9 @@ mod tests {
                 in_file("devices"),
             ]
         );
-        let device = &Config::parse("/etc/rack.toml", "interfaces = ['eth7']", |_| None).unwrap();
+        let config = Config::parse("/etc/rack.toml", "interfaces = ['eth7']", |_| None).unwrap();
         assert_eq!(
-            device.devices[0].fault_of_addresses("it is down"),
+            config.fault_of_addresses(0, "it is down"),
             "device anyverbs0, by configuration file \"/etc/rack.toml\": interfaces: it is down"
         );
     }
@@ -625,6 +569,14 @@ mod tests {
             (
                 "{ pkeys = [0xffff, 0x8000] }",
                 "device 1 of devices: pkeys, key 2=\"0x8000\": expected a partition from 1 to",
+            ),
+            (
+                "{ pkeys = [0x10000] }",
+                "device 1 of devices: pkeys, key 1=\"0x10000\": expected a P_Key from 0x0001 to",
+            ),
+            (
+                "{ pkeys = [-1] }",
+                "device 1 of devices: pkeys, key 1=\"-1\": expected a P_Key from 0x0001 to 0xffff",
             ),
             (
                 "{}, { pkeys = [1, 2, 1] }",
@@ -664,9 +616,8 @@ mod tests {
             ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
             ("{ address = 'eth0' }", "invalid IP address"),
             ("{ persona = 5 }", "expected a string"),
-            ("{ pkeys = [0x10000] }", "integer `65536`, expected a number from 0 to 65535"),
-            ("{ pkeys = ['all'] }", "string \"all\", expected a number from 0 to 65535"),
-            ("{ pkeys = 1 }", "integer `1`, expected a list"),
+            ("{ pkeys = ['a'] }", "invalid type: string \"a\", expected a P_Key as a number"),
+            ("{ pkeys = 1 }", "invalid type: integer `1`, expected a list of P_Keys"),
             ("7", "expected an interface, an address or a table"),
         ] {
             let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();

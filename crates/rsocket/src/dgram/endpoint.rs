@@ -20,6 +20,8 @@ use crate::sleep::set_nonblocking;
 
 /// Q_Key of all datagram ids (`RDMA_UDP_QKEY`).
 const QKEY: QKey = QKey(0x0123_4567);
+/// The port of the device whose addresses datagrams use.
+const PORT: u8 = 1;
 /// Bytes before a datagram in a receive buffer.
 const GRH: usize = 40;
 /// A receive buffer; a multiple of 8.
@@ -137,7 +139,7 @@ impl Endpoint {
             },
         )?;
         use QpAttrMask as M;
-        let init = QpAttr { state: QpState::Init, port: 1, qkey: QKEY, ..QpAttr::default() };
+        let init = QpAttr { state: QpState::Init, port: PORT, qkey: QKEY, ..QpAttr::default() };
         qp.modify(&init, M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY)?;
         qp.modify(&QpAttr { state: QpState::Rtr, ..init }, M::STATE)?;
         qp.modify(&QpAttr { state: QpState::Rts, ..init }, M::STATE | M::SQ_PSN)?;
@@ -300,7 +302,7 @@ impl Endpoint {
             sgid_index: peer.sgid_index,
             hop_limit: 64,
             is_global: true,
-            port: 1,
+            port: PORT,
             ..AhAttr::default()
         };
         let ah = self.device.pd.create_ah(&attr)?;
@@ -327,6 +329,7 @@ impl Endpoint {
             .context
             .addresses()?
             .into_iter()
+            .filter(|entry| entry.port == PORT)
             .find(|entry| entry.gid == gid && (scope == 0 || entry.interface == scope))
             .ok_or(Errno(libc::EADDRNOTAVAIL))?;
         let peer = Peer {

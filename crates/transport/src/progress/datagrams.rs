@@ -105,7 +105,7 @@ impl KnownFlow {
 
 /// The device to which a datagram was sent.
 fn device_of(core: &Core, datagram: &Datagram<'_>) -> usize {
-    core.gids.device_of(Gid::from(datagram.destination.to_canonical()), datagram.interface)
+    core.gids.port_of(Gid::from(datagram.destination.to_canonical()), datagram.interface)
 }
 
 impl Driver {

@@ -248,7 +248,7 @@ impl Driver {
                     break;
                 }
             }
-            source.end_run(cell.device, more);
+            source.end_run(cell.port.number(), more);
             let State { machine, link, .. } = &mut *state;
             if S::LOOKS_AHEAD {
                 // The last packet may have been one that is dropped.

@@ -19,18 +19,18 @@ impl Driver {
     /// Does what is due.
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
-        let raise = |device, kind| self.raise_of_port(device, kind);
+        let raise = |port, kind| self.raise_of_port(port, kind);
         while let Some((happening, changed)) = faults.take_due(now, &raise) {
             let rule = happening.rule();
             match happening {
-                Happening::Down(device, _) => {
-                    let what = format!("the port of {} is down", faults.name(device));
-                    self.tell_of(device, rule, &what);
+                Happening::Down(port, _) => {
+                    let what = format!("the port of {} is down", faults.port_name(port));
+                    self.tell_of(port, rule, &what);
                 }
-                Happening::Up(device, _) => {
+                Happening::Up(port, _) => {
                     let is = if changed { "is up again" } else { "is up again for this rule" };
-                    let what = format!("the port of {} {is}", faults.name(device));
-                    self.tell_of(device, rule, &what);
+                    let what = format!("the port of {} {is}", faults.port_name(port));
+                    self.tell_of(port, rule, &what);
                 }
                 Happening::Fatal(device, _) => {
                     let what = format!("{} fails for good", faults.name(device));
@@ -63,12 +63,13 @@ impl Driver {
         }
     }
 
-    /// Raises an event of a device's port. A program that hears of a failed device finds it so.
-    fn raise_of_port(&self, device: usize, kind: AsyncEventKind) {
+    /// Raises an event of a port. A program that hears of a failed device finds it so.
+    fn raise_of_port(&self, port: usize, kind: AsyncEventKind) {
+        let of = self.core.config.device_of(port);
         if kind == AsyncEventKind::DeviceFatal {
-            self.core.fail(device);
+            self.core.fail(of.0);
         }
-        self.listeners.raise(device, kind);
+        self.listeners.raise(of, kind);
     }
 
     /// Moves the queue pairs for which a rule holds to the error state.
@@ -87,7 +88,7 @@ impl Driver {
             if failed {
                 let qpn = cell.qpn.get();
                 let what = format!("queue pair {qpn:#08x} goes to the error state");
-                self.tell_of(cell.device.into(), rule, &what);
+                self.tell_of(cell.port.place(), rule, &what);
             }
         }
     }
@@ -107,7 +108,7 @@ impl Driver {
             "clear" => {
                 // Rules that were due did their work, however late the timers are.
                 self.run_script(faults, self.core.now());
-                let raise = |device, kind| self.raise_of_port(device, kind);
+                let raise = |port, kind| self.raise_of_port(port, kind);
                 let (count, up) = faults.clear(&raise);
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
             }
@@ -120,16 +121,16 @@ impl Driver {
         for cell in self.transport.qps.filter(|_| true) {
             self.with_cell(&cell, None, |State { link, .. }, call| call.env(link).learn_faults());
         }
-        for device in up {
+        for port in up {
             let what =
-                format!("the port of {} is up again, for no rule holds", faults.name(device));
+                format!("the port of {} is up again, for no rule holds", faults.port_name(port));
             tracing::warn!(target: "anyverbs", "faults: {what}");
         }
         Ok(done)
     }
 
-    fn tell_of(&self, device: usize, rule: &Rule, what: &str) {
-        self.core.count(device, Counter::InjectedFaults, 1);
+    fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
+        self.core.count(port, Counter::InjectedFaults, 1);
         let line = format!("injected fault ({}): {what}", rule.named());
         if let Some(trace) = &self.links.trace {
             let args = anyverbs_record::trace::Object::default().text("rule", &rule.text);

@@ -249,7 +249,7 @@ impl Driver {
             return refuse();
         }
         let Some(shm) = &self.links.shm else { return refuse() };
-        if let Some(lane) = link.same_host.lanes.accept(shm, cell.device, channel, &call) {
+        if let Some(lane) = link.same_host.lanes.accept(shm, cell.port.number(), channel, &call) {
             poller.watch_lane(channel, lane, call.dest.get());
             link.settle_short_ways(machine);
         }

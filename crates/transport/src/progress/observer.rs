@@ -143,8 +143,8 @@ impl Observer {
             let values = counters::Counter::ALL.iter().map(|c| (c, counters.read(*c)));
             values.filter(|(_, value)| *value > 0).map(|(c, value)| counter(c, value)).collect()
         };
-        let devices = core.config.devices.iter().enumerate();
-        let is_down = |(number, _): &(usize, _)| self.driver.links.is_down(*number);
+        let ports = 0..core.config.ports.len();
+        let name = |port| core.config.port_name(port);
         Snapshot {
             process: Process {
                 pid: std::process::id(),
@@ -154,8 +154,8 @@ impl Observer {
                 left_out: left_out as u32,
             },
             command: self.command.clone(),
-            devices: devices.clone().map(|(_, device)| device.name.clone()).collect(),
-            down: devices.filter(is_down).map(|(_, device)| device.name.clone()).collect(),
+            devices: ports.clone().map(name).collect(),
+            down: ports.filter(|port| self.driver.links.is_down(*port)).map(name).collect(),
             counters: counters::Counter::ALL.iter().map(|c| counter(c, core.total(*c))).collect(),
             counters_of: if all.len() > 1 {
                 all.iter().map(of_device).collect()
@@ -228,8 +228,8 @@ impl Observer {
         now: Time,
     ) -> Option<QueuePair> {
         let number = cell.qpn.get();
-        let kind = cell.qp_type as u8;
-        let busy = || Some(QueuePair { number, kind, busy: true, ..QueuePair::default() });
+        let (kind, port) = (cell.qp_type as u8, cell.port.number().into());
+        let busy = || Some(QueuePair { number, kind, port, busy: true, ..QueuePair::default() });
         if shared == Some(None) {
             return busy();
         }
@@ -305,6 +305,7 @@ impl Observer {
             waiting,
             unacknowledged: cell.unacknowledged() as u32,
             busy: false,
+            port,
         })
     }
 

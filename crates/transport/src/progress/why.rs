@@ -55,7 +55,7 @@ impl Driver {
         let device = match source.digest() {
             // It came from this host, and its addresses are not in it.
             Some(_) => 0,
-            None => self.core.gids.device_of(arrival.destination, arrival.interface),
+            None => self.core.gids.port_of(arrival.destination, arrival.interface),
         };
         self.core.count(device, Counter::DropNoQp, 1);
         if bth.opcode.is_response() {

@@ -595,20 +595,21 @@ fn refresh_addresses(driver: &'static Driver) {
         tracing::debug!(%error, "reading address changes");
     }
     let gids = &driver.core.gids;
-    let devices = 0..driver.core.config.devices.len();
-    let were_empty: Vec<bool> = devices.map(|device| gids.is_empty(device)).collect();
+    let config = &driver.core.config;
+    let were_empty: Vec<bool> = (0..config.ports.len()).map(|port| gids.is_empty(port)).collect();
+    let raise = |port, kind| driver.listeners.raise(config.device_of(port), kind);
     match gids.refresh() {
         Ok(changed) if changed.is_empty() => {}
         Ok(changed) => {
             driver.transport.groups.follow(&driver.links.port, gids);
-            for &device in &changed {
-                driver.listeners.raise(device, AsyncEventKind::GidChange);
+            for &port in &changed {
+                raise(port, AsyncEventKind::GidChange);
             }
             driver.above().management.addresses_changed();
-            for device in changed {
-                match (were_empty[device], gids.is_empty(device)) {
-                    (false, true) => driver.listeners.raise(device, AsyncEventKind::PortErr),
-                    (true, false) => driver.listeners.raise(device, AsyncEventKind::PortActive),
+            for port in changed {
+                match (were_empty[port], gids.is_empty(port)) {
+                    (false, true) => raise(port, AsyncEventKind::PortErr),
+                    (true, false) => raise(port, AsyncEventKind::PortActive),
                     _ => {}
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_causes::Cause;
 use anyverbs_links::Links;
@@ -10,7 +10,7 @@ use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::udp::Asked;
 use anyverbs_links::why::check_route;
 use anyverbs_locks::{FastMutex, FastMutexGuard, Mutex, rank};
-use anyverbs_objects::base::Ticket;
+use anyverbs_objects::base::{Core, Ticket};
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::error::ModifyObjectError;
 use anyverbs_objects::holders::Held;
@@ -40,8 +40,8 @@ pub struct QpCell {
     pub qp_type: QpType,
     /// The device on which it was made. A target of another process counts as one of the first.
     pub(crate) device: u8,
-    /// The counters of that device.
-    pub(crate) counters: &'static Counters,
+    /// The port of that device which it got in INIT, and the first before.
+    pub(crate) port: OwnPort,
     /// The state that its lock guards.
     pub state: FastMutex<rank::QueuePair, State>,
     /// Where the slots of polled sends go back to.
@@ -59,6 +59,45 @@ pub struct QpCell {
     pub(super) blocks_own_multicast: AtomicBool,
     /// Empty once it is destroyed.
     pub(super) handles: Mutex<rank::QueuePairHandles, Handles>,
+}
+
+/// The port of a queue pair. It changes under the queue pair's lock, when nothing is on its way.
+pub(crate) struct OwnPort {
+    place: AtomicU8,
+    counters: AtomicPtr<Counters>,
+}
+
+impl OwnPort {
+    /// The port at a place among those of all devices; there are 64 at most.
+    pub(super) fn new(core: &'static Core, port: usize) -> Self {
+        let counters = std::ptr::from_ref(core.counters_of(port)).cast_mut();
+        Self { place: AtomicU8::new(port as u8), counters: AtomicPtr::new(counters) }
+    }
+
+    fn set(&self, core: &'static Core, port: usize) {
+        let Self { place, counters } = Self::new(core, port);
+        self.place.store(place.into_inner(), Ordering::Relaxed);
+        self.counters.store(counters.into_inner(), Ordering::Relaxed);
+    }
+
+    /// Its place among the ports of all devices.
+    #[inline]
+    pub(crate) fn place(&self) -> usize {
+        self.number().into()
+    }
+
+    /// As [`place`](Self::place).
+    #[inline]
+    pub(crate) fn number(&self) -> u8 {
+        self.place.load(Ordering::Relaxed)
+    }
+
+    /// Its counters.
+    #[inline]
+    pub(crate) fn counters(&self) -> &'static Counters {
+        // SAFETY: always made of a reference that lives as long as the process.
+        unsafe { &*self.counters.load(Ordering::Relaxed) }
+    }
 }
 
 /// Where an XRC target lives: its domain, and the process whose it is.
@@ -153,7 +192,7 @@ impl QpCell {
             qpn,
             qp_type,
             device: 0,
-            counters: transport.core.counters_of(0),
+            port: OwnPort::new(transport.core, 0),
             sq_credit: state.machine.sq_credit(),
             state: FastMutex::new(state),
             send_cq: None,
@@ -314,6 +353,11 @@ impl QpCell {
         }
     }
 
+    /// Whether it was made on this device.
+    pub fn is_on(&self, device: usize) -> bool {
+        usize::from(self.device) == device
+    }
+
     /// See [`Qp::modify`].
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         let transport = self.transport;
@@ -322,7 +366,11 @@ impl QpCell {
             return Err(ModifyObjectError::NotPermitted);
         }
         let mut state = self.lock()?;
-        let mut max_mtu = transport.core.gids.active_mtu(0);
+        let known = state.machine.attr().port;
+        let number = if mask.contains(QpAttrMask::PORT) { attr.port } else { known };
+        // A number that the device does not have is refused below.
+        let port = transport.core.port(self.device.into(), number).unwrap_or(self.device.into());
+        let mut max_mtu = transport.core.gids.active_mtu(port);
         if mask.contains(QpAttrMask::AV) {
             let gids = &transport.core.gids;
             max_mtu = gids
@@ -331,10 +379,16 @@ impl QpCell {
         } else if !state.machine.attr().av.sgid.is_zero() {
             max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
-        let limits = transport.modify_limits(self.device.into(), max_mtu);
+        let limits = transport.modify_limits(port, max_mtu);
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(attr, mask, &limits, &mut call.env(link))?;
+        if mask.contains(QpAttrMask::PORT) {
+            self.port.set(transport.core, port);
+            if let Some(watch) = &mut link.watch {
+                watch.moves_to(port, transport.core.now());
+            }
+        }
         if link.watch.is_some() && machine.state() == QpState::Err {
             call.env(link).flush_hung(Cause::MovedToError.number().into());
         }

@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
 
     /// A call at a moment that may be known.
     pub(crate) fn at(cell: &'a QpCell, now: Option<Time>) -> Self {
-        Self { cell, now: Cell::new(now), out: Outbox::of(cell.device) }
+        Self { cell, now: Cell::new(now), out: Outbox::of(cell.port.number()) }
     }
 
     /// The environment for the machine.
@@ -132,7 +132,7 @@ impl<'a> Call<'a> {
         }
         let (directory, published) =
             (transport.core.directory.as_ref(), &mut link.same_host.published);
-        publish_qp(directory, machine, self.cell.device, published);
+        publish_qp(directory, machine, self.cell.port.number(), published);
         link.settle_short_ways(machine);
         link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
@@ -250,7 +250,7 @@ impl Env for DeviceEnv<'_, '_> {
         if let Some(watch) = &self.link.watch {
             watch.counted(counter, n, || self.transport.core.now().since(self.now()));
         }
-        self.cell.counters.add(counter, n);
+        self.cell.port.counters().add(counter, n);
     }
 
     #[cold]
@@ -300,7 +300,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             same_host: SameHost { last_target, .. },
             ..
         } = &mut *self.link;
-        let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.counters));
+        let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.port.counters()));
         route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
     }
 

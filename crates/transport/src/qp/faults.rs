@@ -125,20 +125,35 @@ impl QpFaults {
     pub(super) fn learn(&mut self, now: Time) {
         let (cleared, new) = self.plan.news(&mut self.known);
         if cleared {
-            self.rules = Rules::default();
-            self.chosen.retain(|(_, chosen)| matches!(chosen.action, WorkAction::Fails(..)));
-            self.chosen.iter_mut().for_each(|(_, chosen)| chosen.at = CLEARED);
-            self.spoils_at = self.spoils_at.map(|_| now);
-            self.held.iter_mut().for_each(|held| held.release(now));
-            self.parked.release(now);
+            self.unlearn(now);
         }
         for Active { number, rule, since, busy_until } in new {
             if self.is_of(rule) {
                 let dice = self.plan.dice(number, self.place);
-                let busy_until = busy_until.get(self.place.device);
+                let busy_until = busy_until.get(self.place.port);
                 let new = Armed { rule, dice, since, seen: 0, said: 0, busy_until };
                 self.rules.add(new, self.work);
             }
+        }
+    }
+
+    /// No rule that it knows holds any more.
+    fn unlearn(&mut self, now: Time) {
+        self.rules = Rules::default();
+        self.chosen.retain(|(_, chosen)| matches!(chosen.action, WorkAction::Fails(..)));
+        self.chosen.iter_mut().for_each(|(_, chosen)| chosen.at = CLEARED);
+        self.spoils_at = self.spoils_at.map(|_| now);
+        self.held.iter_mut().for_each(|held| held.release(now));
+        self.parked.release(now);
+    }
+
+    /// The queue pair got this port, among those of all devices. The rules of the new one hold, from the first packet on.
+    pub(super) fn moves_to(&mut self, port: usize, now: Time) {
+        if self.place.port != port {
+            self.place.port = port;
+            self.known = Known::default();
+            self.unlearn(now);
+            self.learn(now);
         }
     }
 
@@ -149,7 +164,7 @@ impl QpFaults {
 
     /// Whether its port is down.
     pub(super) fn is_cut(&self) -> bool {
-        self.plan.is_down(self.place.device)
+        self.plan.is_down(self.place.port)
     }
 
     /// The fate of a packet, and the rule that decides it. Nothing is counted yet.

@@ -53,7 +53,7 @@ impl DeviceEnv<'_, '_> {
 
     fn tell(&mut self, injected: &Injected) {
         if let Some(watch) = &mut self.link.watch {
-            watch.injected(self.transport, self.cell.device, injected);
+            watch.injected(self.transport, self.cell.port.place(), injected);
         }
     }
 

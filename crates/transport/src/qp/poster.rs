@@ -87,7 +87,7 @@ impl State {
             Local::Sges(std::slice::from_ref(&sge))
         };
         let operation = Direct { dest_qpn, direction, remote, len: sge.len, local, pd };
-        let this = (cell.qpn, cell.counters);
+        let this = (cell.qpn, cell.port.counters());
         if !route.direct(links, &mut link.same_host.last_target, this, &operation) {
             return false;
         }

@@ -93,11 +93,12 @@ impl Transport {
         }
     }
 
-    pub(super) fn modify_limits(&'static self, device: usize, max_mtu: Mtu) -> ModifyLimits {
-        let attr = self.core.attr_of(device);
+    /// The limits of a queue pair on a port.
+    pub(super) fn modify_limits(&'static self, port: usize, max_mtu: Mtu) -> ModifyLimits {
+        let attr = self.core.attr_of(port);
         ModifyLimits {
             ports: attr.phys_port_cnt,
-            pkeys: self.core.pkeys_of(device),
+            pkeys: self.core.pkeys_of(port),
             max_mtu,
             max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
             max_rate_limit: attr.max_rate_limit,

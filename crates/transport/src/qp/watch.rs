@@ -130,12 +130,19 @@ impl Watch {
         self.links.and_then(|links| links.trace.as_ref())
     }
 
+    /// The queue pair got this port, among those of all devices.
+    pub(super) fn moves_to(&mut self, port: usize, now: anyverbs_proto::time::Time) {
+        if let Some(faults) = &mut self.faults {
+            faults.moves_to(port, now);
+        }
+    }
+
     /// Tells log, counters and trace of a fault that a script asked for.
-    pub(super) fn injected(&mut self, transport: &Transport, device: u8, injected: &Injected) {
+    pub(super) fn injected(&mut self, transport: &Transport, port: usize, injected: &Injected) {
         let Injected { rule, what, .. } = injected;
         let Some(faults) = &mut self.faults else { return };
         let (number, said) = (faults.place.of_process, faults.is_said(injected));
-        transport.core.count(device.into(), Counter::InjectedFaults, 1);
+        transport.core.count(port, Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
         let line =
             format!("injected fault ({}): queue pair {number} ({qpn:#08x}): {what}", rule.named());
