@@ -12,7 +12,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyverbs::abandoned::Membership;
 use anyverbs::config::Config;
@@ -176,19 +176,27 @@ impl Service {
         let files = Arc::new(Mutex::new(Some(files)));
         let service = Self { files: Arc::clone(&files) };
         thread::Builder::new().name("anyverbs-fresh".into()).spawn(move || {
-            let mut has_connections = false;
+            // `is_late`: the files do not follow yet, and no change will tell of it again.
+            let (mut has_connections, mut is_late) = (false, false);
             loop {
-                let (is_asked, has_changed) = wait(&listener, &addresses, has_connections);
+                let patience = match (is_late, has_connections) {
+                    (true, _) => Some(INTERVAL),
+                    (false, true) => Some(KEPT_FOR * INTERVAL),
+                    (false, false) => None,
+                };
+                let (is_asked, has_changed) = wait(&listener, &addresses, patience);
                 let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(live) = &mut *files else { return };
-                if has_changed && live.follow().is_err() {
+                let is_due = is_late || has_changed;
+                is_late = is_due && live.follow().is_err();
+                if is_late && has_changed {
                     // There may be no descriptor for a while.
                     drop(files);
                     thread::sleep(INTERVAL);
                     continue;
                 }
                 if !is_asked {
-                    if !has_changed {
+                    if !is_due {
                         live.rest();
                         has_connections = false;
                     }
@@ -213,10 +221,9 @@ impl Service {
     }
 }
 
-/// Waits for a question or for other addresses, up to [`KEPT_FOR`] intervals if there are connections to processes.
-fn wait(listener: &UnixListener, addresses: &OwnedFd, has_connections: bool) -> (bool, bool) {
-    let timeout =
-        if has_connections { (KEPT_FOR * INTERVAL).as_millis() as libc::c_int } else { -1 };
+/// Waits for a question or for other addresses, or until its patience ends.
+fn wait(listener: &UnixListener, addresses: &OwnedFd, patience: Option<Duration>) -> (bool, bool) {
+    let timeout = patience.map_or(-1, |patience| patience.as_millis() as libc::c_int);
     let mut entries = [listener.as_raw_fd(), addresses.as_raw_fd()].map(|fd| libc::pollfd {
         fd,
         events: libc::POLLIN,
