@@ -136,7 +136,7 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         ledger.end();
         ledger.has_findings()
     };
-    // What the parent process sees of a status is its lowest byte.
+    // The parent process sees the lowest byte of a status alone.
     if has_findings && status & 0xff == 0 {
         // SAFETY: within exit(3), of the same thread.
         unsafe { libc::exit(report::STATUS) };

@@ -8,8 +8,8 @@
 //! Where the kernel refuses the barrier, a waiter looks again every millisecond.
 //!
 //! So a release is no barrier for the loads behind it. Whoever leaves a note for the holder of a lock calls [`heavy_fence`] before it
-//! tries the lock again. A release touches the lock once more after another thread may have taken it: a thread that frees the
-//! lock's memory knows that the last holder is gone by something else than having had the lock.
+//! tries the lock again. A release touches the lock once more when another thread may have it
+//! already. So having had the lock does not tell a thread that it may free the lock's memory.
 //!
 //! Public for the model checker only (`tests/fast_loom.rs`).
 

@@ -154,7 +154,7 @@ pub struct PortConfig {
     pub persona: Option<Arc<Persona>>,
     /// Its P_Keys, one at least.
     pub pkeys: Vec<PKey>,
-    /// What names its addresses, for messages: a variable, or a file and the key in it. Empty where nothing does.
+    /// The source of its addresses, for messages: a variable, or a file and the key in it. Empty if there is none.
     pub named_by: String,
 }
 

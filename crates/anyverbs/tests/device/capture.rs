@@ -291,7 +291,7 @@ fn a_capture_has_questions_to_a_silent_peer_and_their_answers() {
         .collect();
     let answered_to: BTreeSet<_> =
         answers.iter().filter(|captured| !captured.sent).map(|captured| captured.ports.1).collect();
-    // Of each queue pair one at least: the one that fails asks twice.
+    // There is one at least for each queue pair: the one that fails asks twice.
     assert!(asked_from.len() >= 3, "{asked_from:?}");
     assert!(answered_to.len() >= 2 && answered_to.is_subset(&asked_from), "{answered_to:?}");
     let counted = path.with_extension("pcapng.sent");

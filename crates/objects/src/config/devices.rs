@@ -57,7 +57,7 @@ impl AskedBy<'_> {
         }
     }
 
-    /// What names the place of a port, for messages: this key of the table of its device, if it has one.
+    /// The source of the place of a port, for messages: this key of the table of its device, if it has one.
     pub(super) fn name(&self, n: usize, key: Option<&str>) -> String {
         match (self, key) {
             (Self::Variable(_), _) => "ANYVERBS_DEVICES".to_owned(),

@@ -88,7 +88,7 @@ fn look(now: i64) -> bool {
     by_kernel
 }
 
-/// Who finds out that a copy of this thread meets memory that is not mapped.
+/// The protection of this thread's copies from memory that is not mapped: our signal handler, or the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard {
     by_kernel: bool,

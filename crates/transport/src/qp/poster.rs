@@ -26,7 +26,7 @@ pub struct Poster<'a> {
     pub(super) sends: bool,
     /// SENDs have left by a lane.
     pub(super) by_lane: bool,
-    /// Of the copies by this poster.
+    /// The guard of the copies by this poster.
     pub(super) guard: Option<Guard>,
 }
 

@@ -35,7 +35,7 @@ fn message(op: [Operation; 3], packets: u32) -> Vec<Row> {
 const SEND: [Operation; 3] = [Operation::SendFirst, Operation::SendMiddle, Operation::SendLast];
 const WRITE: [Operation; 3] = [Operation::WriteFirst, Operation::WriteMiddle, Operation::WriteLast];
 
-/// What can be seen of a queue pair.
+/// The visible state of a queue pair.
 #[derive(PartialEq, Debug)]
 struct Seen {
     memory: Vec<u8>,
