@@ -20,7 +20,7 @@ use anyverbs::watch::{Addresses, Seen, Totals, Watcher};
 use anyverbs_page::INTERVAL;
 
 use crate::device::{self, Device};
-use crate::{counters, view_netlink, view_tree};
+use crate::{counters, view_netlink, view_port};
 use view_netlink::replace;
 
 /// The socket that answers when the files are fresh. The view knows its name.
@@ -81,7 +81,7 @@ impl Files {
             let ib = self.sys.join("class/infiniband").join(&device.name);
             for (at, addresses) in (0..device.ports.len()).zip(&mut all) {
                 if let Some(port) = device.ports[at].with(&addresses) {
-                    view_tree::rewrite_addresses(&ib, device, (at, &port))?;
+                    view_port::rewrite_addresses(&ib, device, (at, &port))?;
                     device.ports[at] = port;
                     // The state of the port may be another.
                     self.last = None;

@@ -25,6 +25,7 @@ mod sysfs;
 mod top;
 mod view_netlink;
 mod view_pci;
+mod view_port;
 mod view_tree;
 
 use std::io::{self, Write};

@@ -9,7 +9,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::device::Pci;
-use crate::view_tree::{cpu_mask, online, write};
+use crate::view_port::write;
+use crate::view_tree::{cpu_mask, online};
 
 /// The PCI domain of the devices. The view knows its name.
 const DOMAIN: &str = "a17b";

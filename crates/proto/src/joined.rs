@@ -1,18 +1,7 @@
 //! Packets in a row of one buffer, as GRO joins datagrams, that are received as one.
 
 use crate::memory::{Fault, Memory};
-use crate::payload::Data;
-use crate::qp::Incoming;
-use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::{ICRC_LEN, Packet};
-use crate::wire::repeated::Repeated;
-
-/// The kinds of packets that are joined.
-const KINDS: [Opcode; 3] = [
-    Opcode::new(Service::Rc, Operation::WriteOnly),
-    Opcode::new(Service::Rc, Operation::SendMiddle),
-    Opcode::new(Service::Rc, Operation::WriteMiddle),
-];
 
 /// The payloads of such packets, or a part of them. The packets have one length and one kind. They differ in the PSN, in
 /// whether they ask for an ACK, and in the address of a RETH, which moves on with the payload.
@@ -104,40 +93,5 @@ impl<'a> Joined<'a> {
             dst = rest;
             Ok(())
         })
-    }
-}
-
-impl<'a> Incoming<'a> {
-    /// Joins to this packet those that continue it: MIDDLEs of one message, or WRITEs of one packet into adjoining memory. `all`
-    /// has it and what came behind it, each `stride` bytes long with its ICRC. `is_right` checks the ICRC of one
-    /// that seems to continue it. Returns how many it now stands for.
-    #[inline]
-    pub fn join(
-        &mut self,
-        all: &'a [u8],
-        stride: usize,
-        mut is_right: impl FnMut(usize, &[u8]) -> bool,
-    ) -> usize {
-        let (opcode, each) = (self.headers.bth.opcode, self.payload.len());
-        let is_whole = self.headers.reth.is_none_or(|reth| reth.len as usize == each);
-        if all.len() < 2 * stride || each == 0 || !is_whole || !KINDS.contains(&opcode) {
-            return 1;
-        }
-        let mut asks = false;
-        let mut headers = Repeated::new(&self.headers, each as u32);
-        let continues = |(i, packet): &(usize, &[u8])| {
-            headers.has(packet).is_some_and(|asks_for_ack| {
-                let is_right = *i == 0 || is_right(*i, packet);
-                asks |= is_right && asks_for_ack;
-                is_right
-            })
-        };
-        let n = all.chunks_exact(stride).enumerate().take_while(continues).count();
-        if n > 1 {
-            let packets = &all[..n * stride];
-            self.payload = Data::Joined(Joined::new(packets, stride, self.headers.len(), each));
-            (self.packets, self.headers.bth.ack_req) = (n as u32, asks);
-        }
-        n.max(1)
     }
 }

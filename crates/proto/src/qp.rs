@@ -9,6 +9,7 @@ mod datagram;
 pub mod drops;
 pub mod facts;
 pub mod grh;
+mod joining;
 pub mod pacing;
 mod posting;
 mod requester;

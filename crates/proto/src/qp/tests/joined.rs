@@ -127,7 +127,7 @@ fn with_receive(len: u32) -> World {
 #[test]
 fn writes_in_a_row_and_the_middle_of_a_message_come_as_one() {
     let writes = Row { asks: 0b1001, ..row(Operation::WriteOnly, 20) };
-    assert_eq!(both(world, &[writes.clone()]), [20]);
+    assert_eq!(both(world, std::slice::from_ref(&writes)), [20]);
     assert_eq!(both(world, &[Row { each: 100, ..writes.clone() }]), [20]);
     assert_eq!(both(world, &[Row { each: 7, ..writes }]), [20], "with a pad");
     assert_eq!(both(world, &message(WRITE, 12)), [1, 10, 1]);
