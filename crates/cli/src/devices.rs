@@ -11,11 +11,20 @@ use crate::view_tree::groups;
 pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
     let devices = device::list(&args.settings)?;
     let text = if args.json {
-        serde_json::to_string_pretty(&devices)? + "\n"
+        as_json(&devices)? + "\n"
     } else {
         devices.iter().map(describe).collect::<Vec<_>>().join("\n")
     };
     crate::write_out(text.as_bytes())
+}
+
+/// The devices as a list. `port` is the first of `ports`, for readers who know no second one.
+fn as_json(devices: &[Device]) -> serde_json::Result<String> {
+    let mut all = serde_json::to_value(devices)?;
+    for device in all.as_array_mut().into_iter().flatten() {
+        device["port"] = device["ports"][0].clone();
+    }
+    serde_json::to_string_pretty(&all)
 }
 
 fn describe(device: &Device) -> String {

@@ -84,6 +84,7 @@ fn the_listings_have_both_ports() {
     };
     assert_eq!([address(0, 0), address(0, 1)], ["127.0.0.1", "127.0.0.2"]);
     assert_eq!([address(1, 0), address(1, 1)], ["127.0.0.3", "none"]);
+    assert!(devices.iter().all(|device| device["port"] == device["ports"][0]));
     let text = scratch.says(&["devices"]);
     let named = ["port 1  ", "port 2  ", "GID table of port 1", "GID table of port 2"];
     assert!(named.iter().all(|name| text.contains(name)), "{text}");
