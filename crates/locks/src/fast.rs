@@ -16,6 +16,7 @@
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
+use parking_lot::lock_api::{GuardNoSend, RawMutex, RawMutexTimed};
 use parking_lot_core::SpinWait;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 use rustix::time::Timespec;
@@ -138,6 +139,48 @@ impl Default for Lock {
     }
 }
 
+// SAFETY: a thread has it from a swap that found it free to the store that frees it.
+unsafe impl RawMutex for Lock {
+    const INIT: Self = Self::new();
+    type GuardMarker = GuardNoSend;
+
+    #[inline]
+    fn lock(&self) {
+        self.lock();
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        self.try_lock()
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        self.unlock();
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.is_locked()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl RawMutexTimed for Lock {
+    type Duration = Duration;
+    type Instant = Instant;
+
+    fn try_lock_for(&self, timeout: Duration) -> bool {
+        // A time that the clock cannot show never comes.
+        let latest = Instant::now().checked_add(timeout);
+        self.try_lock() || self.wait(latest)
+    }
+
+    fn try_lock_until(&self, timeout: Instant) -> bool {
+        self.try_lock() || self.wait(Some(timeout))
+    }
+}
+
 impl<W: Word> Lock<W> {
     /// A free one, of words that are 0.
     pub fn of(state: W, waiters: W) -> Self {
@@ -167,11 +210,6 @@ impl<W: Word> Lock<W> {
     #[inline]
     pub fn is_locked(&self) -> bool {
         self.state.load(Ordering::Relaxed) != FREE
-    }
-
-    /// Takes it, or gives up when the time has passed.
-    pub fn try_lock_until(&self, deadline: Instant) -> bool {
-        self.try_lock() || self.wait(Some(deadline))
     }
 
     /// Releases it. The calling thread has it.

@@ -3,7 +3,7 @@
 //! A lock names its rank in its type: `Mutex<rank::CompletionQueue, State>`. Builds with debug assertions check
 //! the order, so every test does. A thread panics that takes a lock while it holds one of the same rank or of a later one.
 //! `try_lock` never waits, so it may be used out of order. A lock that it takes counts for later ones.
-//! Without debug assertions these are parking_lot's locks, and the rank costs nothing.
+//! Without debug assertions these are parking_lot's locks, or those of [`fast`], and the rank costs nothing.
 
 pub mod fast;
 mod held;
@@ -33,12 +33,16 @@ pub type RwLockReadGuard<'a, R, T> = lock_api::RwLockReadGuard<'a, RawRwLock<R>,
 /// A hold of an [`RwLock`] for writing.
 pub type RwLockWriteGuard<'a, R, T> = lock_api::RwLockWriteGuard<'a, RawRwLock<R>, T>;
 
-/// parking_lot's raw mutex with a rank.
-pub struct RawMutex<R>(parking_lot::RawMutex, PhantomData<fn() -> R>);
+/// A raw mutex with a rank.
+pub struct RankedMutex<R, M>(M, PhantomData<fn() -> R>);
+/// parking_lot's.
+pub type RawMutex<R> = RankedMutex<R, parking_lot::RawMutex>;
+/// That of the data path.
+pub type RawFastMutex<R> = RankedMutex<R, fast::Lock>;
 
-// SAFETY: all is done by parking_lot's raw mutex; the rank is only looked at.
-unsafe impl<R: Ranked> lock_api::RawMutex for RawMutex<R> {
-    const INIT: Self = Self(<parking_lot::RawMutex as lock_api::RawMutex>::INIT, PhantomData);
+// SAFETY: all is done by the raw mutex; the rank is only looked at.
+unsafe impl<R: Ranked, M: lock_api::RawMutex> lock_api::RawMutex for RankedMutex<R, M> {
+    const INIT: Self = Self(M::INIT, PhantomData);
     type GuardMarker = GuardNoSend;
 
     #[inline]
@@ -68,75 +72,18 @@ unsafe impl<R: Ranked> lock_api::RawMutex for RawMutex<R> {
 }
 
 // SAFETY: as above.
-unsafe impl<R: Ranked> RawMutexTimed for RawMutex<R> {
-    type Duration = Duration;
-    type Instant = Instant;
+unsafe impl<R: Ranked, M: RawMutexTimed> RawMutexTimed for RankedMutex<R, M> {
+    type Duration = M::Duration;
+    type Instant = M::Instant;
 
     #[inline]
-    fn try_lock_for(&self, timeout: Duration) -> bool {
+    fn try_lock_for(&self, timeout: M::Duration) -> bool {
         let is_taken = self.0.try_lock_for(timeout);
         held::add_if(is_taken, R::RANK)
     }
 
     #[inline]
-    fn try_lock_until(&self, timeout: Instant) -> bool {
-        let is_taken = self.0.try_lock_until(timeout);
-        held::add_if(is_taken, R::RANK)
-    }
-}
-
-/// A [`fast::Lock`] with a rank.
-pub struct RawFastMutex<R>(fast::Lock, PhantomData<fn() -> R>);
-
-// SAFETY: all is done by the lock, which excludes; the rank is only looked at.
-unsafe impl<R: Ranked> lock_api::RawMutex for RawFastMutex<R> {
-    const INIT: Self = Self(fast::Lock::new(), PhantomData);
-    type GuardMarker = GuardNoSend;
-
-    #[inline]
-    fn lock(&self) {
-        held::check(R::RANK);
-        self.0.lock();
-        held::add(R::RANK);
-    }
-
-    #[inline]
-    fn try_lock(&self) -> bool {
-        let is_taken = self.0.try_lock();
-        held::add_if(is_taken, R::RANK)
-    }
-
-    #[inline]
-    unsafe fn unlock(&self) {
-        held::remove(R::RANK);
-        self.0.unlock();
-    }
-
-    #[inline]
-    fn is_locked(&self) -> bool {
-        self.0.is_locked()
-    }
-}
-
-// SAFETY: as above.
-unsafe impl<R: Ranked> RawMutexTimed for RawFastMutex<R> {
-    type Duration = Duration;
-    type Instant = Instant;
-
-    fn try_lock_for(&self, timeout: Duration) -> bool {
-        // A time that the clock cannot show never comes.
-        let latest = Instant::now().checked_add(timeout);
-        let is_taken = match latest {
-            Some(latest) => self.0.try_lock_until(latest),
-            None => {
-                self.0.lock();
-                true
-            }
-        };
-        held::add_if(is_taken, R::RANK)
-    }
-
-    fn try_lock_until(&self, timeout: Instant) -> bool {
+    fn try_lock_until(&self, timeout: M::Instant) -> bool {
         let is_taken = self.0.try_lock_until(timeout);
         held::add_if(is_taken, R::RANK)
     }
