@@ -1,14 +1,17 @@
 //! A lock that is released by a plain store.
 //!
 //! A release of an ordinary lock is a locked instruction, since it must learn in one step whether a thread waits. Here the
-//! releasing thread stores, and then loads the number of waiters. A processor may do the load before others see the store. So a
-//! thread that begins to wait adds itself to that number, and then makes every other thread of the process pass a memory barrier
-//! (membarrier(2)). Each release before the barrier is seen by the waiter, and each one after it sees the waiter.
+//! releasing thread stores, and then loads a word by which waiters ask to be woken. A processor may do the load before others see
+//! the store. So a thread that is about to sleep sets that word, and then makes every other thread of the process pass a memory
+//! barrier (membarrier(2)). Each release before the barrier is seen by the waiter, and each one after it sees the word.
+//!
+//! The release that sees it clears it and wakes one who sleeps. That one sets it again when it has the lock, or finds it taken, for
+//! others may sleep still. So a waiter that is awake but has no processor costs the releases nothing meanwhile.
 //!
 //! Where the kernel refuses the barrier, a waiter looks again every millisecond.
 //!
 //! So a release is no barrier for the loads behind it. Whoever leaves a note for the holder of a lock calls [`heavy_fence`] before it
-//! tries the lock again. A release touches the lock once more when another thread may have it
+//! tries the lock again. A release reads the word of the waiters, and may write it, when another thread may have the lock
 //! already. So having had the lock does not tell a thread that it may free the lock's memory.
 //!
 //! Public for the model checker only (`tests/fast_loom.rs`).
@@ -24,6 +27,9 @@ use rustix::time::Timespec;
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 
+const NOBODY: u32 = 0;
+const SOMEBODY: u32 = 1;
+
 /// A word and what a thread does around it: those of the machine, or of a model checker.
 pub trait Word: Sync {
     /// As [`AtomicU32::load`]; the others likewise.
@@ -32,10 +38,6 @@ pub trait Word: Sync {
     fn store(&self, value: u32, order: Ordering);
     /// Replaces.
     fn swap(&self, value: u32, order: Ordering) -> u32;
-    /// Adds.
-    fn fetch_add(&self, value: u32, order: Ordering) -> u32;
-    /// Subtracts.
-    fn fetch_sub(&self, value: u32, order: Ordering) -> u32;
     /// Between a store and a load that [`heavy_fence`](Self::heavy_fence) orders for other threads.
     fn light_fence();
     /// Makes all other threads pass a barrier. False where the kernel refuses.
@@ -62,14 +64,6 @@ impl Word for AtomicU32 {
     #[inline]
     fn swap(&self, value: u32, order: Ordering) -> u32 {
         self.swap(value, order)
-    }
-
-    fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
-        self.fetch_add(value, order)
-    }
-
-    fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
-        self.fetch_sub(value, order)
     }
 
     #[inline]
@@ -122,14 +116,15 @@ pub fn heavy_fence() {
 #[derive(Debug)]
 pub struct Lock<W = AtomicU32> {
     state: W,
-    waiters: W,
+    /// Whether a thread sleeps, or is about to, that no release has seen. They sleep at this word.
+    asleep: W,
 }
 
 impl Lock {
     /// A free one.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: AtomicU32::new(FREE), waiters: AtomicU32::new(0) }
+        Self { state: AtomicU32::new(FREE), asleep: AtomicU32::new(NOBODY) }
     }
 }
 
@@ -183,8 +178,8 @@ unsafe impl RawMutexTimed for Lock {
 
 impl<W: Word> Lock<W> {
     /// A free one, of words that are 0.
-    pub fn of(state: W, waiters: W) -> Self {
-        Self { state, waiters }
+    pub fn of(state: W, asleep: W) -> Self {
+        Self { state, asleep }
     }
 
     /// Takes it. Waits as long as another thread has it.
@@ -217,7 +212,7 @@ impl<W: Word> Lock<W> {
     pub fn unlock(&self) {
         self.state.store(FREE, Ordering::Release);
         W::light_fence();
-        if self.waiters.load(Ordering::Relaxed) != 0 {
+        if self.asleep.load(Ordering::Relaxed) != NOBODY {
             self.wake();
         }
     }
@@ -225,7 +220,9 @@ impl<W: Word> Lock<W> {
     #[cold]
     #[inline(never)]
     fn wake(&self) {
-        self.state.wake();
+        if self.asleep.swap(NOBODY, Ordering::SeqCst) != NOBODY {
+            self.asleep.wake();
+        }
     }
 
     #[cold]
@@ -236,23 +233,24 @@ impl<W: Word> Lock<W> {
         if self.state.spin(|| self.take()) {
             return true;
         }
-        if deadline.is_some_and(|at| at <= Instant::now()) {
-            return false;
-        }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        let pause = (!W::heavy_fence()).then_some(PAUSE);
-        let is_taken = loop {
+        let mut has_slept = false;
+        loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if self.state.spin(|| self.take()) {
-                break true;
-            }
             if left.is_some_and(|left| left.is_zero()) {
-                // Whoever has the lock sees the other waiters when it releases it.
-                break false;
+                if has_slept {
+                    // It may have been the one that a release woke.
+                    self.asleep.wake();
+                }
+                return false;
             }
-            self.state.sleep(TAKEN, pause.into_iter().chain(left).min());
-        };
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        is_taken
+            self.asleep.swap(SOMEBODY, Ordering::SeqCst);
+            let pause = (!W::heavy_fence()).then_some(PAUSE);
+            if self.state.spin(|| self.take()) {
+                // The word is set: the release of this thread wakes the next one.
+                return true;
+            }
+            self.asleep.sleep(SOMEBODY, pause.into_iter().chain(left).min());
+            has_slept = true;
+        }
     }
 }

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -171,4 +172,76 @@ fn a_wait_for_a_fast_lock_ends_in_time() {
     assert!(lock.is_locked() && lock.try_lock().is_none());
     drop(held);
     assert!(!lock.is_locked() && lock.try_lock_for(Duration::MAX).is_some());
+}
+
+/// A word at which a thread that was woken gets no processor as long as `processor` is held.
+#[derive(Default)]
+struct Slow {
+    word: AtomicU32,
+    processor: std::sync::Mutex<()>,
+    asleep: AtomicU32,
+    wakes: AtomicU32,
+}
+
+impl fast::Word for &Slow {
+    fn load(&self, order: Ordering) -> u32 {
+        self.word.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.word.store(value, order);
+    }
+
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.word.swap(value, order)
+    }
+
+    fn light_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    fn heavy_fence() -> bool {
+        fence(Ordering::SeqCst);
+        true
+    }
+
+    fn sleep(&self, value: u32, _: Option<Duration>) {
+        if self.word.load(Ordering::SeqCst) == value {
+            self.asleep.store(1, Ordering::SeqCst);
+            drop(self.processor.lock());
+        }
+    }
+
+    fn wake(&self) {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
+        is_over()
+    }
+}
+
+#[test]
+fn a_waiter_without_a_processor_is_woken_once() {
+    let (state, asleep) = (Slow::default(), Slow::default());
+    let lock = fast::Lock::of(&state, &asleep);
+    let processor = asleep.processor.lock().expect("no panic");
+    lock.lock();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            lock.lock();
+            lock.unlock();
+        });
+        while asleep.asleep.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        for _ in 0..1000 {
+            lock.unlock();
+            lock.lock();
+        }
+        assert_eq!(asleep.wakes.load(Ordering::SeqCst), 1);
+        lock.unlock();
+        drop(processor);
+        waiter.join().expect("it takes the lock");
+    });
 }

@@ -40,14 +40,6 @@ impl<const FENCED: bool> Word for Model<FENCED> {
         self.word.swap(value, order)
     }
 
-    fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
-        self.word.fetch_add(value, order)
-    }
-
-    fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
-        self.word.fetch_sub(value, order)
-    }
-
     fn light_fence() {
         if FENCED {
             fence(Ordering::SeqCst);
