@@ -4,7 +4,7 @@ use crate::memory::{Fault, Memory};
 use crate::wire::packet::{ICRC_LEN, Packet};
 
 /// The payloads of such packets, or a part of them. The packets have one length and one kind. They differ in the PSN, in
-/// whether they ask for an ACK, and in the address of a RETH, which moves on with the payload.
+/// whether they ask for an ACK, and in the address of a RETH, which grows by one step from packet to packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Joined<'a> {
     /// The packets, each with its ICRC.
@@ -13,6 +13,8 @@ pub struct Joined<'a> {
     stride: u16,
     head: u16,
     each: u16,
+    /// From the place of a payload in memory to that of the next one.
+    step: u32,
     /// The part of all payloads, one behind the other.
     skip: u32,
     len: u32,
@@ -20,14 +22,19 @@ pub struct Joined<'a> {
 
 impl<'a> Joined<'a> {
     /// Packets of `stride` bytes, of which `head` are headers and `each` are payload.
-    pub(crate) fn new(packets: &'a [u8], stride: usize, head: usize, each: usize) -> Self {
+    pub(crate) fn new(
+        packets: &'a [u8],
+        stride: usize,
+        (head, each): (usize, usize),
+        step: u32,
+    ) -> Self {
         debug_assert!(
             packets.len() <= usize::from(u16::MAX) && packets.len().is_multiple_of(stride)
         );
         debug_assert!(each > 0 && head + each + ICRC_LEN <= stride);
         let len = (packets.len() / stride * each) as u32;
         let [stride, head, each] = [stride, head, each].map(|n| n as u16);
-        Self { packets, stride, head, each, skip: 0, len }
+        Self { packets, stride, head, each, step, skip: 0, len }
     }
 
     /// Bytes.
@@ -38,6 +45,22 @@ impl<'a> Joined<'a> {
     /// Bytes of the payload of each packet.
     pub(crate) fn each(&self) -> usize {
         self.each.into()
+    }
+
+    /// Bytes of memory from the first to the last that whole packets are for.
+    pub(crate) fn span(&self) -> u64 {
+        let n = self.packets.len() / usize::from(self.stride);
+        u64::from(self.step) * (n - 1) as u64 + u64::from(self.each)
+    }
+
+    /// Copies the payloads of whole packets to where their steps lead from an address.
+    #[inline]
+    pub(crate) fn write_by_steps(&self, mut to: u64, memory: &impl Memory) -> Result<(), Fault> {
+        self.each_piece(|bytes| {
+            memory.write(to, bytes)?;
+            to = to.wrapping_add(self.step.into());
+            Ok(())
+        })
     }
 
     /// The first `at` bytes and the rest. There must be at least `at`.

@@ -3,6 +3,7 @@
 use super::Incoming;
 use crate::joined::Joined;
 use crate::payload::Data;
+use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::repeated::Repeated;
 
@@ -14,8 +15,8 @@ const KINDS: [Opcode; 3] = [
 ];
 
 impl<'a> Incoming<'a> {
-    /// Joins to this packet those that continue it: MIDDLEs of one message, or WRITEs of one packet into adjoining memory. `all`
-    /// has it and what came behind it, each `stride` bytes long with its ICRC. `is_right` checks the ICRC of one
+    /// Joins to this packet those that continue it: MIDDLEs of one message, or WRITEs of one packet under one key, whose addresses
+    /// grow by equal steps. `all` has it and what came behind it, each `stride` bytes long with its ICRC. `is_right` checks the ICRC of one
     /// that seems to continue it. Returns how many it now stands for.
     #[inline]
     pub fn join(
@@ -30,7 +31,8 @@ impl<'a> Incoming<'a> {
             return 1;
         }
         let mut asks = false;
-        let mut headers = Repeated::new(&self.headers, each as u32);
+        let Some(step) = self.step(&all[stride..], each) else { return 1 };
+        let mut headers = Repeated::new(&self.headers, step);
         let continues = |(i, packet): &(usize, &[u8])| {
             headers.has(packet).is_some_and(|asks_for_ack| {
                 let is_right = *i == 0 || is_right(*i, packet);
@@ -41,9 +43,18 @@ impl<'a> Incoming<'a> {
         let n = all.chunks_exact(stride).enumerate().take_while(continues).count();
         if n > 1 {
             let packets = &all[..n * stride];
-            self.payload = Data::Joined(Joined::new(packets, stride, self.headers.len(), each));
+            let shape = (self.headers.len(), each);
+            self.payload = Data::Joined(Joined::new(packets, stride, shape, step));
             (self.packets, self.headers.bth.ack_req) = (n as u32, asks);
         }
         n.max(1)
+    }
+
+    /// How far the address of `next` lies behind that of this packet.
+    #[inline]
+    fn step(&self, next: &[u8], each: usize) -> Option<u32> {
+        let Some(reth) = self.headers.reth else { return Some(each as u32) };
+        let va = next.get(Bth::LEN..)?.first_chunk().map(|va| u64::from_be_bytes(*va))?;
+        u32::try_from(va.wrapping_sub(reth.va)).ok()
     }
 }

@@ -186,15 +186,24 @@ impl Qp {
         env: &mut E,
     ) -> bool {
         let Some(reth) = packet.headers.reth else { return false };
-        let (len, (messages, each)) = (packet.payload.len(), messages(packet));
+        let (payload, (messages, each)) = (&packet.payload, messages(packet));
+        let len = payload.len();
         if reth.len as usize != each || !self.attr.access.contains(Access::REMOTE_WRITE) {
             return false;
         }
         if len > 0 {
-            let range = (reth.va, len as u64);
+            let span = match payload {
+                Data::Joined(joined) => joined.span(),
+                _ => len as u64,
+            };
             let (reach, right) = (self.reach(), Access::REMOTE_WRITE);
+            let range = (reth.va, span);
             let written = env.with_remote(reth.rkey, reach, range, right, |memory, to| {
-                packet.payload.write(to, memory).is_ok()
+                let done = match payload {
+                    Data::Joined(joined) => joined.write_by_steps(to, memory),
+                    _ => payload.write(to, memory),
+                };
+                done.is_ok()
             });
             if written != Ok(true) {
                 return false;

@@ -17,14 +17,16 @@ struct Row {
     each: u32,
     /// PSNs between the one before it and its first, or fewer than none.
     gap: i32,
-    /// Where its memory begins.
+    /// Where its memory begins, and how far the memory of the next packet lies behind that of one.
     at: u64,
+    step: u32,
     /// A bit for each packet that asks for an ACK.
     asks: u32,
 }
 
 fn row(operation: Operation, packets: u32) -> Row {
-    Row { operation, packets, each: SMALL, gap: 0, at: IOVA, asks: 1 << (packets - 1) }
+    let asks = 1 << (packets - 1);
+    Row { operation, packets, each: SMALL, gap: 0, at: IOVA, step: SMALL, asks }
 }
 
 /// A message of so many packets.
@@ -62,7 +64,7 @@ fn received(world: &mut World, rows: &[Row], joined: bool) -> Vec<u32> {
             let (first, rkey) = (headers.bth.opcode.starts_message(), world.device.keys.rkey);
             if headers.bth.opcode.is_write() && first {
                 let len = if headers.bth.opcode.is_only() { row.each } else { whole };
-                let va = row.at + u64::from(i * row.each);
+                let va = row.at + u64::from(i * row.step);
                 headers.reth = Some(Reth { va, rkey, len });
             }
             let payload: Vec<u8> = (0..row.each).map(|n| (n + fill) as u8).collect();
@@ -128,13 +130,25 @@ fn with_receive(len: u32) -> World {
 fn writes_in_a_row_and_the_middle_of_a_message_come_as_one() {
     let writes = Row { asks: 0b1001, ..row(Operation::WriteOnly, 20) };
     assert_eq!(both(world, std::slice::from_ref(&writes)), [20]);
-    assert_eq!(both(world, &[Row { each: 100, ..writes.clone() }]), [20]);
-    assert_eq!(both(world, &[Row { each: 7, ..writes }]), [20], "with a pad");
+    assert_eq!(both(world, &[Row { each: 100, step: 100, ..writes.clone() }]), [20]);
+    assert_eq!(both(world, &[Row { each: 7, step: 7, ..writes }]), [20], "with a pad");
     assert_eq!(both(world, &message(WRITE, 12)), [1, 10, 1]);
     assert_eq!(both(|| with_receive(12 * SMALL), &message(SEND, 12)), [1, 10, 1]);
     // Others do not.
     let sends = Row { each: 8, ..row(Operation::SendOnly, 3) };
     assert_eq!(both(|| with_receive(8), &[sends]), [1; 3]);
+}
+
+#[test]
+fn writes_whose_addresses_grow_by_equal_steps_come_as_one() {
+    let writes = |each, step, packets| Row { each, step, ..row(Operation::WriteOnly, packets) };
+    for (each, step) in [(8, 64), (8, 0), (8, 3), (7, 8), (SMALL, 4000)] {
+        assert_eq!(both(world, &[writes(each, step, 12)]), [12], "{each} {step}");
+    }
+    // Behind the first step that is another one.
+    let around = Row { at: IOVA, ..writes(8, 64, 5) };
+    let all = [Row { at: IOVA + 900, ..writes(8, 64, 6) }, around];
+    assert_eq!(both(world, &all), [6, 5]);
 }
 
 /// Wherever the receive, the memory or the right ends.
@@ -156,6 +170,9 @@ fn the_first_packet_that_is_wrong_is_refused() {
         // Behind the last byte of the device's memory.
         let at = IOVA + (64 << 10) - u64::from(packets * SMALL);
         both(world, &[Row { at, ..row(Operation::WriteOnly, 12) }]);
+        let step = 64;
+        let at = IOVA + (64 << 10) - u64::from(packets * step) + 56;
+        both(world, &[Row { at, each: 8, step, ..row(Operation::WriteOnly, 12) }]);
         let mut rows = message(WRITE, 12);
         rows.iter_mut().for_each(|row| row.at = at);
         both(world, &rows);
@@ -239,16 +256,20 @@ fn only_packets_that_are_right_are_joined() {
 proptest! {
     #[test]
     fn any_rows_are_executed_as_single_packets_are(
-        rows in prop::collection::vec((0..7usize, 1..9u32, -3..3i32, 0..5u64, any::<u32>()), 1..8),
+        rows in prop::collection::vec(
+            (0..7usize, 1..9u32, -3..3i32, 0..5u64, 0..600u32, any::<u32>()),
+            1..8,
+        ),
         receive in 0..3000u32,
     ) {
         use Operation as O;
         let kinds =
             [O::WriteOnly, SEND[0], SEND[1], SEND[2], WRITE[0], WRITE[1], WRITE[2]];
-        let rows: Vec<_> = rows.iter().map(|&(kind, packets, gap, at, asks)| Row {
+        let rows: Vec<_> = rows.iter().map(|&(kind, packets, gap, at, step, asks)| Row {
             // Mostly none.
             gap: if gap == 2 || gap == -3 { gap } else { 0 },
             at: IOVA + at * (15 << 10),
+            step,
             asks,
             ..row(kinds[kind], packets)
         }).collect();
