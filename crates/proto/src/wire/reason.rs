@@ -8,8 +8,8 @@ use super::field::u24_at;
 use crate::reason::Told;
 use crate::types::{Psn, Qpn};
 
-/// Opcode of a reason, by its length of either kind: BTH (destination and PSN of the NAK that follows), the cause and its value.
-/// Or BTH alone (in the place of the destination the cause, PSN of the packet that was dropped).
+/// Opcode of a reason, by its length of either kind: BTH (destination and PSN of the NAK that follows), two zeros, the cause and its
+/// value. Or BTH alone (in the place of the destination the cause, PSN of the packet that was dropped).
 const REASON: u8 = 0xc4;
 
 /// The bytes of a base header that stands for a reason.
@@ -34,15 +34,16 @@ pub struct ReasonPacket {
 }
 
 impl ReasonPacket {
-    /// Bytes.
-    pub const LEN: usize = Bth::LEN + Told::LEN;
+    /// Bytes: a multiple of four, as every packet has. Otherwise the IPv4 ID behind its ICRC could not be found out.
+    pub const LEN: usize = Self::TOLD_AT + Told::LEN;
+    const TOLD_AT: usize = Bth::LEN + 2;
 
     /// Its bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..Bth::LEN].copy_from_slice(&bth(self.dest.get(), self.psn));
-        bytes[Bth::LEN..].copy_from_slice(&self.told.to_bytes());
+        bytes[Self::TOLD_AT..].copy_from_slice(&self.told.to_bytes());
         bytes
     }
 
@@ -50,9 +51,9 @@ impl ReasonPacket {
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let (head, told) = bytes.split_first_chunk()?;
+        let head = bytes.first_chunk()?;
         let (dest, psn) = parse_bth(head)?;
-        let told = Told::from_bytes(told.try_into().ok()?)?;
+        let told = Told::from_bytes(bytes[Self::TOLD_AT..].try_into().ok()?)?;
         Some(Self { dest: Qpn::new(dest), psn, told })
     }
 }
@@ -81,6 +82,7 @@ mod tests {
         let told = Told { cause: Cause::RkeyUnknown, value: 7 };
         let packet = ReasonPacket { dest: Qpn::new(9), psn: Psn::new(0xab_cdef), told };
         assert_eq!(ReasonPacket::parse(&packet.to_bytes()), Some(packet));
+        assert_eq!(ReasonPacket::LEN % 4, 0);
         assert_eq!(ReasonPacket::parse(&[0xc1; ReasonPacket::LEN]), None);
         assert_eq!(ReasonPacket::parse(&packet.to_bytes()[1..]), None);
     }
