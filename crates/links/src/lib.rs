@@ -80,6 +80,7 @@ impl Opened {
             probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
             receive_buffer: config.udp.receive_buffer,
             gso: config.udp.gso,
+            id_of: udp::ip_id,
             ..PortOptions::new(config.udp_port)
         })?;
         let failed = |what| move |source| OpenError::System { what, source };

@@ -95,14 +95,20 @@ pub enum Route {
 }
 
 impl Route {
-    /// The route to a queue pair; `mtu` of a connected one.
-    pub fn new(links: &'static Links, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
+    /// The route to a queue pair; `mtu` of a connected one. `reliable`: packets may overtake each other on their way.
+    pub fn new(
+        links: &'static Links,
+        av: &AddressVector,
+        dest: Qpn,
+        mtu: Option<u32>,
+        reliable: bool,
+    ) -> Self {
         if is_to_group(av, dest) {
             // The kernel gives copies to the members on this host, too, but where it cannot.
             return if is_handed_on(av, dest) {
                 Self::HandingOn
             } else {
-                Self::udp(links, av, dest)
+                Self::udp(links, av, dest, false)
             };
         }
         let slot = dest.slot();
@@ -117,12 +123,12 @@ impl Route {
         {
             return Self::Shm(route);
         }
-        Self::udp(links, av, dest)
+        Self::udp(links, av, dest, reliable)
     }
 
-    /// The route that there always is.
-    pub fn udp(links: &Links, av: &AddressVector, dest: Qpn) -> Self {
-        Self::Udp(UdpRoute::new(links, av, dest.slot()))
+    /// The route that there always is; `reliable` as above.
+    pub fn udp(links: &Links, av: &AddressVector, dest: Qpn, reliable: bool) -> Self {
+        Self::Udp(UdpRoute::new(links, av, dest.slot(), reliable))
     }
 
     /// Whether it suits a datagram, whose peer it leads to.

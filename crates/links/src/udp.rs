@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyverbs_locks::{Mutex, rank};
-use anyverbs_net::{Destination, TxBatch};
+use anyverbs_net::{Datagram, Destination, Outlet, OutletRef, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::memory::Memory;
@@ -14,7 +14,7 @@ use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::credit::CreditPacket;
-use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::ICRC_LEN;
 use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
@@ -50,7 +50,7 @@ impl BatchPool {
 /// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
 pub struct UdpRoute {
-    to: Destination,
+    outlet: Outlet,
     flow: Option<Flow>,
     /// To a multicast group.
     pub(crate) is_group: bool,
@@ -59,8 +59,9 @@ pub struct UdpRoute {
 }
 
 impl UdpRoute {
-    /// The route to a peer whose process has this slot.
-    pub fn new(links: &Links, av: &AddressVector, slot: u8) -> Self {
+    /// The route to a peer whose process has this slot. `reliable`: by a connected socket, and by an unconnected one now and then,
+    /// whose packets may overtake each other.
+    pub fn new(links: &Links, av: &AddressVector, slot: u8, reliable: bool) -> Self {
         let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
         let port = links.core.config.udp_port;
         let to = Destination {
@@ -73,9 +74,11 @@ impl UdpRoute {
             ..Destination::new(address(ip, port, av.scope_id))
         };
         // Without a sending socket nothing is sent, and every try says so in the counters.
-        let flow = links.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
+        let outlet = if reliable { links.port.connect(to) } else { to.into() };
+        let from = outlet.source_port(&links.port);
+        let flow = from.ok().map(|from| Flow::new(source, ip, from, port));
         Self {
-            to,
+            outlet,
             flow,
             is_group: ip.is_multicast(),
             path: links.paths.path(ip, av.scope_id, slot, links.core.gids.is_of_host(av.dgid)),
@@ -130,7 +133,7 @@ impl Staged {
                 Credit::Blocked(probe, until) => {
                     if let Some(counts) = probe {
                         let probe = CreditPacket { is_probe: true, dest, from, counts };
-                        self.credit(links, &route.to, flow, probe);
+                        self.credit(links, &route.outlet, flow, probe);
                     }
                     links.wait_for_credit(until);
                     return Err(TransmitError::Blocked);
@@ -138,7 +141,7 @@ impl Staged {
             }
         };
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
-        let Ok((room, id)) = batch.segment(&links.port, &route.to, len) else {
+        let Ok((room, id)) = batch.segment(&links.port, &route.outlet, len) else {
             // As if the network had lost it.
             self.sent.0 += 1;
             return Ok(());
@@ -165,7 +168,7 @@ impl Staged {
         }
         if let Some(counts) = probe {
             let probe = CreditPacket { is_probe: true, dest, from, counts };
-            self.credit(links, &route.to, flow, probe);
+            self.credit(links, &route.outlet, flow, probe);
         }
         self.sent = (self.sent.0 + 1, self.sent.1 + len as u64);
         Ok(())
@@ -188,7 +191,8 @@ impl Staged {
         let head = run.headers().len();
         let len = head + mtu + ICRC_LEN;
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
-        let rooms = match batch.equal_segments(&links.port, &route.to, len, run.len() as usize) {
+        let rooms = match batch.equal_segments(&links.port, &route.outlet, len, run.len() as usize)
+        {
             Ok(rooms) => rooms,
             Err(_) => {
                 // As if the network had lost them.
@@ -229,7 +233,13 @@ impl Staged {
         self.sent.0 += packets;
     }
 
-    fn credit(&mut self, links: &Links, to: &Destination, flow: &Flow, packet: CreditPacket) {
+    fn credit<'a>(
+        &mut self,
+        links: &Links,
+        to: impl Into<OutletRef<'a>>,
+        flow: &Flow,
+        packet: CreditPacket,
+    ) {
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
         if let Ok((room, id)) = batch.segment(&links.port, to, CREDIT_LEN) {
             packet.emit(&mut room[..CreditPacket::LEN]);
@@ -242,7 +252,7 @@ impl Staged {
         let Some(flow) = &route.flow else { return };
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
         let len = ReasonPacket::LEN + ICRC_LEN;
-        if let Ok((room, id)) = batch.segment(&links.port, &route.to, len) {
+        if let Ok((room, id)) = batch.segment(&links.port, &route.outlet, len) {
             room[..ReasonPacket::LEN].copy_from_slice(&packet.to_bytes());
             seal(flow, id, room);
         }
@@ -283,6 +293,15 @@ impl Staged {
         let (packets, bytes) = std::mem::take(&mut self.sent);
         links.core.count(device.into(), Counter::SentPkts, packets);
         links.core.count(device.into(), Counter::SentBytes, bytes);
+    }
+}
+
+/// The ID in the IPv4 header of a datagram that came to `port`: the one with which its ICRC is right, or else the likeliest.
+pub(crate) fn ip_id(datagram: &Datagram<'_>, port: u16) -> u16 {
+    let Datagram { source, destination, segment, bytes, .. } = *datagram;
+    match Flow::new(source.ip(), destination, source.port(), port).check(bytes, segment) {
+        IcrcVerdict::SomeId(id) => id,
+        IcrcVerdict::Exact | IcrcVerdict::Wrong => segment,
     }
 }
 

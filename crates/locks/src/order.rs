@@ -181,6 +181,10 @@ ranks! {
     PathPace,
     /// Batches of datagrams that may be used again.
     BatchPool,
+    /// The connected sending sockets, for a look-up.
+    ConnectedSockets,
+    /// The IPv4 IDs of a connected sending socket.
+    Ipv4Ids,
 
     // Leaves.
     /// Memory keys that have ended.

@@ -45,8 +45,8 @@ pub use sys::{
     udp_socket, undone_if_cancelled,
 };
 pub use udp::{
-    Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
-    SHARERS_VALID, Sounding, TxBatch, UdpPort, forward, is_handed_on,
+    Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, Outlet, OutletRef, PortOptions,
+    RxBatch, SHARERS_VALID, Sounding, TxBatch, UdpPort, forward, is_handed_on,
 };
 
 /// A random number, from the seed that the standard library takes from the system.

@@ -24,6 +24,7 @@
 //! ```
 
 mod capture;
+mod connected;
 mod error;
 pub mod forward;
 mod multicast;
@@ -38,6 +39,7 @@ pub use multicast::{LOOPBACK, SHARERS_VALID, is_handed_on};
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};
+pub use sending::{Outlet, OutletRef};
 pub use sounding::Sounding;
 pub use tx::{Destination, MAX_SEGMENTS, TxBatch, TxStats};
 

@@ -182,6 +182,10 @@ fn messages() {
     while came.iter().any(|(packets, _)| *packets < EACH * LONG) {
         let mut bytes = [0; 2 * MTU];
         let len = socket.recv(&mut bytes).unwrap();
+        // By an empty datagram a sender of this host finds out its IPv4 ID.
+        if len == 0 {
+            continue;
+        }
         let bth = Packet::parse(&bytes[..len - ICRC_LEN]).unwrap().headers.bth;
         let n = bth.dest_qpn.get() - there(0).get();
         let (packets, asked) = &mut came[n as usize];

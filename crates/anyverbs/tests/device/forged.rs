@@ -44,13 +44,18 @@ impl Forged {
         Self { from, to: VICTIM, id: 0, tos: 0 }
     }
 
-    /// Sends one. An answer comes to this socket.
+    /// Sends one, from a port of its own. An answer comes to this socket.
     pub(crate) fn send(self, headers: Headers, payload: &[u8]) -> UdpSocket {
-        let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
         let socket = UdpSocket::bind((self.from, 0)).unwrap();
-        SockRef::from(&socket).set_tos_v4(self.tos.into()).unwrap();
-        socket.send_to(&self.bytes(&socket, port, headers, payload), (self.to, port)).unwrap();
+        self.send_by(&socket, headers, payload);
         socket
+    }
+
+    /// Sends one by a socket that is bound to its address.
+    pub(crate) fn send_by(self, socket: &UdpSocket, headers: Headers, payload: &[u8]) {
+        let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
+        SockRef::from(socket).set_tos_v4(self.tos.into()).unwrap();
+        socket.send_to(&self.bytes(socket, port, headers, payload), (self.to, port)).unwrap();
     }
 
     /// Sends packets of one length in one batch of the kernel. Their IDs count up. `damaged` has a wrong byte.

@@ -1,6 +1,6 @@
 //! An attacker on the network that knows every number of a connection, but has another address than the peer.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
@@ -130,13 +130,14 @@ fn a_damaged_packet_for_another_process_is_not_handed_on() {
     let counters = e.context.counters().unwrap();
     let read = |counter| counters.read(counter);
     let (icrc, no_qp) = (read(Counter::DropIcrc), read(Counter::DropNoQp));
-    // The ICRC is that of an ID which the header did not have, and the host never sends.
+    // The ICRC is that of an ID which the header did not have, and the socket never sends.
     let host = Ipv4Addr::new(127, 0, 0, 4);
+    let socket = UdpSocket::bind((host, 0)).unwrap();
     for (n, id) in (0..64).cycle().take(256).enumerate() {
-        Forged { id, ..Forged::from(host) }.send(headers, &[9; 64]);
+        Forged { id, ..Forged::from(host) }.send_by(&socket, headers, &[9; 64]);
         counted(&e, Counter::DropNoQp, no_qp + n as u64);
     }
-    Forged { id: 40_000, ..Forged::from(host) }.send(headers, &[9; 64]);
+    Forged { id: 40_000, ..Forged::from(host) }.send_by(&socket, headers, &[9; 64]);
     counted(&e, Counter::DropIcrc, icrc);
     assert_eq!(read(Counter::DropNoQp), no_qp + 256);
 }
@@ -146,6 +147,7 @@ fn a_damaged_packet_for_another_process_is_not_handed_on() {
 fn a_packet_with_an_unusual_ip_id_counts_as_damaged() {
     let _alone = counting_alone();
     let host = Ipv4Addr::new(127, 0, 0, 3);
+    let socket = UdpSocket::bind((host, 0)).unwrap();
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     a.connect(b.address());
     b.connect(a.address());
@@ -153,14 +155,14 @@ fn a_packet_with_an_unusual_ip_id_counts_as_damaged() {
     let counters = a.context.counters().unwrap();
     let mut foreign = counters.read(Counter::DropForeign);
     for id in (0..64).cycle().take(256) {
-        Forged { id, ..Forged::from(host) }.send(to_nobody, &[9; 64]);
+        Forged { id, ..Forged::from(host) }.send_by(&socket, to_nobody, &[9; 64]);
         counted(&a, Counter::DropForeign, foreign);
         foreign += 1;
     }
     let before = counters.read(Counter::DropIcrc);
-    Forged { id: 40_000, ..Forged::from(host) }.send(to_nobody, &[9; 64]);
+    Forged { id: 40_000, ..Forged::from(host) }.send_by(&socket, to_nobody, &[9; 64]);
     counted(&a, Counter::DropIcrc, before);
-    Forged::from(host).send(to_nobody, &[9; 64]);
+    Forged::from(host).send_by(&socket, to_nobody, &[9; 64]);
     counted(&a, Counter::DropForeign, foreign);
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn record_answer(
 }
 
 /// Writes a datagram that came to this port.
-pub(crate) fn record_received(capture: &Capture, port: u16, datagram: &Datagram<'_>) {
+pub(crate) fn record_received(capture: &Capture, port: u16, datagram: &Datagram<'_>, id: u16) {
     let frame = Frame {
         sent: false,
         source: datagram.source,
@@ -62,7 +62,7 @@ pub(crate) fn record_received(capture: &Capture, port: u16, datagram: &Datagram<
         traffic_class: datagram.traffic_class,
         hop_limit: datagram.hop_limit,
         flow_label: datagram.flow_label,
-        id: datagram.segment,
+        id,
         bytes: datagram.bytes,
     };
     capture.record(Way::Udp, &frame, None);

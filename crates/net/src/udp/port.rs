@@ -19,7 +19,7 @@ use super::capture;
 use super::forward::{ForwardCounters, Forwarder};
 use super::multicast::Memberships;
 use super::sending::SendingSockets;
-use super::{Family, OpenError, RxBatch};
+use super::{Datagram, Family, OpenError, RxBatch};
 
 // include/uapi/linux/in6.h; missing in libc.
 pub(crate) const IPV6_FLOWINFO: c_int = 11;
@@ -51,6 +51,8 @@ pub struct PortOptions {
     pub ipv6: bool,
     /// Whether to send IPv6 datagrams without UDP checksum.
     pub no_checksum6: bool,
+    /// The IPv4 ID that a datagram had which came to this port, as far as its bytes show it. A capture asks.
+    pub id_of: fn(&Datagram<'_>, u16) -> u16,
 }
 
 impl PortOptions {
@@ -68,6 +70,7 @@ impl PortOptions {
             ipv4: true,
             ipv6: true,
             no_checksum6: false,
+            id_of: |datagram, _| datagram.segment,
         }
     }
 }
@@ -86,6 +89,7 @@ pub struct UdpPort {
     pub(super) memberships: Memberships,
     receive_errors: AtomicU64,
     capture: OnceLock<Arc<Capture>>,
+    id_of: fn(&Datagram<'_>, u16) -> u16,
     /// When the other processes could find this one.
     pub(super) announced_at: Instant,
     // Declared after the sockets: the announcement must not end before they are closed.
@@ -130,6 +134,7 @@ impl UdpPort {
             memberships: Memberships::default(),
             receive_errors: AtomicU64::new(0),
             capture: OnceLock::new(),
+            id_of: options.id_of,
             announced_at: Instant::now(),
             _announced: None,
         };
@@ -241,6 +246,12 @@ impl UdpPort {
         Ok(self.sending.of(to)?.port)
     }
 
+    /// An outlet for much traffic: with a socket that is connected to the destination, if that can be had.
+    #[must_use]
+    pub fn connect(&self, to: super::Destination) -> super::Outlet {
+        self.sending.connect(to)
+    }
+
     /// Whether all sending sockets opened so far can use GSO; `None` when none is open.
     #[must_use]
     pub fn gso(&self) -> Option<bool> {
@@ -298,16 +309,20 @@ impl UdpPort {
         batch.inject_faults();
         if let Some(capture) = self.capture() {
             for datagram in batch.datagrams() {
-                capture::record_received(capture, self.port, &datagram);
+                let id = (self.id_of)(&datagram, self.port);
+                capture::record_received(capture, self.port, &datagram, id);
             }
         }
         Ok(received)
     }
 
     fn fill(&self, batch: &mut RxBatch, socket: &Socket, family: Family) -> io::Result<usize> {
-        // Each pending network error is reported once; a bound keeps a storm of them from holding the caller.
+        // Each pending network error is reported once; a bound keeps a storm of them, or of empty datagrams, from holding the
+        // caller.
         for _ in 0..8 {
             match batch.fill(socket.as_fd(), family) {
+                // A sender of this device sends an empty one now and then. A caller that got 0 would take the socket for empty.
+                Ok(n) if batch.drops_empty(n) => {}
                 Ok(n) => return Ok(n),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return Ok(0),

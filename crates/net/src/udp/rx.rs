@@ -243,6 +243,17 @@ impl RxBatch {
         Ok(n)
     }
 
+    /// Whether the last `n` messages are empty. Then they are dropped.
+    #[inline]
+    pub(crate) fn drops_empty(&mut self, n: usize) -> bool {
+        let first = self.messages - n;
+        let are_empty = n > 0 && self.metas[first..self.messages].iter().all(|meta| meta.len == 0);
+        if are_empty {
+            self.messages = first;
+        }
+        are_empty
+    }
+
     /// Lets the port take messages for itself: those for which `take` answers true are not delivered. It sees the
     /// message's meta data and each of its segments.
     pub(crate) fn retain(&mut self, first: usize, mut take: impl FnMut(&Meta, &[u8]) -> bool) {

@@ -6,6 +6,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
+use std::sync::Arc;
 
 use socket2::Socket;
 
@@ -13,8 +14,9 @@ use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 use crate::sys;
 
-use super::sending::SendingSocket;
-use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort, capture};
+use super::connected::{Connected, Lease};
+use super::sending::{OutletRef, SendingSocket};
+use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort, capture, connected};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
 pub const MAX_SEGMENTS: usize = 64;
@@ -89,7 +91,9 @@ pub struct TxBatch {
     staging: Box<[u8]>,
     control: ControlBuffer,
     to: Destination,
-    /// Whether this batch leaves with `UDP_SEGMENT`, decided by its first datagram's sending socket.
+    /// For this batch: the sockets of a connected outlet.
+    lease: Option<Lease>,
+    /// Whether this batch leaves with `UDP_SEGMENT`, decided when it began by its sending socket.
     gso: bool,
     segments: usize,
     segment_size: usize,
@@ -108,6 +112,7 @@ impl TxBatch {
             staging: vec![0; STAGING_LEN].into(),
             control: ControlBuffer::new(),
             to: Destination::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            lease: None,
             gso: false,
             segments: 0,
             segment_size: 0,
@@ -118,8 +123,8 @@ impl TxBatch {
         }
     }
 
-    /// Room for one more datagram of `len` bytes to `to`, and its index inside the GSO batch, which is the IPv4 ID that
-    /// it will carry. The caller fills the room completely (it holds old bytes). The index is 0 throughout where GSO is
+    /// Room for one more datagram of `len` bytes to `to`, and the IPv4 ID that it will carry. The caller fills the room
+    /// completely (it holds old bytes). By an unconnected socket the ID is the index inside the GSO batch, or 0 where GSO is
     /// off.
     ///
     /// Flushes first when the datagram does not fit the batch: another destination, longer than the batch's segments,
@@ -129,10 +134,10 @@ impl TxBatch {
     /// # Errors
     /// `InvalidInput` when `len` is 0 or more than UDP can carry; those of socket(2) when the sending socket cannot be opened.
     #[inline]
-    pub fn segment(
+    pub fn segment<'a>(
         &mut self,
         port: &UdpPort,
-        to: &Destination,
+        to: impl Into<OutletRef<'a>>,
         len: usize,
     ) -> io::Result<(&mut [u8], u16)> {
         let mut rooms = self.equal_segments(port, to, len, 1)?;
@@ -145,22 +150,25 @@ impl TxBatch {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn equal_segments(
+    pub fn equal_segments<'a>(
         &mut self,
         port: &UdpPort,
-        to: &Destination,
+        to: impl Into<OutletRef<'a>>,
         len: usize,
         most: usize,
     ) -> io::Result<impl ExactSizeIterator<Item = (&mut [u8], u16)>> {
+        let outlet = to.into();
+        let to = outlet.to;
         let fits = self.segments > 0
             && self.last_len == self.segment_size
             && len <= self.segment_size
             && len != 0
             && self.segments < MAX_SEGMENTS
             && self.len + len <= max_payload(to)
-            && self.to == *to;
+            && self.to == *to
+            && self.lease.as_ref().map(Lease::connected) == outlet.connected.map(Arc::as_ptr);
         if !fits {
-            self.begin(port, to, len)?;
+            self.begin(port, outlet, len)?;
         }
         let n = if len == self.segment_size && most > 1 {
             most.min(MAX_SEGMENTS - self.segments).min((max_payload(to) - self.len) / len)
@@ -168,16 +176,18 @@ impl TxBatch {
             1
         };
         let (start, first, gso) = (self.len, self.segments, self.gso);
+        let first_id = self.lease.as_ref().map_or(0, Lease::first_id);
         self.segments += n;
         self.len += n * len;
         self.last_len = len;
         let rooms = self.staging[start..start + n * len].chunks_exact_mut(len);
-        let index = move |i| if gso { (first + i) as u16 } else { 0 };
-        Ok(rooms.enumerate().map(move |(i, room)| (room, index(i))))
+        let id = move |i| if gso { first_id.wrapping_add((first + i) as u16) } else { 0 };
+        Ok(rooms.enumerate().map(move |(i, room)| (room, id(i))))
     }
 
     /// Starts a batch with a datagram of `len` bytes.
-    fn begin(&mut self, port: &UdpPort, to: &Destination, len: usize) -> io::Result<()> {
+    fn begin(&mut self, port: &UdpPort, outlet: OutletRef<'_>, len: usize) -> io::Result<()> {
+        let to = outlet.to;
         if len == 0 || len > max_payload(to) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -186,7 +196,11 @@ impl TxBatch {
         }
         // Counted in the statistics; the caller's new datagram is not to blame.
         let _ = self.flush(port);
-        self.gso = port.sending.of(to)?.gso();
+        self.lease = outlet.connected.map(Connected::lease);
+        self.gso = match &self.lease {
+            Some(lease) => lease.unconnected().gso(),
+            None => port.sending.of(to)?.gso(),
+        };
         self.to = *to;
         self.segment_size = len;
         self.last_len = len;
@@ -232,17 +246,18 @@ impl TxBatch {
     /// Sends the staged datagrams. Waits for room in a full send buffer, up to 5 ms.
     ///
     /// When the kernel refuses to segment (a device without checksum offload), the datagrams leave one by one and the
-    /// sending socket stops using GSO. IPv4 only: those after the first then carry ID 0 and not the index that
-    /// [`TxBatch::segment`] promised, in this one batch.
+    /// sending socket stops using GSO. IPv4 only: they then carry ID 0 and not the one that [`TxBatch::segment`] promised, in this one
+    /// batch.
     ///
     /// # Errors
     /// Those of sendmsg(2). The batch is empty afterwards: datagrams that were not sent are lost.
     pub fn flush(&mut self, port: &UdpPort) -> io::Result<()> {
+        let lease = self.lease.take();
         if self.segments == 0 {
             return Ok(());
         }
         let (segments, len) = (self.segments, self.len);
-        let result = self.send_all(port);
+        let result = self.send_all(port, lease);
         self.segments = 0;
         self.len = 0;
         self.notes.clear();
@@ -263,20 +278,30 @@ impl TxBatch {
     }
 
     /// Sends the staged datagrams; on failure says how many were sent.
-    fn send_all(&mut self, port: &UdpPort) -> Result<(), (usize, io::Error)> {
-        let sending = port.sending.of(&self.to).map_err(|error| (0, error))?;
+    fn send_all(&mut self, port: &UdpPort, lease: Option<Lease>) -> Result<(), (usize, io::Error)> {
+        let sending = match &lease {
+            Some(lease) => lease.unconnected(),
+            None => port.sending.of(&self.to).map_err(|error| (0, error))?,
+        };
         if let Some(capture) = port.capture() {
             let mut notes = self.notes.drain(..).peekable();
             for (i, bytes) in self.staging[..self.len].chunks(self.segment_size).enumerate() {
                 let note = notes.next_if(|(at, _)| *at == i).map(|(_, note)| note);
-                let id = if self.gso { i as u16 } else { 0 };
+                let first = lease.as_ref().map_or(0, Lease::first_id);
+                let id = if self.gso { first.wrapping_add(i as u16) } else { 0 };
                 let packet = (bytes, note.as_deref());
                 capture::record_sent(capture, sending.port, &self.to, id, packet);
             }
         }
         if self.segments == 1 || self.gso {
-            match self.send_batch(sending) {
-                Err(error) if self.segments > 1 && gso_refused(&error) => {
+            let connected = lease.as_ref().filter(|lease| lease.is_connected());
+            let result = match connected {
+                Some(lease) => self.send_connected(lease),
+                None => self.send_batch(sending),
+            };
+            let is_report = connected.is_some() && result.as_ref().is_err_and(connected::is_report);
+            match result {
+                Err(error) if self.segments > 1 && gso_refused(&error) && !is_report => {
                     self.stats.gso_refused += 1;
                     self.send_singles(sending)?;
                     // The datagrams were fine, so it was the segmentation that was not.
@@ -291,12 +316,21 @@ impl TxBatch {
         }
     }
 
+    /// One sendmsg for the whole batch, by a connected socket.
+    fn send_connected(&mut self, lease: &Lease) -> io::Result<()> {
+        let segment_size = (self.segments > 1).then_some(self.segment_size as u16);
+        let bytes = &self.staging[..self.len];
+        waiting(lease.socket(), |_| lease.send(bytes, segment_size))?;
+        self.stats.sends += 1;
+        Ok(())
+    }
+
     /// One sendmsg for the whole batch.
     fn send_batch(&mut self, sending: &SendingSocket) -> io::Result<()> {
         let segment_size = (self.segments > 1).then_some(self.segment_size as u16);
         let bytes = &self.staging[..self.len];
         with_sender(&self.to, &mut self.control, segment_size, bytes, |send| {
-            waiting(sending, || send(&sending.socket))
+            waiting(&sending.socket, |socket| send(socket))
         })?;
         self.stats.sends += 1;
         Ok(())
@@ -325,11 +359,11 @@ impl TxBatch {
         }
         let mut sent = 0;
         while sent < self.segments {
-            let result = waiting(sending, || {
+            let result = waiting(&sending.socket, |socket| {
                 // SAFETY: the first `segments` headers are initialised and point to live memory of the given sizes.
                 let n = unsafe {
                     sys::sendmmsg(
-                        sending.socket.as_raw_fd(),
+                        socket.as_raw_fd(),
                         headers.as_mut_ptr().add(sent).cast(),
                         (self.segments - sent) as libc::c_uint,
                         libc::MSG_DONTWAIT as _,
@@ -391,11 +425,11 @@ fn gso_refused(error: &io::Error) -> bool {
     )
 }
 
-/// Repeats `send` while the socket's buffer is full, for a bounded time.
-fn waiting<T>(sending: &SendingSocket, mut send: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats `send` while the buffer of `socket` is full, for a bounded time.
+fn waiting<T>(socket: &Socket, mut send: impl FnMut(&Socket) -> io::Result<T>) -> io::Result<T> {
     let mut left_ms = SEND_WAIT_MS;
     loop {
-        let error = match send() {
+        let error = match send(socket) {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
@@ -406,7 +440,7 @@ fn waiting<T>(sending: &SendingSocket, mut send: impl FnMut() -> io::Result<T>) 
                 let has_event = error.raw_os_error() == Some(libc::EAGAIN);
                 let round_ms = if has_event { 2 * SEND_WAIT_MS } else { NO_EVENT_MS };
                 let begin = std::time::Instant::now();
-                let ready = sockopt::poll(sending.socket.as_fd(), libc::POLLOUT, round_ms)?;
+                let ready = sockopt::poll(socket.as_fd(), libc::POLLOUT, round_ms)?;
                 if ready && !has_event {
                     std::thread::sleep(std::time::Duration::from_millis(NO_EVENT_MS as u64));
                 }

@@ -18,7 +18,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use super::Driver;
 use super::Mad as ToGsi;
 use super::deliver::Arrived;
-use super::ip_ids::{HostIndex, IpIds};
+use super::ip_ids::{Counted, IpIds, SenderIndex};
 use super::why::ReasonAhead;
 
 /// The kinds of received datagrams.
@@ -67,36 +67,36 @@ struct KnownFlow {
     interface: u32,
     gids: (Gid, Gid),
     flow: Flow,
-    ids: HostIndex,
-    /// The IPv4 ID of the first datagram of its buffer, if those behind count up from there. It is
-    /// not 0 where a batch was cut on its way.
-    first_id: u16,
+    ids: SenderIndex,
+    counted: Counted,
     /// The ID of the last datagram was told by that.
     is_foretold: bool,
+    /// Its sender has its place among those whose IDs are remembered.
+    is_admitted: bool,
     is_link_local: bool,
     /// The device that has the destination.
     device: usize,
 }
 
 impl KnownFlow {
-    fn new(core: &Core, datagram: &Datagram<'_>, ids: &mut IpIds) -> Self {
+    fn new(core: &Core, datagram: &Datagram<'_>, ids: &IpIds) -> Self {
         let (port, device) = (core.config.udp_port, device_of(core, datagram));
         let Datagram { source, destination, interface, .. } = *datagram;
         let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
         let flow = Flow::new(from, to, source.port(), port);
-        let ids = ids.place(from);
+        let (place, counted) = ids.find(source);
         let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let gids = (Gid::from(from), Gid::from(to));
-        let (first_id, is_foretold) = (0, false);
         Self {
             source,
             destination,
             interface,
             gids,
             flow,
-            ids,
-            first_id,
-            is_foretold,
+            ids: place,
+            counted,
+            is_foretold: false,
+            is_admitted: false,
             is_link_local,
             device,
         }
@@ -152,6 +152,9 @@ impl Driver {
                 known
             }
             _ => {
+                if let Some(known) = last.as_ref().filter(|known| known.is_admitted) {
+                    ids.keep(known.ids, known.counted);
+                }
                 let known = last.insert(KnownFlow::new(self.core, datagram, ids));
                 if known.device != tally.device {
                     let before = Tally { device: known.device, ..Tally::default() };
@@ -160,18 +163,27 @@ impl Driver {
                 known
             }
         };
-        let foretold = known.first_id.wrapping_add(datagram.segment);
+        let foretold = known.counted.foretell(datagram.segment);
         let id = match known.flow.check(bytes, foretold) {
             IcrcVerdict::Exact => Some(foretold),
             IcrcVerdict::SomeId(id) => Some(id),
             IcrcVerdict::Wrong => None,
         };
+        if id.is_some() && !known.is_admitted {
+            ids.admit(known.ids, known.source);
+            known.is_admitted = true;
+        }
         let Some(id) = id.filter(|id| ids.is_plausible(known.ids, *id)) else {
             self.drop_datagram(datagram, Counter::DropIcrc);
             return None;
         };
         known.is_foretold = id == foretold;
-        known.first_id = id.wrapping_sub(datagram.segment);
+        if known.is_foretold && !IpIds::is_small(id) {
+            ids.counts(known.ids);
+        }
+        if !known.is_foretold {
+            known.counted = Counted::from(id, datagram.segment);
+        }
         if known.is_link_local && self.is_from_elsewhere(datagram) {
             self.drop_datagram(datagram, Counter::DropForeign);
             return None;
@@ -224,8 +236,8 @@ impl Driver {
         let Some(known) = last.as_ref().filter(may_join) else { return 1 };
         let flow = known.flow.of_length(stride - ICRC_LEN);
         let n = into.packet.join(equal, stride, |i, packet| {
-            let id = known.first_id.wrapping_add(datagram.segment).wrapping_add(i as u16);
-            IpIds::is_small(id) && flow.is_right(id, packet) && ids.is_plausible(known.ids, id)
+            let id = known.counted.id(datagram.segment).wrapping_add(i as u16);
+            flow.is_right(id, packet) && ids.is_plausible(known.ids, id)
         });
         tally.packets += n as u64 - 1;
         tally.bytes += ((n - 1) * stride) as u64;

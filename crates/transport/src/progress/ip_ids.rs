@@ -1,60 +1,112 @@
-//! The IPv4 IDs that a host sends.
+//! The IPv4 IDs that a sender sends: a host, by one of its ports.
 //!
 //! The ICRC covers the ID, which a UDP socket does not show. So one of 65,536 damaged packets is right with some ID.
-//! Hosts of this device send small ones, the place in a batch (see [`IcrcVerdict::SomeId`]); kernels and hardware may
-//! count. If a host was seen to send small ones alone, a packet that would be right with a large one counts as damaged.
-//! Then only one damaged packet of 2^25 passes by chance.
+//! Unconnected sockets of this device send small ones, the place in a batch (see [`IcrcVerdict::SomeId`]). Connected ones,
+//! kernels and hardware count. If a sender was seen to send small ones alone, a packet that would be right with a large one
+//! counts as damaged. Then only one damaged packet of 2^25 passes by chance.
 //!
 //! [`IcrcVerdict::SomeId`]: anyverbs_proto::wire::icrc::IcrcVerdict::SomeId
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::net::IpAddr;
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 
 /// IDs below are small: of no more segments the kernel makes a batch (`UDP_MAX_SEGMENTS`).
 const SMALL: u16 = 128;
 /// Packets with small IDs in a row after which those alone are expected. A counter that wraps passes `SMALL` of them.
 const CONVINCED_AFTER: u32 = 2 * SMALL as u32;
-/// Packets that are right with large IDs after which any ID is expected of a host for good. It is then another one than
+/// Packets that are right with large IDs after which any ID is expected of a sender for good. It is then another one than
 /// it seemed, two are behind one address, or another host sends small IDs in its name. A real sender loses one less at
 /// most.
 const DOUBTED_AFTER: u8 = 3;
 /// Packets with small IDs after which refused ones are forgotten: among so many, chance makes no [`DOUBTED_AFTER`]
 /// damaged ones right.
 const FORGIVEN_AFTER: u32 = 1 << 16;
-/// Places for hosts. If several share one, the last is remembered.
+/// Places for senders. If several share one, the last is remembered.
 const PLACES: usize = 256;
 
-/// The IDs that were seen of hosts.
+/// The IDs that were seen of senders.
 #[derive(Debug)]
-pub(super) struct IpIds(Box<[Seen]>);
+pub(super) struct IpIds {
+    seen: Box<[Seen]>,
+    /// Strangers cannot choose who shares a place.
+    hasher: RandomState,
+}
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Seen {
-    host: Option<IpAddr>,
+    sender: Option<SocketAddr>,
+    counted: Counted,
     /// Packets with small IDs since the last with a large one that was taken. From `CONVINCED_AFTER` on small ones are expected.
     small: u32,
     /// Packets with large IDs since small ones are expected, up to `DOUBTED_AFTER`.
     refused: u8,
 }
 
-/// Where a host's IDs are remembered.
+/// How a sender counts its IDs.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Counted {
+    /// The ID of the first datagram of the last buffer, if those behind count up from there. It is not 0 where a batch was cut
+    /// on its way, and by a connected socket.
+    first: u16,
+    /// The likely difference of the first ID of the next buffer. It is 1 by a connected socket, which counts its sends.
+    step: u16,
+}
+
+impl Counted {
+    /// The sender has sent the ID `id` in the datagram at this place of its buffer.
+    pub(super) fn from(id: u16, segment: u16) -> Self {
+        Self { first: id.wrapping_sub(segment), step: u16::from(!IpIds::is_small(id)) }
+    }
+
+    /// The likeliest ID of the next datagram, which is at this place of its buffer.
+    #[inline]
+    pub(super) fn foretell(&mut self, segment: u16) -> u16 {
+        if segment == 0 {
+            self.first = self.first.wrapping_add(self.step);
+        }
+        self.id(segment)
+    }
+
+    /// The ID at this place of the last buffer.
+    #[inline]
+    pub(super) fn id(&self, segment: u16) -> u16 {
+        self.first.wrapping_add(segment)
+    }
+}
+
+/// Where a sender's IDs are remembered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HostIndex(u8);
+pub(super) struct SenderIndex(u8);
 
 impl IpIds {
     pub(super) fn new() -> Self {
-        Self(vec![Seen::default(); PLACES].into())
+        Self { seen: vec![Seen::default(); PLACES].into(), hasher: RandomState::new() }
     }
 
-    /// Where the IDs of `host` are remembered; forgets the host that was remembered there before.
-    pub(super) fn place(&mut self, host: IpAddr) -> HostIndex {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(host);
-        let place = HostIndex((hash % PLACES as u64) as u8);
-        let seen = &mut self.0[usize::from(place.0)];
-        if seen.host != Some(host) {
-            *seen = Seen { host: Some(host), ..Seen::default() };
+    /// Where the IDs of `sender` are remembered, and how it counts, if it is.
+    pub(super) fn find(&self, sender: SocketAddr) -> (SenderIndex, Counted) {
+        let place = SenderIndex((self.hasher.hash_one(sender) % PLACES as u64) as u8);
+        let seen = &self.seen[usize::from(place.0)];
+        let counted = if seen.sender == Some(sender) { seen.counted } else { Counted::default() };
+        (place, counted)
+    }
+
+    /// A packet of `sender` was right: it has its place from now on. Forgets the sender that was remembered there before.
+    pub(super) fn admit(&mut self, place: SenderIndex, sender: SocketAddr) {
+        let seen = &mut self.seen[usize::from(place.0)];
+        if seen.sender != Some(sender) {
+            *seen = Seen { sender: Some(sender), ..Seen::default() };
         }
-        place
+    }
+
+    /// Remembers how a sender counts that has this place.
+    pub(super) fn keep(&mut self, place: SenderIndex, counted: Counted) {
+        self.seen[usize::from(place.0)].counted = counted;
+    }
+
+    /// The sender has sent a large ID that was foretold: it counts, and any ID is expected of it for good.
+    pub(super) fn counts(&mut self, place: SenderIndex) {
+        self.seen[usize::from(place.0)].refused = DOUBTED_AFTER;
     }
 
     /// Whether an ID is one that is always plausible.
@@ -63,10 +115,10 @@ impl IpIds {
         id < SMALL
     }
 
-    /// Whether a packet of the host that is remembered at `place` is to be taken, which is right with the ID `id`.
+    /// Whether a packet of the sender that is remembered at `place` is to be taken, which is right with the ID `id`.
     #[inline]
-    pub(super) fn is_plausible(&mut self, place: HostIndex, id: u16) -> bool {
-        let seen = &mut self.0[usize::from(place.0)];
+    pub(super) fn is_plausible(&mut self, place: SenderIndex, id: u16) -> bool {
+        let seen = &mut self.seen[usize::from(place.0)];
         if !Self::is_small(id) {
             return seen.takes_large();
         }
@@ -104,13 +156,14 @@ mod tests {
 
     use super::*;
 
-    fn host(last: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, last])
+    fn host(last: u8) -> SocketAddr {
+        ([10, 0, 0, last], 0xc001).into()
     }
 
-    /// Tells for one host whether packets with these IDs are taken.
-    fn taken(ids: &mut IpIds, of: IpAddr, packets: impl IntoIterator<Item = u16>) -> Vec<bool> {
-        let place = ids.place(of);
+    /// Tells for one sender whether packets with these IDs are taken.
+    fn taken(ids: &mut IpIds, of: SocketAddr, packets: impl IntoIterator<Item = u16>) -> Vec<bool> {
+        let (place, _) = ids.find(of);
+        ids.admit(place, of);
         packets.into_iter().map(|id| ids.is_plausible(place, id)).collect()
     }
 
@@ -142,9 +195,27 @@ mod tests {
         let mut ids = IpIds::new();
         taken(&mut ids, host(1), [0; 1000]);
         for other in 2..=255 {
-            // Whoever shares a place takes it.
+            // One that shares a place takes it.
             assert_eq!(taken(&mut ids, host(other), [40_000]), [true]);
         }
+    }
+
+    #[test]
+    fn a_sender_that_counts_may_send_small_ids_for_long() {
+        let mut ids = IpIds::new();
+        let (place, _) = ids.find(host(1));
+        assert_eq!(taken(&mut ids, host(1), [40_000]), [true]);
+        ids.counts(place);
+        taken(&mut ids, host(1), [0; 1000]);
+        assert_eq!(taken(&mut ids, host(1), [40_001, 40_002]), [true, true]);
+    }
+
+    #[test]
+    fn ids_of_one_port_say_nothing_of_another() {
+        let mut ids = IpIds::new();
+        taken(&mut ids, host(1), [0; 1000]);
+        let connected = SocketAddr::new(host(1).ip(), 0xc002);
+        assert_eq!(taken(&mut ids, connected, [40_000, 40_001]), [true, true]);
     }
 
     /// Also where it wraps; not every packet of its is for us.

@@ -230,7 +230,8 @@ impl DeviceEnv<'_, '_> {
             *s == slot && last == av && route.suits(av, dest)
         };
         if !self.link.to.last.as_ref().is_some_and(leads) {
-            self.link.to.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
+            self.link.to.last =
+                Some((*av, slot, Route::new(self.transport.links, av, dest, None, false)));
         }
     }
 }

@@ -138,7 +138,8 @@ impl QpContext {
         if machine.init().qp_type != QpType::Ud {
             let mtu = attr.path_mtu.bytes();
             let (av, dest) = (&attr.av, attr.dest_qpn);
-            let route = Route::new(links, av, dest, Some(mtu));
+            let is_reliable = machine.init().qp_type != QpType::Uc;
+            let route = Route::new(links, av, dest, Some(mtu), is_reliable);
             self.to.from_peer = links.core.gids.is_of_host(av.dgid).then(|| {
                 let digest = Digest::new(av.dgid, av.sgid).from_slot(dest.slot());
                 let (source, destination) = (av.dgid, av.sgid);
@@ -254,7 +255,8 @@ impl QpContext {
     ) {
         self.leave_turn(qpn);
         if self.to.route.is_some() {
-            let route = Route::udp(links, av, dest);
+            let is_reliable = !matches!(qp_type, QpType::Uc | QpType::Ud);
+            let route = Route::udp(links, av, dest, is_reliable);
             self.to.props = route.props(links, qp_type);
             self.to.route = Some(route);
         }
