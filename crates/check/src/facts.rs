@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 /// The kinds of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -190,8 +192,13 @@ pub struct Work {
     /// The address of its address handle, or 0.
     pub ah: usize,
     /// Its elements.
-    pub pieces: Vec<Piece>,
+    pub pieces: Pieces,
 }
+
+/// The elements of a work request, without allocation for most.
+pub type Pieces = SmallVec<[Piece; 2]>;
+/// The work requests of a call, without allocation for one.
+pub type Works = SmallVec<[Work; 1]>;
 
 /// The way in which a queue pair treats the work that was posted to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,6 +9,8 @@ mod work;
 
 use std::collections::VecDeque;
 
+use smallvec::SmallVec;
+
 use crate::catalogue::Check;
 use crate::facts::{DropsOf, Kind, Piece, QueuePair, Refusal, Region, Work};
 use crate::map::Map;
@@ -282,7 +284,7 @@ impl Ledger {
     }
 
     /// Where elements lie in memory; `None` if one of them is not within its region.
-    fn ranges(&self, pieces: &[Piece]) -> Option<Vec<(u64, u32)>> {
+    fn ranges(&self, pieces: &[Piece]) -> Option<SmallVec<[(u64, u32); 2]>> {
         let place = |piece: &Piece| {
             let (_, region) = self.region(piece.lkey)?;
             let offset = piece.addr.checked_sub(region.iova)?;

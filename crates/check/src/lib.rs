@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 pub use catalogue::Check;
 pub use facts::{
     Activity, Completion, Dropped, DroppedDatagrams, DropsOf, Elements, Kind, LONGEST_WAIT, Piece,
-    QueuePair, Refusal, Region, Work,
+    Pieces, QueuePair, Refusal, Region, Work, Works,
 };
 pub use ledger::Ledger;
 pub use memory::Read;

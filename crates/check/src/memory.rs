@@ -10,7 +10,7 @@ pub type Read = fn(from: u64, to: &mut [u8]) -> bool;
 pub(crate) fn checksum(ranges: &[(u64, u32)], read: Read) -> Option<u32> {
     let mut hasher = crc32fast::Hasher::new();
     // Small, since it is filled with zeros each time.
-    let mut chunk = [0u8; 256];
+    let mut chunk = [0u8; 64];
     let mut large = Vec::new();
     for &(address, len) in ranges {
         let room: &mut [u8] = if len as usize <= chunk.len() {

@@ -7,7 +7,9 @@ use std::{
 };
 
 use anyverbs::{Counters, DropReason, QpState, WcEx};
-use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Work, checker};
+use anyverbs_check::{
+    Activity, Checker, Completion, Elements, Piece, Pieces, Work, Works, checker,
+};
 
 use crate::{
     abi::*,
@@ -71,7 +73,7 @@ const LONGEST_LIST: usize = 1 << 16;
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
-unsafe fn pieces(list: *const ibv_sge, count: c_int) -> Vec<Piece> {
+unsafe fn pieces(list: *const ibv_sge, count: c_int) -> Pieces {
     let count = usize::try_from(count).ok().filter(|n| !list.is_null() && *n <= anyverbs::MAX_SGE);
     (0..count.unwrap_or(0))
         .map(|n| {
@@ -103,7 +105,7 @@ unsafe fn send(wr: &ibv_send_wr, is_datagram: bool) -> Work {
         // SAFETY: a request of a UD queue pair has this member.
         ah: if is_datagram { unsafe { wr.wr.ud.ah as usize } } else { 0 },
         pieces: match elements {
-            Elements::Unused => Vec::new(),
+            Elements::Unused => Pieces::new(),
             // SAFETY: the caller's promise.
             _ => unsafe { pieces(wr.sg_list, wr.num_sge) },
         },
@@ -159,7 +161,7 @@ pub(super) unsafe extern "C" fn post_send(
     }
     // SAFETY: not NULL, hence live: the caller's promise.
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
-    let (mut works, mut at) = (Vec::new(), wr);
+    let (mut works, mut at) = (Works::new(), wr);
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
         // SAFETY: as above.
@@ -192,7 +194,7 @@ unsafe fn post_receives(
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
     }
-    let (mut works, mut at) = (Vec::new(), wr);
+    let (mut works, mut at) = (Works::new(), wr);
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
         works.push(Work {

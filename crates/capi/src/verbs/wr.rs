@@ -14,7 +14,7 @@ use anyverbs::{
     error::PostError,
     raw::{RawQp, RawSendWr, Segmentation},
 };
-use anyverbs_check::{Elements, Piece, Work};
+use anyverbs_check::{Elements, Piece, Work, Works};
 
 use crate::{
     abi::*,
@@ -278,7 +278,7 @@ impl Batch {
     }
 
     /// The requests that were built so far, for the checker.
-    pub(super) fn works(&self) -> Vec<Work> {
+    pub(super) fn works(&self) -> Works {
         let all = |requests: &mut Requests| {
             let mut sges = &requests.sges[..];
             let works = requests.queued.iter().map(|queued| {

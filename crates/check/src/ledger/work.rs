@@ -1,23 +1,23 @@
 //! Work that the program posts, and the completions that it polls.
 
+use smallvec::SmallVec;
+
 use crate::catalogue::Check;
-use crate::facts::{Completion, Elements, Piece, Work};
+use crate::facts::{Completion, Elements, Piece, Pieces, Work, Works};
 use crate::memory::checksum;
 use crate::stack::Stack;
 
 use super::{Abandoned, Ledger, Posted, here};
+
+/// Requests of one call, most of which have one.
+type Few<T> = SmallVec<[T; 1]>;
 
 /// Bytes in front of a datagram for its GRH.
 const GRH: u64 = 40;
 
 impl Ledger {
     /// The program posts sends; `post` posts them and tells how many were taken, and whether the queue has no room for the next.
-    pub fn post_sends(
-        &mut self,
-        qp: usize,
-        works: Vec<Work>,
-        post: impl FnOnce() -> (usize, bool),
-    ) {
+    pub fn post_sends(&mut self, qp: usize, works: Works, post: impl FnOnce() -> (usize, bool)) {
         for ah in works.iter().map(|work| work.ah).filter(|ah| *ah != 0) {
             if !self.objects.contains_key(&ah) && self.uses_dead(ah) {
                 break;
@@ -33,7 +33,7 @@ impl Ledger {
             self.check_inline(qp, work.name, work.wr_id, len, &stack);
         }
         let offered = works.len();
-        let mut posted = Vec::with_capacity(offered);
+        let mut posted = Few::with_capacity(offered);
         for work in works {
             self.check_order(qp, &work, &posted, &stack);
             let checksum = if work.elements == Elements::Read && !work.is_inline {
@@ -119,14 +119,14 @@ impl Ledger {
 
     /// The program gives inline data to the last of the requests that it has built since `ibv_wr_start`. The data is copied now, from
     /// these pieces of memory.
-    pub fn sets_inline(&mut self, qp: usize, pieces: Vec<Piece>, built: Vec<Work>) {
+    pub fn sets_inline(&mut self, qp: usize, pieces: Pieces, built: Works) {
         let Some(last) = built.last() else { return };
         let stack = Stack::here();
         let work = Work { is_inline: true, pieces, ..last.clone() };
         let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
         self.check_inline(qp, work.name, work.wr_id, len, &stack);
         let as_posted = |work| Posted { work, stack: stack.clone(), checksum: None };
-        let built: Vec<_> = built.into_iter().map(as_posted).collect();
+        let built: Few<_> = built.into_iter().map(as_posted).collect();
         self.check_order(qp, &work, &built, &stack);
     }
 
@@ -161,7 +161,7 @@ impl Ledger {
     }
 
     /// The program posts receives to a queue pair or an SRQ; `post` posts them and tells how many were taken.
-    pub fn post_receives(&mut self, queue: usize, works: Vec<Work>, post: impl FnOnce() -> usize) {
+    pub fn post_receives(&mut self, queue: usize, works: Works, post: impl FnOnce() -> usize) {
         let stack = Stack::here();
         let facts = self.queues.get(&queue).and_then(|queues| queues.qp);
         if let Some(facts) = facts.filter(|facts| facts.is_datagram) {
@@ -181,7 +181,7 @@ impl Ledger {
         let posted = works
             .into_iter()
             .map(|work| Posted { work, stack: stack.clone(), checksum: None })
-            .collect::<Vec<_>>();
+            .collect::<Few<_>>();
         let taken = post();
         let taken = taken.min(posted.len());
         let queues = self.queues.entry(queue).or_default();
@@ -225,7 +225,7 @@ impl Ledger {
         }
         let is_it = |p: &Posted| p.work.wr_id == wr_id && (p.work.is_signaled || has_failed);
         let Some(n) = queues.sends.iter().position(is_it) else { return };
-        let done: Vec<_> = queues.sends.drain(..=n).collect();
+        let done: Few<_> = queues.sends.drain(..=n).collect();
         let signaled = done.iter().filter(|posted| posted.work.is_signaled).count();
         self.expects_less(qp.send_cq, signaled);
         if !has_failed {
