@@ -18,6 +18,7 @@ use devices::{Asked, FIRST, FileDevices, Without};
 
 mod devices;
 mod form;
+mod places;
 mod ports;
 
 pub use anyverbs_net::host::MOST_PORTS;

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use anyverbs_proto::types::PKey;
 use serde::Deserialize;
 
-use super::devices::{AskedBy, Placed, check_place, loopback, place_from};
 use super::form::{Item, Kind, PkeyList, Several};
+use super::places::{AskedBy, Placed, check_place, loopback, place_from};
 use super::{Addresses, ConfigError, PortConfig};
 
 /// Most P_Keys of a port, as adapters have.
