@@ -11,6 +11,7 @@ use crate::capture::BY_UDP;
 use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, exercise};
 
+mod beside;
 mod stopped;
 
 /// Runs a test of this module in a process of its own, with a script and variables.
