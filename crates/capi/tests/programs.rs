@@ -309,6 +309,14 @@ fn calls_fail_by_script() {
 }
 
 #[test]
+fn events_of_a_port_come_by_script() {
+    // The program listens by then, on a busy machine too.
+    let events = "event LID_CHANGE after 1s; event PKEY_CHANGE after 1001ms; event SM_CHANGE after 1002ms\n\
+        event CLIENT_REREGISTER after 1003ms; event GID_CHANGE after 1004ms";
+    run_with("port_events", &[("ANYVERBS_FAULTS", events)]);
+}
+
+#[test]
 fn calls_kill_or_stop_the_process_by_script() {
     let killed = ["sh", "-c", "\"$0\"; test $? = 137"];
     let script = format!("{CALLS_FAIL}; ibv_post_send 2 kills the process");

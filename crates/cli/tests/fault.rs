@@ -131,6 +131,15 @@ fn rules_come_to_a_process_and_go() {
 }
 
 #[test]
+fn a_port_has_an_event_while_a_program_runs() {
+    let mut works = Works::start("seed 1");
+    works.fault("event IBV_EVENT_CLIENT_REREGISTER after 0s");
+    assert_eq!(works.ask("event"), "ClientReregister");
+    assert_eq!(works.ask("port"), "Active");
+    assert_eq!(works.fault("list"), "event IBV_EVENT_CLIENT_REREGISTER after 0s # is over\n");
+}
+
+#[test]
 fn a_port_that_is_down_for_a_moment_is_told_down_and_up() {
     let mut works = Works::start("seed 1");
     for _ in 0..5 {

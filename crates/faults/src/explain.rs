@@ -104,6 +104,11 @@ impl Rule {
                     port(place)
                 )
             }
+            Fault::Event(event, after) => format!(
+                "{} after the start {} has {event}. Nothing else changes.",
+                show(*after),
+                port(place)
+            ),
             Fault::Fatal(after) => format!(
                 "{} after the start {} fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
                 show(*after),

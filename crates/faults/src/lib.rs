@@ -14,7 +14,7 @@ mod words;
 use std::time::Duration;
 
 pub use chance::Dice;
-pub use names::{CALLS, Errno, Status};
+pub use names::{CALLS, Errno, PortEvent, Status};
 pub use parse::ScriptError;
 
 /// A script: rules, each a line.
@@ -90,6 +90,8 @@ pub enum Fault {
     Process(ProcessAction, Duration),
     /// Ports are down.
     Down(Span),
+    /// Ports have an event, after this time.
+    Event(PortEvent, Duration),
     /// Devices fail for good, after this time.
     Fatal(Duration),
     /// Queue pairs go to the error state, after this time.
@@ -259,7 +261,9 @@ impl Rule {
     pub fn is_over(&self, age: Duration) -> bool {
         match self.fault {
             Fault::Packets { span, .. } | Fault::Down(span) => span.is_over(age),
-            Fault::Fails(after) | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
+            Fault::Fails(after)
+            | Fault::Event(_, after)
+            | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
             // A device that has failed stays so.
             Fault::Fatal(_) | Fault::Process(ProcessAction::Dies, _) => false,
             Fault::Work { .. } | Fault::Call { .. } => false,

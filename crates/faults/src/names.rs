@@ -61,6 +61,30 @@ const ERRNOS: [(i32, &str); 24] = [
     (113, "EHOSTUNREACH"),
 ];
 
+/// An event of a port that a fabric has beside its ups and downs. Here nothing changes but that the program hears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortEvent {
+    /// The LID changed.
+    LidChange,
+    /// The table of P_Keys changed.
+    PkeyChange,
+    /// Another subnet manager rules.
+    SmChange,
+    /// The subnet manager asks for what it was told before, such as memberships of groups.
+    ClientReregister,
+    /// The table of GIDs changed.
+    GidChange,
+}
+
+/// The events of ports, by their names in C without `IBV_EVENT_`.
+const EVENTS: [(PortEvent, &str); 5] = [
+    (PortEvent::LidChange, "LID_CHANGE"),
+    (PortEvent::PkeyChange, "PKEY_CHANGE"),
+    (PortEvent::SmChange, "SM_CHANGE"),
+    (PortEvent::ClientReregister, "CLIENT_REREGISTER"),
+    (PortEvent::GidChange, "GID_CHANGE"),
+];
+
 /// The calls that a script may let fail.
 pub const CALLS: [&str; 22] = [
     "ibv_open_device",
@@ -103,6 +127,21 @@ impl Errno {
     }
 }
 
+impl PortEvent {
+    pub(crate) fn find(word: &str) -> Option<Self> {
+        let upper = word.to_ascii_uppercase();
+        let wanted = upper.strip_prefix("IBV_EVENT_").unwrap_or(&upper);
+        EVENTS.iter().find(|(_, name)| *name == wanted).map(|(event, _)| *event)
+    }
+}
+
+impl fmt::Display for PortEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = EVENTS.iter().find(|(event, _)| event == self).map_or("", |(_, name)| name);
+        write!(f, "IBV_EVENT_{name}")
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "IBV_WC_{}", self.name)
@@ -123,6 +162,11 @@ pub(crate) fn call(word: &str) -> Option<&'static str> {
 /// The statuses, for a message.
 pub(crate) fn statuses() -> String {
     STATUSES.map(|(_, name)| name).join(", ")
+}
+
+/// The events of ports, for a message.
+pub(crate) fn events() -> String {
+    EVENTS.map(|(_, name)| name).join(", ")
 }
 
 /// The error numbers, for a message.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::names::{self, Errno, Status};
+use crate::names::{self, Errno, PortEvent, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
     CallAction, Fault, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction, Rule,
@@ -25,11 +25,14 @@ pub struct ScriptError {
 
 const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
 const A_NUMBER: &str = "a number from 1 on";
-const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, fatal, fails, process, or the name of a call";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, event, fatal, fails, process, or the name of a call";
 
-/// Faults that users know from elsewhere, and that are not built.
-const UNBUILT: [(&str, &str); 3] =
-    [("gid", "GIDs that go and come"), ("lid", "LIDs that change"), ("memory", "faults of memory")];
+/// Words that users know from elsewhere, and what to write.
+const HINTS: [(&str, &str); 3] = [
+    ("gid", "GIDs that go and come are not built; docs/recipes/faults.md says how to let them"),
+    ("lid", "a LID changes for the program alone: write \"event LID_CHANGE\" and a time"),
+    ("memory", "faults of memory are not built; docs/recipes/faults.md lists what is"),
+];
 
 impl Script {
     /// Reads a script. Lines and semicolons end a rule, and # begins a comment.
@@ -122,6 +125,12 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
         no_queue_pair(words, place, "a port")?;
         return Ok(Fault::Down(span(words)?));
     }
+    if words.take(&["event"]) {
+        no_queue_pair(words, place, "a port")?;
+        let expected = format!("one of the events {}", names::events());
+        let event = words.read(&expected, PortEvent::find)?;
+        return Ok(Fault::Event(event, moment(words)?));
+    }
     if words.take(&["fatal"]) {
         no_queue_pair(words, place, "a device")?;
         if place.port.is_some() {
@@ -140,13 +149,11 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
         }
         return process(words);
     }
-    let unbuilt = words.peek().and_then(|word| {
-        UNBUILT.iter().find(|(known, _)| known.eq_ignore_ascii_case(word)).map(|(_, what)| what)
-    });
-    if let Some(what) = unbuilt {
-        return Err(
-            words.refuse(format!("{what} are not built; docs/recipes/faults.md lists what is"))
-        );
+    let is_it = |(known, _): &&(&str, &str)| {
+        words.peek().is_some_and(|word| known.eq_ignore_ascii_case(word))
+    };
+    if let Some((_, hint)) = HINTS.iter().find(is_it) {
+        return Err(words.refuse(*hint));
     }
     let chance = match words.value_if(chance)? {
         Some(parts) => {

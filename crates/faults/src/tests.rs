@@ -52,7 +52,8 @@ fn each_kind_of_rule_is_read_and_explained() {
          mark 1% of received packets\non qp 2: rnr received send packets 5 to 9\n\
          on device mlx5_2: limit packets to 2.5Gb/s queue 64 after 1s; limit request packets to 100Mbit/s\n\
          process dies after 3s; process pauses for 2s after 1s\n\
-         ibv_post_send 5 kills the process; ibv_reg_mr pauses the process for 10ms",
+         ibv_post_send 5 kills the process; ibv_reg_mr pauses the process for 10ms\n\
+         on device mlx5_0 port 2: event lid_change after 1s; event IBV_EVENT_SM_CHANGE after 2s",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -78,6 +79,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 17: 1s after the start the process stands still for 2s.",
         "Line 18: before call 5 of ibv_post_send the process is killed.",
         "Line 18: before each ibv_reg_mr the process stands still for 10ms.",
+        "Line 19: 1s after the start port 2 of mlx5_0 has IBV_EVENT_LID_CHANGE. Nothing else changes.",
+        "Line 19: 2s after the start the port of each device has IBV_EVENT_SM_CHANGE. Nothing else changes.",
     ];
     assert_eq!(said, wanted);
 }
@@ -209,12 +212,25 @@ fn errors_point_at_the_place() {
         ("seed 1\nseed 2", "line 2, column 1: the script has a seed already"),
         ("fatal", "line 1, column 6: expected \"after\", found the end of the rule"),
         (
+            "on qp 1: event SM_CHANGE after 1s",
+            "line 1, column 10: this is a fault of a port: leave \"qp\" out",
+        ),
+        (
+            "event PORT_ERR after 1s",
+            "line 1, column 7: expected one of the events LID_CHANGE, PKEY_CHANGE, SM_CHANGE, CLIENT_REREGISTER, GID_CHANGE, found \"PORT_ERR\"",
+        ),
+        ("event SM_CHANGE", "line 1, column 16: expected \"after\", found the end of the rule"),
+        (
+            "lid changes",
+            "line 1, column 1: a LID changes for the program alone: write \"event LID_CHANGE\" and a time",
+        ),
+        (
             "1% of nothing",
             "line 1, column 7: expected sends, receives, or the name of a call, found \"nothing\"",
         ),
         (
             "\u{e4}\u{e4} \u{1b}",
-            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, event, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
         ),
     ] {
         let error = Script::parse(text).map(|_| text).unwrap_err();
@@ -348,6 +364,8 @@ fn no_text_makes_it_panic() {
         "receive",
         "port",
         "1",
+        "event",
+        "SM_CHANGE",
     ];
     let (mut state, mut read) = (1_u64, 0);
     for _ in 0..200_000 {
@@ -408,6 +426,7 @@ fn a_rule_is_over_when_its_time_is() {
         ("drop packets for 5s", Some(5)),
         ("drop packet 1", None),
         ("on qp 1: fails after 4s", Some(4)),
+        ("event SM_CHANGE after 4s", Some(4)),
         ("process pauses for 2s after 3s", Some(3)),
         ("process dies after 3s", None),
         ("fatal after 1s", None),

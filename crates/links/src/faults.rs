@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyverbs_faults::{Dice, Fault, PacketAction, ProcessAction, Rule, Script, Span};
+use anyverbs_faults::{Dice, Fault, PacketAction, PortEvent, ProcessAction, Rule, Script, Span};
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::NEVER;
@@ -91,6 +91,8 @@ pub enum Happening {
     Down(usize, &'static Rule),
     /// It comes up again.
     Up(usize, &'static Rule),
+    /// A port has an event.
+    Event(usize, PortEvent, &'static Rule),
     /// A device, which its first port stands for, fails for good.
     Fatal(usize, &'static Rule),
     /// Queue pairs go to the error state.
@@ -105,6 +107,7 @@ impl Happening {
         match self {
             Self::Down(_, rule)
             | Self::Up(_, rule)
+            | Self::Event(_, _, rule)
             | Self::Fatal(_, rule)
             | Self::Fails(rule)
             | Self::Process(_, rule) => rule,
@@ -196,6 +199,9 @@ impl Faults {
                         happens(after.saturating_add(lasts), Happening::Up(port, rule));
                     }
                 }
+            }
+            Fault::Event(event, after) => {
+                those.for_each(|(port, _)| happens(after, Happening::Event(port, event, rule)));
             }
             Fault::Fatal(after) => {
                 let devices = those.filter(|(_, port)| port.number == 1);
@@ -377,6 +383,10 @@ impl Faults {
         }
         let told = match happening {
             Happening::Down(port, _) | Happening::Up(port, _) => self.tell(&mut plan, port, raise),
+            Happening::Event(port, event, _) => {
+                raise(port, kind_of(event));
+                true
+            }
             Happening::Fatal(device, _) => {
                 // This event says of the ports that they are down, too.
                 plan.told_down.extend(self.ports_of(device));
@@ -423,7 +433,7 @@ impl Faults {
                 let fail = |port: usize| self.ports[port].failed.store(true, Ordering::Release);
                 return self.ports_of(device).for_each(fail);
             }
-            Happening::Fails(_) | Happening::Process(..) => return,
+            Happening::Event(..) | Happening::Fails(_) | Happening::Process(..) => return,
         };
         self.ports[port].down.fetch_add(n, Ordering::AcqRel);
     }
@@ -437,6 +447,16 @@ impl Faults {
 impl FaultyPort {
     fn is_down(&self) -> bool {
         self.down.load(Ordering::Acquire) > 0 || self.failed.load(Ordering::Acquire)
+    }
+}
+
+fn kind_of(event: PortEvent) -> AsyncEventKind {
+    match event {
+        PortEvent::LidChange => AsyncEventKind::LidChange,
+        PortEvent::PkeyChange => AsyncEventKind::PkeyChange,
+        PortEvent::SmChange => AsyncEventKind::SmChange,
+        PortEvent::ClientReregister => AsyncEventKind::ClientReregister,
+        PortEvent::GidChange => AsyncEventKind::GidChange,
     }
 }
 
@@ -461,6 +481,7 @@ mod tests {
         match happening {
             Happening::Down(device, _) => format!("down {device}"),
             Happening::Up(device, _) => format!("up {device}"),
+            Happening::Event(port, event, _) => format!("{event} {port}"),
             Happening::Fatal(device, _) => format!("fatal {device}"),
             Happening::Fails(_) => "fails".into(),
             Happening::Process(..) => "process".into(),
@@ -607,6 +628,21 @@ mod tests {
         assert!(faults.is_down(1));
         assert_eq!(due(1), Some(("up 1".into(), true)));
         assert!(!faults.is_down(1));
+    }
+
+    #[test]
+    fn an_event_comes_once_and_changes_nothing() {
+        let script =
+            "on device anyverbs1: event CLIENT_REREGISTER after 1s; event LID_CHANGE after 2s";
+        let faults = faults(script);
+        let told = std::cell::RefCell::new(Vec::new());
+        let raise = |port, kind| told.borrow_mut().push((port, kind));
+        while faults.take_due(Time::from_nanos(9_000_000_000), &raise).is_some() {}
+        let lids = [0, 1, 2].map(|port| (port, AsyncEventKind::LidChange));
+        let wanted = [&[(1, AsyncEventKind::ClientReregister)][..], &lids].concat();
+        assert_eq!(told.into_inner(), wanted);
+        assert!((0..3).all(|port| !faults.is_down(port)));
+        assert_eq!(faults.next(), NEVER);
     }
 
     /// Timers run in any thread of the process, and orders come to one of them.

@@ -32,12 +32,20 @@ pub enum AsyncEventKind {
     PortActive = 9,
     /// No address is left.
     PortErr = 10,
+    /// The LID changed.
+    LidChange = 11,
+    /// The table of P_Keys changed.
+    PkeyChange = 12,
+    /// Another subnet manager rules.
+    SmChange = 13,
     /// An SRQ cannot go on.
     SrqErr = 14,
     /// An SRQ fell below its limit.
     SrqLimitReached = 15,
     /// In ERR, with an SRQ: no more completions of receives follow.
     QpLastWqeReached = 16,
+    /// The subnet manager asks for what it was told before.
+    ClientReregister = 17,
     /// The GID table changed.
     GidChange = 18,
     /// A work queue cannot go on.
@@ -58,9 +66,13 @@ impl AsyncEventKind {
             Self::DeviceFatal => "IBV_EVENT_DEVICE_FATAL",
             Self::PortActive => "IBV_EVENT_PORT_ACTIVE",
             Self::PortErr => "IBV_EVENT_PORT_ERR",
+            Self::LidChange => "IBV_EVENT_LID_CHANGE",
+            Self::PkeyChange => "IBV_EVENT_PKEY_CHANGE",
+            Self::SmChange => "IBV_EVENT_SM_CHANGE",
             Self::SrqErr => "IBV_EVENT_SRQ_ERR",
             Self::SrqLimitReached => "IBV_EVENT_SRQ_LIMIT_REACHED",
             Self::QpLastWqeReached => "IBV_EVENT_QP_LAST_WQE_REACHED",
+            Self::ClientReregister => "IBV_EVENT_CLIENT_REREGISTER",
             Self::GidChange => "IBV_EVENT_GID_CHANGE",
             Self::WqFatal => "IBV_EVENT_WQ_FATAL",
         }

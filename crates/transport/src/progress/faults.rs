@@ -32,6 +32,10 @@ impl Driver {
                     let what = format!("the port of {} {is}", faults.port_name(port));
                     self.tell_of(port, rule, &what);
                 }
+                Happening::Event(port, event, _) => {
+                    let what = format!("the port of {} has {event}", faults.port_name(port));
+                    self.tell_of(port, rule, &what);
+                }
                 Happening::Fatal(device, _) => {
                     let what = format!("{} fails for good", faults.name(device));
                     self.tell_of(device, rule, &what);

@@ -67,6 +67,7 @@ impl Rules {
             // Others than the queue pair do these.
             Fault::Call { .. }
             | Fault::Down(_)
+            | Fault::Event(..)
             | Fault::Fatal(_)
             | Fault::Fails(_)
             | Fault::Process(..) => return,
