@@ -2,13 +2,16 @@
 //! programs make by a table, look at nothing.
 
 use std::{
+    collections::HashMap,
     ffi::c_int,
     sync::OnceLock,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use anyverbs::config::Config;
-use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Script};
+use anyverbs_check::stack::{self, Caller};
+use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Running, Script, Site};
+use parking_lot::Mutex;
 
 use crate::{
     abi::*,
@@ -22,10 +25,39 @@ struct Plan {
     seed: u64,
     /// How often each of [`CALLS`] was called.
     calls: [AtomicU64; CALLS.len()],
-    /// How often each rule has happened.
-    said: Vec<AtomicU64>,
+    /// What each rule has met.
+    met: Vec<Met>,
     /// The slots that the posting calls had before.
     slots: OnceLock<ibv_context_ops>,
+}
+
+/// The calls that a rule has met.
+#[derive(Default)]
+struct Met {
+    /// Those that it made fail.
+    happened: AtomicU64,
+    /// Those from its call site, if it has one.
+    from_site: AtomicU64,
+    /// The return addresses that are known, and how the log names those of the site. A look-up by name takes long.
+    callers: Mutex<HashMap<usize, Option<String>>>,
+}
+
+impl Met {
+    /// Whether this call comes from a site, and how the log names that.
+    fn caller(&self, site: &Site) -> Option<String> {
+        let addresses = stack::callers();
+        let mut known = self.callers.lock();
+        let mut name = |address: usize| {
+            let look = || {
+                let caller = Caller::at(address);
+                let Caller { functions, objects, offset } = &caller;
+                let here = Running { functions, objects, offset: *offset };
+                site.is(&here).then(|| caller.to_string())
+            };
+            known.entry(address).or_insert_with(look).clone()
+        };
+        addresses.into_iter().find_map(&mut name)
+    }
 }
 
 /// Most lines of the log about one rule.
@@ -50,8 +82,8 @@ pub(crate) fn init() {
         );
     }
     let calls = [const { AtomicU64::new(0) }; CALLS.len()];
-    let said = script.rules.iter().map(|_| AtomicU64::new(0)).collect();
-    let _ = PLAN.set(Plan { script, seed, calls, said, slots: OnceLock::new() });
+    let met = script.rules.iter().map(|_| Met::default()).collect();
+    let _ = PLAN.set(Plan { script, seed, calls, met, slots: OnceLock::new() });
 }
 
 /// The call of this name is made: fails if a rule says so.
@@ -66,12 +98,24 @@ impl Plan {
         let Some(at) = CALLS.iter().position(|call| *call == name) else { return Ok(()) };
         let n = self.calls[at].fetch_add(1, Ordering::Relaxed) + 1;
         for (number, rule) in self.script.rules.iter().enumerate() {
-            let Fault::Call { call, which, action } = rule.fault else { continue };
-            if call != name || !Dice::new(self.seed, number, 0).chooses(which, n) {
+            let Fault::Call { call, site, which, action } = &rule.fault else { continue };
+            if *call != name {
+                continue;
+            }
+            let met = &self.met[number];
+            let (n, from) = match site {
+                None => (n, String::new()),
+                Some(site) => {
+                    let Some(caller) = met.caller(site) else { continue };
+                    let n = met.from_site.fetch_add(1, Ordering::Relaxed) + 1;
+                    (n, format!(" from {caller}"))
+                }
+            };
+            if !Dice::new(self.seed, number, 0).chooses(*which, n) {
                 continue;
             }
             anyverbs::count_injected();
-            let said = self.said[number].fetch_add(1, Ordering::Relaxed) + 1;
+            let said = met.happened.fetch_add(1, Ordering::Relaxed) + 1;
             if said <= MOST_SAID {
                 let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
                 let happens = match action {
@@ -80,11 +124,11 @@ impl Plan {
                 };
                 tracing::error!(
                     target: "anyverbs",
-                    "injected fault (line {} of the script): call {n} of {name}{happens}{more}",
+                    "injected fault (line {} of the script): call {n} of {name}{from}{happens}{more}",
                     rule.line
                 );
             }
-            match action {
+            match *action {
                 CallAction::Fails(errno) => return Err(Errno(errno.number)),
                 CallAction::Process(action) => {
                     if let Err(error) = anyverbs::strike_process(action) {

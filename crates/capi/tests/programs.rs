@@ -308,6 +308,18 @@ fn calls_fail_by_script() {
     run_with("faults", &[("ANYVERBS_FAULTS", CALLS_FAIL), ("ANYVERBS_CHECK", "1")]);
 }
 
+/// The failures that `call_sites.c` expects.
+const SITES_FAIL: &str = "ibv_reg_mr 1 from setup fails with EFAULT; ibv_reg_mr 2 from begin fails with ENOMEM\n\
+    ibv_reg_mr from libc.so.6+0x1 fails with EIO\n\
+    ibv_post_send 1 from send_one fails with EAGAIN; ibv_create_comp_channel from object call_sites fails with EMFILE";
+
+#[test]
+fn calls_fail_from_their_sites_alone() {
+    // The name by which it is started is that of its object.
+    let named = ["bash", "-c", "exec -a call_sites \"$0\""];
+    run_below("call_sites", &named, &[], &[("ANYVERBS_FAULTS", SITES_FAIL)]);
+}
+
 #[test]
 fn events_of_a_port_come_by_script() {
     // The program listens by then, on a busy machine too.

@@ -12,7 +12,7 @@ mod ledger;
 mod map;
 mod memory;
 mod report;
-mod stack;
+pub mod stack;
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

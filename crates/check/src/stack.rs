@@ -1,9 +1,11 @@
 //! Stacks: taken quickly, and given names only when they are shown.
 
 use std::cell::RefCell;
-use std::ffi::c_void;
+use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use backtrace::BytesOrWideString;
@@ -147,8 +149,7 @@ impl Stack {
     /// inside.
     fn of_program(&self) -> &[usize] {
         let own = object(Self::here as *const c_void as usize);
-        // SAFETY: takes no pointers.
-        let is_program = own == object(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize);
+        let is_program = own == object(entry());
         let is_own = |address: &usize| !is_program && object(*address) == own;
         let first = self.0.iter().position(|address| !is_own(address));
         &self.0[first.unwrap_or(0)..]
@@ -157,11 +158,68 @@ impl Stack {
 
 /// Where the object begins that has this address.
 fn object(address: usize) -> Option<usize> {
+    named_object(address).map(|(begin, _)| begin)
+}
+
+/// The object that has this address: where it begins, and the path by which it was loaded.
+fn named_object(address: usize) -> Option<(usize, *const libc::c_char)> {
     // SAFETY: all-zero is a valid Dl_info.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: `info` is writable; any address may be asked for.
     let found = unsafe { libc::dladdr(address as *const c_void, &raw mut info) } != 0;
-    found.then_some(info.dli_fbase as usize)
+    found.then_some((info.dli_fbase as usize, info.dli_fname))
+}
+
+/// The return addresses in the program of the call that it has made, the innermost first.
+#[must_use]
+pub fn callers() -> Vec<usize> {
+    Stack::here().of_program().to_vec()
+}
+
+/// A place in the program to which a call returns.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The functions there, the innermost first.
+    pub functions: Vec<String>,
+    /// The file of their object, without its directory. The program's own may have two names: that by which it was started, and its
+    /// own.
+    pub objects: Vec<String>,
+    /// The distance from the beginning of the object.
+    pub offset: u64,
+}
+
+impl Caller {
+    /// That of one of [`callers`].
+    #[must_use]
+    pub fn at(address: usize) -> Self {
+        let functions = Frame::at(address).into_iter().map(|frame| frame.function).collect();
+        let Some((begin, path)) = named_object(address) else {
+            return Self { functions, objects: Vec::new(), offset: address as u64 };
+        };
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        // SAFETY: a text of the loader, which lasts as long as the object, whose function is running.
+        let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+        let loaded = path.and_then(|path| name(Path::new(OsStr::from_bytes(path.to_bytes()))));
+        let own = || std::env::current_exe().ok().and_then(|path| name(&path));
+        let own = if object(entry()) == Some(begin) { own() } else { None };
+        let mut objects: Vec<_> = loaded.into_iter().chain(own).collect();
+        objects.dedup();
+        Self { functions, objects, offset: (address - begin) as u64 }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let function = self.functions.first().map_or("??", String::as_str);
+        let object = self.objects.first().map_or("", String::as_str);
+        write!(f, "{function} ({object}+{:#x})", self.offset)
+    }
+}
+
+/// The address at which the program begins.
+fn entry() -> usize {
+    // SAFETY: takes no pointers.
+    unsafe { libc::getauxval(libc::AT_ENTRY) as usize }
 }
 
 /// A function on a stack.
@@ -240,6 +298,21 @@ mod tests {
     fn a_stack_is_unwound_once() {
         let stacks: Vec<_> = (0..3).map(first).collect();
         assert!(Arc::ptr_eq(&stacks[1].0, &stacks[2].0));
+    }
+
+    #[test]
+    fn a_caller_is_named_with_its_object() {
+        let callers: Vec<_> = callers().into_iter().map(Caller::at).collect();
+        let is_this = |caller: &&Caller| {
+            caller.functions.iter().any(|name| name.ends_with("a_caller_is_named_with_its_object"))
+        };
+        let this = callers.iter().find(is_this).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let program = program.file_name().unwrap().to_str().unwrap();
+        assert!(this.objects.iter().any(|name| name == program), "{this:?}");
+        assert!(this.to_string().ends_with(&format!("({program}+{:#x})", this.offset)), "{this}");
+        // The beginning of a thread is in the C library.
+        assert!(callers.iter().any(|caller| !caller.objects.iter().any(|name| name == program)));
     }
 
     #[test]

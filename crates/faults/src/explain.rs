@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::{
-    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Span,
-    Which, WorkAction,
+    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Site,
+    Span, Which, WorkAction,
 };
 
 impl Script {
@@ -86,7 +86,9 @@ impl Rule {
                     }
                 }
             }
-            Fault::Call { call, which, action } => explain_call(call, *which, *action),
+            Fault::Call { call, site, which, action } => {
+                explain_call(&called(call, site.as_ref()), *which, *action)
+            }
             Fault::Process(action, after) => {
                 format!("{} after the start {action}.", show(*after))
             }
@@ -143,6 +145,11 @@ fn limited(limit: Limit) -> String {
         format!(", and are lost where {n} of their queue pair wait already")
     });
     format!("leave at {rate} at most{queue}")
+}
+
+/// A call, and from where.
+fn called(call: &str, site: Option<&Site>) -> String {
+    site.map_or_else(|| call.to_owned(), |site| format!("{call} from {site}"))
 }
 
 fn explain_call(call: &str, which: Which, action: CallAction) -> String {

@@ -7,6 +7,7 @@ mod chance;
 mod explain;
 mod names;
 mod parse;
+mod site;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub use chance::Dice;
 pub use names::{CALLS, Errno, PortEvent, Status};
 pub use parse::ScriptError;
+pub use site::{Running, Site};
 
 /// A script: rules, each a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,6 +83,8 @@ pub enum Fault {
     Call {
         /// Its name, one of [`CALLS`].
         call: &'static str,
+        /// Those from here.
+        site: Option<Site>,
         /// Which of these calls.
         which: Which,
         /// Their fate.

@@ -8,7 +8,7 @@ use crate::names::{self, Errno, PortEvent, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
     CallAction, Fault, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction, Rule,
-    Script, Span, Which, WorkAction,
+    Script, Site, Span, Which, WorkAction,
 };
 
 /// A place in a script that cannot be understood.
@@ -182,9 +182,27 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
             .refuse_last("a call is no affair of a device or queue pair: leave \"on ...:\" out"));
     }
     let which = numbers(words, chance)?;
+    let site = site(words)?;
     let action = call_action(words)?;
     words.end("the end of the rule")?;
-    Ok(Fault::Call { call, which, action })
+    Ok(Fault::Call { call, site, which, action })
+}
+
+/// `from setup`, `from libucp.so.0+0x1234`, `from object libucp.so.0`.
+fn site(words: &mut Words<'_>) -> Result<Option<Site>, ScriptError> {
+    if !words.take(&["from"]) {
+        return Ok(None);
+    }
+    let site = if words.take(&["object"]) {
+        let name = |word: &str| (word != ":").then(|| Site::Object(word.to_owned(), None));
+        words.read("the file of an object, such as libucp.so.0", name)?
+    } else {
+        words.read("the name of a function, OBJECT+0xOFFSET, or \"object\"", Site::find)?
+    };
+    if words.peek() == Some(":") {
+        return Err(words.refuse("of a name with \"::\" write the last part alone"));
+    }
+    Ok(Some(site))
 }
 
 /// `fails with ENOMEM`, `kills the process`, `pauses the process for 2s`.

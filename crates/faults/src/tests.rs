@@ -53,7 +53,9 @@ fn each_kind_of_rule_is_read_and_explained() {
          on device mlx5_2: limit packets to 2.5Gb/s queue 64 after 1s; limit request packets to 100Mbit/s\n\
          process dies after 3s; process pauses for 2s after 1s\n\
          ibv_post_send 5 kills the process; ibv_reg_mr pauses the process for 10ms\n\
-         on device mlx5_0 port 2: event lid_change after 1s; event IBV_EVENT_SM_CHANGE after 2s",
+         on device mlx5_0 port 2: event lid_change after 1s; event IBV_EVENT_SM_CHANGE after 2s\n\
+         ibv_reg_mr 2 from setup fails with EFAULT; 1% of ibv_post_send from object libucp.so.0 fail with ENOMEM\n\
+         ibv_create_qp from my_program+0x1a2b kills the process",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -81,6 +83,9 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 18: before each ibv_reg_mr the process stands still for 10ms.",
         "Line 19: 1s after the start port 2 of mlx5_0 has IBV_EVENT_LID_CHANGE. Nothing else changes.",
         "Line 19: 2s after the start the port of each device has IBV_EVENT_SM_CHANGE. Nothing else changes.",
+        "Line 20: call 2 of ibv_reg_mr from setup fails with EFAULT.",
+        "Line 20: 1% of the calls of ibv_post_send from object libucp.so.0 fail with ENOMEM.",
+        "Line 21: before each ibv_create_qp from my_program+0x1a2b the process is killed.",
     ];
     assert_eq!(said, wanted);
 }
@@ -218,6 +223,26 @@ fn errors_point_at_the_place() {
         (
             "event PORT_ERR after 1s",
             "line 1, column 7: expected one of the events LID_CHANGE, PKEY_CHANGE, SM_CHANGE, CLIENT_REREGISTER, GID_CHANGE, found \"PORT_ERR\"",
+        ),
+        (
+            "ibv_reg_mr from fails with EIO",
+            "line 1, column 17: expected the name of a function, OBJECT+0xOFFSET, or \"object\", found \"fails\"",
+        ),
+        (
+            "ibv_reg_mr from prog+0xyz fails with EIO",
+            "line 1, column 17: expected the name of a function, OBJECT+0xOFFSET, or \"object\", found \"prog+0xyz\"",
+        ),
+        (
+            "ibv_reg_mr from rails::setup fails with EIO",
+            "line 1, column 22: of a name with \"::\" write the last part alone",
+        ),
+        (
+            "ibv_reg_mr from object",
+            "line 1, column 23: expected the file of an object, such as libucp.so.0, found the end of the rule",
+        ),
+        (
+            "ibv_reg_mr 2 from setup",
+            "line 1, column 24: expected \"fails\", \"kills\" or \"pauses\", found the end of the rule",
         ),
         ("event SM_CHANGE", "line 1, column 16: expected \"after\", found the end of the rule"),
         (
@@ -366,6 +391,10 @@ fn no_text_makes_it_panic() {
         "1",
         "event",
         "SM_CHANGE",
+        "from",
+        "object",
+        "setup",
+        "a.so+0x12",
     ];
     let (mut state, mut read) = (1_u64, 0);
     for _ in 0..200_000 {
@@ -405,6 +434,7 @@ fn the_example_files_are_scripts() {
         "nbs.fault",
         "rccl.fault",
         "rpma.fault",
+        "sites.fault",
     ];
     assert_eq!(names, wanted);
 }

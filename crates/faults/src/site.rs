@@ -1,0 +1,99 @@
+//! The call sites that a rule may name.
+
+use std::fmt;
+
+/// A place in the program from which calls come, directly or through other functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// A function of this name.
+    Function(String),
+    /// The object with this file, at this distance of a return address from its beginning if one is named.
+    Object(String, Option<u64>),
+}
+
+/// A place in the program to which a call returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running<'a> {
+    /// The functions that are there: more than one where the compiler has put one into another.
+    pub functions: &'a [String],
+    /// The names of the file of their object, without its directory.
+    pub objects: &'a [String],
+    /// The distance from the beginning of the object.
+    pub offset: u64,
+}
+
+impl Site {
+    /// Reads `FUNCTION` or `OBJECT+0xOFFSET`.
+    pub(crate) fn find(word: &str) -> Option<Self> {
+        let is_name =
+            !matches!(word, ":" | "fails" | "fail" | "kills" | "kill" | "pauses" | "pause");
+        let Some((object, offset)) = word.rsplit_once("+0x") else {
+            return is_name.then(|| Self::Function(word.to_owned()));
+        };
+        let is_number = !offset.starts_with('+');
+        let offset = u64::from_str_radix(offset, 16).ok().filter(|_| is_number)?;
+        (!object.is_empty()).then(|| Self::Object(object.to_owned(), Some(offset)))
+    }
+
+    /// Whether it is here.
+    #[must_use]
+    pub fn is(&self, here: &Running<'_>) -> bool {
+        match self {
+            Self::Function(wanted) => here.functions.iter().any(|name| is_function(name, wanted)),
+            Self::Object(wanted, offset) => {
+                here.objects.contains(wanted) && offset.is_none_or(|offset| offset == here.offset)
+            }
+        }
+    }
+}
+
+/// Whether a function has this name, or has it as the last part of a longer one.
+fn is_function(name: &str, wanted: &str) -> bool {
+    // Behind it stand arguments, or what a compiler has made of the function: `post.part.0`.
+    let end = name.find(['(', '<', '.']).unwrap_or(name.len());
+    let last = name[..end].rsplit("::").next();
+    name == wanted || last == Some(wanted)
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Function(name) => f.write_str(name),
+            Self::Object(name, Some(offset)) => write!(f, "{name}+{offset:#x}"),
+            Self::Object(name, None) => write!(f, "object {name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_is_found_by_its_function_or_object() {
+        let functions = ["rails::Engine::submit(int)".to_owned(), "post.part.0".to_owned()];
+        let objects = ["librails.so.2".to_owned()];
+        let here = Running { functions: &functions, objects: &objects, offset: 0x1a2b };
+        let object = |offset| Site::Object("librails.so.2".into(), offset);
+        for (site, is_there) in [
+            (Site::find("submit"), true),
+            (Site::find("rails::Engine::submit(int)"), true),
+            (Site::find("post"), true),
+            (Site::find("post.part.0"), true),
+            (Site::find("sub"), false),
+            (Site::find("Engine"), false),
+            (Site::find("librails.so.2"), false),
+            (Site::find("librails.so.2+0x1a2b"), true),
+            (Site::find("librails.so.2+0x1a2a"), false),
+            (Site::find("librails.so+0x1a2b"), false),
+            (Some(object(None)), true),
+            (Some(Site::Object("librails.so".into(), None)), false),
+        ] {
+            assert_eq!(site.as_ref().map(|site| site.is(&here)), Some(is_there), "{site:?}");
+        }
+        assert_eq!(Site::find("librails.so.2+0x1A2B"), Some(object(Some(0x1a2b))));
+        for word in ["+0x12", "a+0x", "a+0x+1", "a+0x12g", "fails", ":", "a+0x10000000000000000"] {
+            assert_eq!(Site::find(word), None, "{word}");
+        }
+    }
+}
