@@ -329,6 +329,13 @@ fn events_of_a_port_come_by_script() {
 }
 
 #[test]
+fn memory_vanishes_by_script() {
+    let script = "page 3 of region 1 vanishes";
+    run_with("vanished", &[("ANYVERBS_FAULTS", script)]);
+    run_with("vanished", &[("ANYVERBS_FAULTS", script), ("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
 fn calls_kill_or_stop_the_process_by_script() {
     let killed = ["sh", "-c", "\"$0\"; test $? = 137"];
     let script = format!("{CALLS_FAIL}; ibv_post_send 2 kills the process");

@@ -131,6 +131,19 @@ fn rules_come_to_a_process_and_go() {
 }
 
 #[test]
+fn memory_vanishes_while_a_program_runs_and_comes_back() {
+    let mut works = Works::start("seed 1");
+    assert_eq!(works.ask("write"), "Success");
+    // The region is older than the rule, which is cleared before anything touches it.
+    works.fault("region 1 vanishes");
+    assert_eq!(works.fault("list"), "region 1 vanishes\n");
+    works.fault("clear");
+    assert_eq!(works.ask("write"), "Success");
+    works.fault("page 1 of region 2 vanishes; on device anyverbs0: page 1 of region 1 vanishes");
+    assert_eq!(works.ask("write"), "LocProtErr");
+}
+
+#[test]
 fn a_port_has_an_event_while_a_program_runs() {
     let mut works = Works::start("seed 1");
     works.fault("event IBV_EVENT_CLIENT_REREGISTER after 0s");

@@ -89,6 +89,21 @@ impl Rule {
             Fault::Call { call, site, which, action } => {
                 explain_call(&called(call, site.as_ref()), *which, *action)
             }
+            Fault::Memory { pages, regions, span } => {
+                let of = match &place.device {
+                    Some(device) => format!(" of {device}"),
+                    None => String::new(),
+                };
+                let regions = counted(*regions, "", "regions");
+                let what = match pages {
+                    Which::All => "the memory".into(),
+                    pages => counted(*pages, "", "pages"),
+                };
+                format!(
+                    "{what} of {regions}{of} vanishes{}: the device cannot reach it, and a request that touches it fails. The program still has it.",
+                    during(*span)
+                )
+            }
             Fault::Process(action, after) => {
                 format!("{} after the start {action}.", show(*after))
             }

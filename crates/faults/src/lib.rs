@@ -90,6 +90,15 @@ pub enum Fault {
         /// Their fate.
         action: CallAction,
     },
+    /// Registered memory vanishes: a device cannot reach it.
+    Memory {
+        /// Which pages of a region, from the one with its first byte.
+        pages: Which,
+        /// Which regions, in the order in which they are made.
+        regions: Which,
+        /// When.
+        span: Span,
+    },
     /// The process ends or stands still, after this time.
     Process(ProcessAction, Duration),
     /// Ports are down.
@@ -264,7 +273,9 @@ impl Rule {
     #[must_use]
     pub fn is_over(&self, age: Duration) -> bool {
         match self.fault {
-            Fault::Packets { span, .. } | Fault::Down(span) => span.is_over(age),
+            Fault::Packets { span, .. } | Fault::Memory { span, .. } | Fault::Down(span) => {
+                span.is_over(age)
+            }
             Fault::Fails(after)
             | Fault::Event(_, after)
             | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,

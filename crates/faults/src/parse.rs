@@ -25,13 +25,16 @@ pub struct ScriptError {
 
 const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
 const A_NUMBER: &str = "a number from 1 on";
-const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, event, fatal, fails, process, or the name of a call";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, process, or the name of a call";
 
 /// Words that users know from elsewhere, and what to write.
 const HINTS: [(&str, &str); 3] = [
     ("gid", "GIDs that go and come are not built; docs/recipes/faults.md says how to let them"),
     ("lid", "a LID changes for the program alone: write \"event LID_CHANGE\" and a time"),
-    ("memory", "faults of memory are not built; docs/recipes/faults.md lists what is"),
+    (
+        "memory",
+        "write \"regions vanish\", \"region 2 vanishes\" or \"page 3 of region 2 vanishes\"",
+    ),
 ];
 
 impl Script {
@@ -168,12 +171,21 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
     if words.take(&["receive", "receives"]) {
         return work(words, chance, true);
     }
+    if words.take(&["page", "pages"]) {
+        let pages = numbers(words, chance)?;
+        words.expect(&["of"])?;
+        words.expect(&["region", "regions"])?;
+        return memory(words, place, pages, None);
+    }
+    if words.take(&["region", "regions"]) {
+        return memory(words, place, Which::All, chance);
+    }
     let Some(call) = words.read_if(names::call) else {
         let is_call =
             words.peek().is_some_and(|word| word.starts_with("ibv_") || word.starts_with("rdma_"));
         return Err(match (is_call, chance) {
             (true, _) => words.error(&format!("one of the calls {}", names::CALLS.join(", "))),
-            (_, Some(_)) => words.error("sends, receives, or the name of a call"),
+            (_, Some(_)) => words.error("sends, receives, pages, regions, or the name of a call"),
             _ => words.error(A_FAULT),
         });
     };
@@ -203,6 +215,24 @@ fn site(words: &mut Words<'_>) -> Result<Option<Site>, ScriptError> {
         return Err(words.refuse("of a name with \"::\" write the last part alone"));
     }
     Ok(Some(site))
+}
+
+/// `vanish after 1s for 2s`, behind the regions.
+fn memory(
+    words: &mut Words<'_>,
+    place: &Place,
+    pages: Which,
+    chance: Option<u32>,
+) -> Result<Fault, ScriptError> {
+    if place.qp.or(place.port.map(u64::from)).is_some() {
+        return Err(words.refuse_last(
+            "memory is of a device, with all its ports and queue pairs: leave \"port\" and \"qp\" out",
+        ));
+    }
+    let regions = numbers(words, chance)?;
+    words.expect(&["vanishes", "vanish"])?;
+    let span = span(words)?;
+    Ok(Fault::Memory { pages, regions, span })
 }
 
 /// `fails with ENOMEM`, `kills the process`, `pauses the process for 2s`.

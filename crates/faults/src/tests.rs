@@ -55,7 +55,9 @@ fn each_kind_of_rule_is_read_and_explained() {
          ibv_post_send 5 kills the process; ibv_reg_mr pauses the process for 10ms\n\
          on device mlx5_0 port 2: event lid_change after 1s; event IBV_EVENT_SM_CHANGE after 2s\n\
          ibv_reg_mr 2 from setup fails with EFAULT; 1% of ibv_post_send from object libucp.so.0 fail with ENOMEM\n\
-         ibv_create_qp from my_program+0x1a2b kills the process",
+         ibv_create_qp from my_program+0x1a2b kills the process\n\
+         page 3 of region 2 vanishes after 1s for 2s; on device mlx5_1: regions 2 to 3 vanish\n\
+         1% of pages of regions vanish; 5% of regions vanish",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -86,6 +88,10 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 20: call 2 of ibv_reg_mr from setup fails with EFAULT.",
         "Line 20: 1% of the calls of ibv_post_send from object libucp.so.0 fail with ENOMEM.",
         "Line 21: before each ibv_create_qp from my_program+0x1a2b the process is killed.",
+        "Line 22: page 3 of region 2 vanishes, from 1s after the start on, for 2s: the device cannot reach it, and a request that touches it fails. The program still has it.",
+        "Line 22: the memory of regions 2 to 3 of mlx5_1 vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
+        "Line 23: 1% of the pages of all regions vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
+        "Line 23: the memory of 5% of the regions vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
     ];
     assert_eq!(said, wanted);
 }
@@ -173,7 +179,24 @@ fn errors_point_at_the_place() {
         ),
         (
             "memory vanishes",
-            "line 1, column 1: faults of memory are not built; docs/recipes/faults.md lists what is",
+            "line 1, column 1: write \"regions vanish\", \"region 2 vanishes\" or \"page 3 of region 2 vanishes\"",
+        ),
+        ("page 3 vanishes", "line 1, column 8: expected \"of\", found \"vanishes\""),
+        (
+            "page 3 of 5% of regions vanish",
+            "line 1, column 11: expected \"region\" or \"regions\", found \"5%\"",
+        ),
+        (
+            "region 3 fails",
+            "line 1, column 10: expected \"vanishes\" or \"vanish\", found \"fails\"",
+        ),
+        (
+            "on qp 2: regions vanish",
+            "line 1, column 10: memory is of a device, with all its ports and queue pairs: leave \"port\" and \"qp\" out",
+        ),
+        (
+            "on device x port 1: region 1 vanishes",
+            "line 1, column 21: memory is of a device, with all its ports and queue pairs: leave \"port\" and \"qp\" out",
         ),
         (
             "mark packet 5",
@@ -251,11 +274,11 @@ fn errors_point_at_the_place() {
         ),
         (
             "1% of nothing",
-            "line 1, column 7: expected sends, receives, or the name of a call, found \"nothing\"",
+            "line 1, column 7: expected sends, receives, pages, regions, or the name of a call, found \"nothing\"",
         ),
         (
             "\u{e4}\u{e4} \u{1b}",
-            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, down, event, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
         ),
     ] {
         let error = Script::parse(text).map(|_| text).unwrap_err();
@@ -392,6 +415,9 @@ fn no_text_makes_it_panic() {
         "event",
         "SM_CHANGE",
         "from",
+        "page",
+        "region",
+        "vanish",
         "object",
         "setup",
         "a.so+0x12",
@@ -430,6 +456,7 @@ fn the_example_files_are_scripts() {
     let wanted = [
         "congestion.fault",
         "lumina.fault",
+        "memory.fault",
         "mooncake.fault",
         "nbs.fault",
         "rccl.fault",
@@ -457,6 +484,8 @@ fn a_rule_is_over_when_its_time_is() {
         ("drop packet 1", None),
         ("on qp 1: fails after 4s", Some(4)),
         ("event SM_CHANGE after 4s", Some(4)),
+        ("region 1 vanishes for 2s after 1s", Some(3)),
+        ("page 1 of regions vanishes", None),
         ("process pauses for 2s after 3s", Some(3)),
         ("process dies after 3s", None),
         ("fatal after 1s", None),

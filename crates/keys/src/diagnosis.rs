@@ -28,6 +28,8 @@ pub enum Finding {
     Lacks(Access),
     /// The window serves another queue pair, which has this number.
     OtherQp(u32),
+    /// A script of faults has let the memory vanish.
+    Vanished,
     /// Nothing, at this moment: the memory behind the region is gone, or the region has changed since.
     Nothing,
 }
@@ -60,7 +62,7 @@ impl MrTable {
             let is_rkey = held.slot.rkey.load(Ordering::Relaxed) == lkey;
             return if is_rkey { Finding::OtherKey } else { self.dead(lkey) };
         }
-        fault(&held, pd, range, need)
+        self.fault(&held, pd, range, need)
     }
 
     /// Finds the fault of an access of [`remote`](Self::remote).
@@ -79,7 +81,7 @@ impl MrTable {
             let is_lkey = rkey != 0 && slot.lkey.load(Ordering::Relaxed) == rkey;
             return if is_lkey { Finding::OtherKey } else { self.dead(rkey) };
         }
-        match fault(&held, pd, range, need) {
+        match self.fault(&held, pd, range, need) {
             Finding::Nothing if slot.access().contains(Access::WINDOW_2) && !slot.admits(qpn) => {
                 Finding::OtherQp(slot.qpn.load(Ordering::Relaxed))
             }
@@ -91,9 +93,19 @@ impl MrTable {
         let ended = self.ended.lock().find(key);
         ended.filter(|_| key != 0).map_or(Finding::Unknown, Finding::Ended)
     }
+
+    /// Finds the fault of a range of a region whose key is right.
+    fn fault(&self, held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Finding {
+        let found = fault(held, pd, (va, len), need);
+        let addr = held.slot.addr_of(va, len).ok().filter(|_| found == Finding::Nothing);
+        let gone = addr.and_then(|addr| Some((addr, held.slot.gone(self, addr, len)?)));
+        let Some((addr, (vanishing, place))) = gone else { return found };
+        vanishing.has_failed(place, addr, len);
+        Finding::Vanished
+    }
 }
 
-/// Finds the fault of a range of a region whose key is right.
+/// As [`MrTable::fault`], of what is there.
 fn fault(held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Finding {
     let slot = held.slot;
     let its_pd = slot.pd.load(Ordering::Relaxed);

@@ -7,6 +7,7 @@
 mod diagnosis;
 #[doc(hidden)]
 pub mod uses;
+mod vanishing;
 mod window;
 
 use std::sync::OnceLock;
@@ -21,6 +22,7 @@ use thiserror::Error;
 use self::diagnosis::Ended;
 pub use self::diagnosis::Finding;
 use self::uses::{Use, Uses};
+pub use vanishing::Vanishing;
 pub use window::{Bind, BindError, WindowType};
 
 bitflags! {
@@ -57,6 +59,8 @@ bitflags! {
         const WINDOW = 1 << 18;
         /// No flag of the verbs: a memory window of type 2.
         const WINDOW_2 = 1 << 19;
+        /// No flag of the verbs: part of it may have vanished ([`Vanishing`]).
+        const MAY_VANISH = 1 << 21;
     }
 }
 
@@ -66,7 +70,8 @@ impl Access {
         .difference(Self::INVALIDATABLE)
         .difference(Self::NULL)
         .difference(Self::WINDOW)
-        .difference(Self::WINDOW_2);
+        .difference(Self::WINDOW_2)
+        .difference(Self::MAY_VANISH);
 }
 
 /// The reason why a region was not taken back or changed. It is as before.
@@ -180,6 +185,8 @@ pub struct MrTable {
     bindings: Mutex<rank::KeyBindings, u32>,
     /// For those who ask why a key is none.
     ended: Mutex<rank::EndedKeys, Ended>,
+    /// The memory that is gone, where somebody lets it vanish.
+    vanishing: OnceLock<&'static dyn Vanishing>,
 }
 
 struct Free {
@@ -213,6 +220,7 @@ impl MrTable {
             }),
             bindings: Mutex::new(0),
             ended: Mutex::default(),
+            vanishing: OnceLock::new(),
         }
     }
 
@@ -224,7 +232,7 @@ impl MrTable {
         }
         slot.lkey.store(keys.lkey, Ordering::Relaxed);
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
-        slot.store(region);
+        slot.store(self.marked(region));
         slot.uses.open();
         Some(keys)
     }
@@ -315,7 +323,7 @@ impl MrTable {
     ) -> Result<(), RetireError> {
         let slot = self.retire(keys.lkey, Bound::Refuses, release)?;
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
-        slot.store(region);
+        slot.store(self.marked(region));
         slot.uses.open();
         Ok(())
     }
@@ -446,7 +454,7 @@ impl MrTable {
         if key_of(held.slot) != key {
             return Err(KeyError::Key);
         }
-        let (addr, access) = held.slot.place(pd, va, len, need)?;
+        let (addr, access) = held.slot.place(self, pd, (va, len), need)?;
         let (is_null, of_window) =
             (access.contains(Access::NULL), access.contains(Access::WINDOW_2));
         Ok(Hold { addr, is_null, of_window, peer: None, held })
@@ -472,20 +480,33 @@ impl Slot {
 
     /// The address of `len` bytes at `va`, and the rights there. The slot is held, and the key is its own.
     #[inline]
-    fn place(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<(u64, Access), KeyError> {
+    fn place(
+        &self,
+        table: &MrTable,
+        pd: u32,
+        (va, len): (u64, u64),
+        need: Access,
+    ) -> Result<(u64, Access), KeyError> {
         if self.pd.load(Ordering::Relaxed) != pd {
             return Err(KeyError::Pd);
         }
         let access = self.access();
-        if !access.contains(need) {
-            return Err(KeyError::Access);
+        // One test for both: that memory may vanish costs an access nothing where it may not.
+        if access & (need | Access::MAY_VANISH) != need {
+            return self.place_of_vanishing(table, (va, len), need);
         }
+        Ok((self.addr_of(va, len)?, access))
+    }
+
+    /// The address of `len` bytes at `va`.
+    #[inline]
+    fn addr_of(&self, va: u64, len: u64) -> Result<u64, KeyError> {
         let offset = va.checked_sub(self.iova.load(Ordering::Relaxed)).ok_or(KeyError::Range)?;
         let end = offset.checked_add(len).ok_or(KeyError::Range)?;
         if end > self.len.load(Ordering::Relaxed) {
             return Err(KeyError::Range);
         }
-        Ok((self.addr.load(Ordering::Relaxed).wrapping_add(offset), access))
+        Ok(self.addr.load(Ordering::Relaxed).wrapping_add(offset))
     }
 
     fn access(&self) -> Access {
@@ -549,7 +570,7 @@ impl<'a> LastLocal<'a> {
         if !self.is_of(lkey) {
             self.0 = Some((lkey, mrs.hold_local(lkey).ok_or(KeyError::Key)?));
         }
-        self.place(pd, va, len, need)
+        self.place(mrs, pd, (va, len), need)
     }
 
     /// As [`find`](Self::find), for a queue pair that keeps the region in use between its calls. Its
@@ -570,7 +591,7 @@ impl<'a> LastLocal<'a> {
         if !self.is_of(lkey) {
             self.keep(mrs, keeper, lkey)?;
         }
-        self.place(pd, va, len, need)
+        self.place(mrs, pd, (va, len), need)
     }
 
     #[cold]
@@ -589,9 +610,15 @@ impl<'a> LastLocal<'a> {
     }
 
     #[inline]
-    fn place(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<Option<u64>, KeyError> {
+    fn place(
+        &self,
+        mrs: &MrTable,
+        pd: u32,
+        range: (u64, u64),
+        need: Access,
+    ) -> Result<Option<u64>, KeyError> {
         let (_, held) = self.0.as_ref().ok_or(KeyError::Key)?;
-        let (addr, access) = held.slot.place(pd, va, len, need)?;
+        let (addr, access) = held.slot.place(mrs, pd, range, need)?;
         Ok((!access.contains(Access::NULL)).then_some(addr))
     }
 
@@ -631,7 +658,7 @@ impl<'a> LastRemote<'a> {
                 &self.0.insert((rkey, hold.held, hold.peer)).1
             }
         };
-        let (addr, access) = held.slot.place(pd, va, len, need)?;
+        let (addr, access) = held.slot.place(mrs, pd, (va, len), need)?;
         if access.contains(Access::WINDOW_2) && !held.slot.admits(qpn) {
             return Err(KeyError::Access);
         }

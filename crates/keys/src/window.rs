@@ -125,7 +125,8 @@ impl MrTable {
             region.bound.fetch_add(1, Ordering::Relaxed);
             let zero_based = bind.access.contains(Access::ZERO_BASED);
             let rights = bind.access & Access::OF_WINDOW & !Access::WITHOUT_MEANING;
-            slot.access.store((rights | kind.flags()).bits(), Ordering::Relaxed);
+            let marks = kind.flags() | region.access() & Access::MAY_VANISH;
+            slot.access.store((rights | marks).bits(), Ordering::Relaxed);
             slot.iova.store(if zero_based { 0 } else { bind.addr }, Ordering::Relaxed);
             slot.len.store(bind.len, Ordering::Relaxed);
             slot.addr.store(addr, Ordering::Relaxed);

@@ -2,6 +2,8 @@
 //!
 //! Rules may be added while the process runs. They hold from then on, for queue pairs that there are as well.
 
+mod memory;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,6 +14,8 @@ use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::NEVER;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::time::Time;
+
+use memory::Regions;
 
 /// The most rules that a process takes in its life. Each stays in memory until it ends: queue pairs and others refer to it.
 const MOST_RULES: usize = 10_000;
@@ -25,6 +29,7 @@ pub struct Faults {
     /// Queue pairs made so far.
     made: AtomicU64,
     plan: Mutex<rank::Faults, Plan>,
+    regions: Regions,
     /// When the next thing happens, in nanoseconds; written under the lock.
     next: AtomicU64,
 }
@@ -160,6 +165,7 @@ impl Faults {
             ports: config.ports.iter().enumerate().map(port).collect(),
             made: AtomicU64::new(0),
             plan: Mutex::new(Plan::default()),
+            regions: Regions::default(),
             next: AtomicU64::new(NEVER),
         };
         let mut plan = faults.plan.lock();
@@ -209,6 +215,9 @@ impl Faults {
             }
             Fault::Fails(after) => happens(after, Happening::Fails(rule)),
             Fault::Process(action, after) => happens(after, Happening::Process(action, rule)),
+            Fault::Memory { .. } => {
+                self.regions.add_rule(Active { number: plan.count - 1, rule, since, busy_until });
+            }
             Fault::Packets { .. } | Fault::Work { .. } | Fault::Call { .. } => {}
         }
         self.publish(plan);
@@ -270,6 +279,7 @@ impl Faults {
         plan.rules.clear();
         plan.cleared += 1;
         plan.schedule.clear();
+        self.regions.clear_rules();
         self.publish(&plan);
         let mut up = Vec::new();
         for (n, port) in self.ports.iter().enumerate() {
@@ -329,6 +339,11 @@ impl Faults {
     /// The choices of a rule, by its number, for a queue pair.
     pub fn dice(&self, rule: usize, place: QpPlace) -> Dice {
         Dice::new(self.seed, rule, place.of_process)
+    }
+
+    /// The choices of a rule, by its number, for what is of the process.
+    fn dice_of_process(&self, rule: usize) -> Dice {
+        Dice::new(self.seed, rule, 0)
     }
 
     /// A queue pair is made on a device.

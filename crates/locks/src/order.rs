@@ -187,6 +187,8 @@ ranks! {
     Ipv4Ids,
 
     // Leaves.
+    /// The regions whose memory a script of faults lets vanish.
+    VanishingRegions,
     /// Memory keys that have ended.
     EndedKeys,
     /// The completion queues, for those who look.

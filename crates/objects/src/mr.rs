@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyverbs_locks::{Mutex, rank};
-use anyverbs_proto::mr::{Access, Keepers, Keys, Region, RetireError};
+use anyverbs_proto::mr::{Access, Keepers, Keys, Region, RetireError, index};
 
 use crate::base::{Core, Ticket};
 use crate::buf::Buf;
@@ -273,6 +273,9 @@ impl Mr {
         let region = Region { pd: pd.number, access, iova, len, addr };
         let keys = core.mrs.register(region).ok_or(RegisterError::Exhausted)?;
         core.publish_region(keys, &region);
+        if let Some(vanishing) = core.mrs.vanishing().filter(|_| !access.contains(Access::NULL)) {
+            vanishing.registered(index(keys.lkey), pd.device, addr);
+        }
         let state = State { pd: held, region, backing, _dmah: dmah, _ticket: ticket };
         Ok(Self { core, keys, state: Mutex::new(Some(state)) })
     }
@@ -365,6 +368,9 @@ impl Mr {
             RetireError::Key => RegisterError::Foreign("memory region"),
         })?;
         state.region = region;
+        if let Some(vanishing) = self.core.mrs.vanishing() {
+            vanishing.moved(index(self.keys.lkey), region.addr);
+        }
         if let Some(pd) = held {
             state.pd = pd;
         }

@@ -97,6 +97,7 @@ impl Reason {
             Finding::Behind(bytes) => (pick(C::LkeyRange, C::RkeyRange), bytes),
             Finding::Lacks(rights) => (pick(C::LkeyRight, C::RkeyRight), rights.bits().into()),
             Finding::OtherQp(qpn) => (C::WindowOfOtherQp, qpn.into()),
+            Finding::Vanished => (C::Injected, 0),
             Finding::Nothing => (pick(C::LocalMemoryGone, C::PeerMemoryGone), 0),
         };
         Self { cause, value, memory: Some(memory) }

@@ -108,6 +108,9 @@ impl DataPath {
         fork::set_owner(core);
         let kept = opened.port.kept() > 0;
         let links = leak(Links::new(core, opened));
+        if links.faults.is_some() {
+            core.mrs.let_vanish(links);
+        }
         let transport = leak(Transport {
             core,
             links,

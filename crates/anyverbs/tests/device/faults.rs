@@ -12,6 +12,7 @@ use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, exercise};
 
 mod beside;
+mod memory;
 mod stopped;
 
 /// Runs a test of this module in a process of its own, with a script and variables.

@@ -113,12 +113,28 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
     }
 }
 
+/// A rule for the memory of an end of a connection. The region has a page more than the slots of the requests.
+fn memory_rule(random: &mut Random, region: usize) -> String {
+    let first = 1 + random.below(REQUESTS as u64 + 2);
+    let last = first + random.below(3);
+    let spans = ["", " for 200ms", " after 50ms", " after 20ms for 100ms"];
+    let span = random.one_of(&spans);
+    match random.below(3) {
+        0 => format!("pages {first} to {last} of region {region} vanish{span}"),
+        1 => format!("{}% of pages of region {region} vanish{span}", 1 + random.below(20)),
+        _ => format!("region {region} vanishes after {}ms for 100ms", random.below(100)),
+    }
+}
+
 /// The script of a round, and what it allows each end of each connection.
 fn script(round: u64) -> (String, Vec<[Allows; 2]>) {
     let mut random = Random(round);
     let mut text = format!("seed {round}\n");
     if round % 3 == 2 {
         text += "down for 150ms after 250ms\n";
+    }
+    if round % 3 == 1 {
+        text += "event SM_CHANGE after 50ms; event LID_CHANGE after 100ms\n";
     }
     let mut allows = vec![[Allows::default(); 2]; connections()];
     for (n, ends) in allows.iter_mut().enumerate() {
@@ -133,6 +149,10 @@ fn script(round: u64) -> (String, Vec<[Allows; 2]>) {
                 allows.is_ruled = true;
                 // Two queue pairs come before them.
                 let _ = writeln!(text, "on qp {}: {rule}", 3 + 2 * n + end);
+            }
+            if random.below(8) == 0 {
+                (allows.is_ruled, allows.fails) = (true, true);
+                let _ = writeln!(text, "{}", memory_rule(&mut random, 1 + 2 * n + end));
             }
         }
     }

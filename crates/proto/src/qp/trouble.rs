@@ -380,8 +380,10 @@ impl Qp {
     fn peers_reason(&mut self, otherwise: Cause, memory: Option<MemoryRange>) -> Reason {
         let una = self.first_unanswered();
         let told = self.trouble().told.take();
-        // A cause of another status would be a lie of the peer.
-        let fits = |told: &Told| told.cause.number() / 100 == otherwise.number() / 100;
+        // A cause of another status would be a lie of the peer. A script of its own has any.
+        let fits = |told: &Told| {
+            told.cause == Cause::Injected || told.cause.number() / 100 == otherwise.number() / 100
+        };
         match told.filter(|(psn, told)| *psn == una && fits(told)) {
             Some((_, Told { cause, value })) => Reason { cause, value, memory },
             None => Reason { memory, ..Reason::new(otherwise) },

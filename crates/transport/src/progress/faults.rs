@@ -136,10 +136,7 @@ impl Driver {
     fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
         self.core.count(port, Counter::InjectedFaults, 1);
         let line = format!("injected fault ({}): {what}", rule.named());
-        if let Some(trace) = &self.links.trace {
-            let args = anyverbs_record::trace::Object::default().text("rule", &rule.text);
-            trace.instant(0, "fault", what, &args);
-        }
+        self.links.trace_fault(rule, what);
         tracing::error!(target: "anyverbs", "{line}");
     }
 }

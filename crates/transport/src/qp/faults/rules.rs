@@ -66,6 +66,7 @@ impl Rules {
             }
             // Others than the queue pair do these.
             Fault::Call { .. }
+            | Fault::Memory { .. }
             | Fault::Down(_)
             | Fault::Event(..)
             | Fault::Fatal(_)
