@@ -10,6 +10,7 @@ use anyverbs_objects::pd::Pd;
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use anyverbs_proto::types::{Gid, Mtu, Psn, QKey, Qpn};
+use anyverbs_proto::wr::AddressVector;
 use anyverbs_transport::qp::{Qp, QpInitAttr};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -106,7 +107,15 @@ pub enum ConnectError {
 /// The first byte of an endpoint's bytes: the version of their layout.
 const VERSION: u8 = 1;
 /// The hop limit that Linux gives packets.
-const HOPS: u8 = 64;
+pub(crate) const HOPS: u8 = 64;
+/// The sizes of a queue pair of [`Context::create_default_qp`].
+pub(crate) const DEFAULT_CAP: QpCap = QpCap {
+    max_send_wr: 128,
+    max_recv_wr: 128,
+    max_send_sge: 4,
+    max_recv_sge: 4,
+    max_inline_data: 64,
+};
 
 impl Endpoint {
     /// Bytes of its form on a wire.
@@ -197,18 +206,11 @@ impl Context {
     /// # Errors
     /// As [`create_qp`](Self::create_qp).
     pub fn create_default_qp(&self, pd: &Pd, cq: &Cq, qp_type: QpType) -> Result<Qp, CreateError> {
-        let cap = QpCap {
-            max_send_wr: 128,
-            max_recv_wr: 128,
-            max_send_sge: 4,
-            max_recv_sge: 4,
-            max_inline_data: 64,
-        };
         let init = QpInitAttr {
             send_cq: cq,
             recv_cq: cq,
             srq: None,
-            cap,
+            cap: DEFAULT_CAP,
             qp_type,
             sq_sig_all: true,
             cookie: 0,
@@ -228,34 +230,10 @@ impl Context {
         let max_rd_atomic = self.device_attr()?.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         let psn = Psn::new(StdRng::from_os_rng().random());
         let (_, init) = qp.query().map_err(refused(QpState::Init))?;
-        let qp_type = init.qp_type;
-        let mut attr =
-            QpAttr { state: QpState::Init, port: address.port, sq_psn: psn, ..QpAttr::default() };
-        let mut mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
-        match qp_type {
-            QpType::Rc | QpType::Uc => {
-                attr.access = Access::REMOTE_WRITE;
-                if qp_type == QpType::Rc {
-                    attr.access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-                }
-                mask |= QpAttrMask::ACCESS_FLAGS;
-            }
-            QpType::Ud => {
-                attr.qkey = QKEY;
-                mask |= QpAttrMask::QKEY;
-            }
-            QpType::XrcSend | QpType::XrcRecv => {
-                let reason = format!("{qp_type:?} has no endpoint; use `Qp::modify`");
-                return Err(ConnectError::Endpoint { side: "local", field: "qp_type", reason });
-            }
-        }
-        qp.modify(&attr, mask).map_err(refused(QpState::Init))?;
-        if qp_type == QpType::Ud {
-            move_to(qp, &attr, QpState::Rtr, QpAttrMask::empty())?;
-            move_to(qp, &attr, QpState::Rts, QpAttrMask::SQ_PSN)?;
-        }
         let (qpn, gid, mtu) = (qp.qpn(), address.gid, address.mtu);
-        Ok(Endpoint { qp_type, qpn, psn, gid, mtu, max_rd_atomic, qkey: attr.qkey })
+        let qp_type = init.qp_type;
+        let endpoint = Endpoint { qp_type, qpn, psn, gid, mtu, max_rd_atomic, qkey: QKey(0) };
+        prepare(endpoint, address.port, |attr, mask| qp.modify(attr, mask))
     }
 
     /// Connects a queue pair of type RC or UC. `local` is what [`endpoint`](Self::endpoint) said of it, and `remote` what the peer's
@@ -270,53 +248,15 @@ impl Context {
         local: &Endpoint,
         remote: &Endpoint,
     ) -> Result<(), ConnectError> {
-        let no = |side, field, reason: String| Err(ConnectError::Endpoint { side, field, reason });
-        if local.qpn != qp.qpn() {
-            let reason = format!("{} is another queue pair than {}", local.qpn, qp.qpn());
-            return no("local", "qpn", reason);
-        }
-        if local.qp_type == QpType::Ud {
-            let reason = "datagrams need no connection; see `Context::address_of`".into();
-            return no("local", "qp_type", reason);
-        }
-        if remote.qp_type != local.qp_type {
-            let reason = format!("{:?}, and ours is {:?}", remote.qp_type, local.qp_type);
-            return no("remote", "qp_type", reason);
-        }
+        check_ends(qp.qpn(), local, remote)?;
         let Some(source) = self.addresses()?.into_iter().find(|entry| entry.gid == local.gid)
         else {
-            return no("local", "gid", format!("{} is no address of this device", local.gid));
+            return Err(no_address_of_ours(local));
         };
         let av = self
             .resolve(&route(&source, remote.gid))
             .map_err(|source| ConnectError::Resolve { to: remote.gid, source })?;
-        let reads = local.max_rd_atomic.min(remote.max_rd_atomic);
-        let attr = QpAttr {
-            av,
-            path_mtu: local.mtu.min(remote.mtu),
-            dest_qpn: remote.qpn,
-            rq_psn: remote.psn,
-            sq_psn: local.psn,
-            max_dest_rd_atomic: reads,
-            max_rd_atomic: reads,
-            min_rnr_timer: 12,
-            timeout: 14,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            ..QpAttr::default()
-        };
-        let mut rtr =
-            QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        let mut rts = QpAttrMask::SQ_PSN;
-        if local.qp_type == QpType::Rc {
-            rtr |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-            rts |= QpAttrMask::TIMEOUT
-                | QpAttrMask::RETRY_CNT
-                | QpAttrMask::RNR_RETRY
-                | QpAttrMask::MAX_QP_RD_ATOMIC;
-        }
-        move_to(qp, &attr, QpState::Rtr, rtr)?;
-        move_to(qp, &attr, QpState::Rts, rts)
+        connect_by(local, remote, av, |attr, mask| qp.modify(attr, mask))
     }
 
     /// An address handle for the peer of a datagram queue pair; with [`Ah::dest`] it makes the destination of a send.
@@ -346,7 +286,110 @@ fn refused(to: QpState) -> impl Fn(ModifyObjectError) -> ConnectError {
     move |source| ConnectError::Modify { to, source }
 }
 
-fn move_to(qp: &Qp, attr: &QpAttr, to: QpState, mask: QpAttrMask) -> Result<(), ConnectError> {
+fn move_to(
+    attr: &QpAttr,
+    to: QpState,
+    mask: QpAttrMask,
+    modify: &mut impl FnMut(&QpAttr, QpAttrMask) -> Result<(), ModifyObjectError>,
+) -> Result<(), ConnectError> {
     let attr = QpAttr { state: to, ..*attr };
-    qp.modify(&attr, mask | QpAttrMask::STATE).map_err(refused(to))
+    modify(&attr, mask | QpAttrMask::STATE).map_err(refused(to))
+}
+
+fn no(side: &'static str, field: &'static str, reason: String) -> ConnectError {
+    ConnectError::Endpoint { side, field, reason }
+}
+
+pub(crate) fn no_address_of_ours(local: &Endpoint) -> ConnectError {
+    no("local", "gid", format!("{} is no address of this device", local.gid))
+}
+
+/// Prepares a new queue pair of any device by its `modify`; see [`Context::endpoint`].
+pub(crate) fn prepare(
+    endpoint: Endpoint,
+    port: u8,
+    mut modify: impl FnMut(&QpAttr, QpAttrMask) -> Result<(), ModifyObjectError>,
+) -> Result<Endpoint, ConnectError> {
+    let qp_type = endpoint.qp_type;
+    let mut attr = QpAttr { port, sq_psn: endpoint.psn, ..QpAttr::default() };
+    let mut mask = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    match qp_type {
+        QpType::Rc | QpType::Uc => {
+            attr.access = Access::REMOTE_WRITE;
+            if qp_type == QpType::Rc {
+                attr.access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            }
+            mask |= QpAttrMask::ACCESS_FLAGS;
+        }
+        QpType::Ud => {
+            attr.qkey = QKEY;
+            mask |= QpAttrMask::QKEY;
+        }
+        QpType::XrcSend | QpType::XrcRecv => {
+            let reason = format!("{qp_type:?} has no endpoint; use `Qp::modify`");
+            return Err(no("local", "qp_type", reason));
+        }
+    }
+    move_to(&attr, QpState::Init, mask, &mut modify)?;
+    if qp_type == QpType::Ud {
+        move_to(&attr, QpState::Rtr, QpAttrMask::empty(), &mut modify)?;
+        move_to(&attr, QpState::Rts, QpAttrMask::SQ_PSN, &mut modify)?;
+    }
+    Ok(Endpoint { qkey: attr.qkey, ..endpoint })
+}
+
+/// Refuses endpoints that cannot be connected, or not by the queue pair `qpn`.
+pub(crate) fn check_ends(
+    qpn: Qpn,
+    local: &Endpoint,
+    remote: &Endpoint,
+) -> Result<(), ConnectError> {
+    if local.qpn != qpn {
+        let reason = format!("{} is another queue pair than {qpn}", local.qpn);
+        return Err(no("local", "qpn", reason));
+    }
+    if local.qp_type == QpType::Ud {
+        let reason = "datagrams need no connection; see `Context::address_of`".into();
+        return Err(no("local", "qp_type", reason));
+    }
+    if remote.qp_type != local.qp_type {
+        let reason = format!("{:?}, and ours is {:?}", remote.qp_type, local.qp_type);
+        return Err(no("remote", "qp_type", reason));
+    }
+    Ok(())
+}
+
+/// Connects a queue pair of any device by its `modify`; see [`Context::connect`].
+pub(crate) fn connect_by(
+    local: &Endpoint,
+    remote: &Endpoint,
+    av: AddressVector,
+    mut modify: impl FnMut(&QpAttr, QpAttrMask) -> Result<(), ModifyObjectError>,
+) -> Result<(), ConnectError> {
+    let reads = local.max_rd_atomic.min(remote.max_rd_atomic);
+    let attr = QpAttr {
+        av,
+        path_mtu: local.mtu.min(remote.mtu),
+        dest_qpn: remote.qpn,
+        rq_psn: remote.psn,
+        sq_psn: local.psn,
+        max_dest_rd_atomic: reads,
+        max_rd_atomic: reads,
+        min_rnr_timer: 12,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..QpAttr::default()
+    };
+    let mut rtr = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let mut rts = QpAttrMask::SQ_PSN;
+    if local.qp_type == QpType::Rc {
+        rtr |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        rts |= QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+    }
+    move_to(&attr, QpState::Rtr, rtr, &mut modify)?;
+    move_to(&attr, QpState::Rts, rts, &mut modify)
 }

@@ -40,6 +40,7 @@
 //! | single requests | [`QpExt`]; lists without allocation: [`Qp::post`] |
 //! | completions | [`CqExt::wait`], [`Cq::poll`], [`CompChannel`] |
 //! | futures | the feature `tokio`: `anyverbs::with_tokio` |
+//! | tests in virtual time, on a network that loses packets | the trait [`Verbs`]; the feature `simulation`: `anyverbs::simulation` |
 //!
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
@@ -75,6 +76,9 @@ mod ordinary;
 pub mod prelude;
 pub mod raw;
 mod region;
+#[cfg(feature = "simulation")]
+pub mod simulation;
+mod verbs;
 pub mod watch;
 #[cfg(feature = "tokio")]
 pub mod with_tokio;
@@ -82,6 +86,7 @@ pub mod with_tokio;
 pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
 pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
 pub use region::{AllocError, MrExt, Region, RemoteSlice, Slice};
+pub use verbs::{Memory, Verbs};
 
 pub use anyverbs_net::{
     Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,

@@ -9,11 +9,12 @@ use anyverbs_objects::pd::Pd;
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{Wc, WcStatus};
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, UdDest};
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, UdDest};
 use anyverbs_transport::qp::Qp;
 use thiserror::Error;
 
 use crate::region::{AllocError, Region, RemoteSlice, Slice};
+use crate::verbs::Memory;
 
 /// Why a list of work requests was not posted as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -142,61 +143,20 @@ impl PdExt for Pd {
 /// # Ok(())
 /// # }
 /// ```
-pub trait QpExt {
-    /// Posts a SEND of a slice.
+///
+/// `S` is the memory of the queue pair's device: [`Slice`], or that of a simulated one.
+pub trait QpExt<S: Memory = Slice> {
+    /// Posts one work request.
     ///
     /// # Errors
     /// [`PostError`].
-    fn send(&self, wr_id: u64, from: &Slice) -> Result<(), PostError>;
+    fn post_send_wr(&self, wr: &SendWr<'_>) -> Result<(), PostError>;
 
-    /// Posts a SEND of a slice as a datagram. [`Ah::dest`](crate::Ah::dest) makes the destination.
+    /// Posts one receive request.
     ///
     /// # Errors
     /// [`PostError`].
-    fn send_to(&self, wr_id: u64, from: &Slice, to: UdDest) -> Result<(), PostError>;
-
-    /// Posts a receive into a slice. One for datagrams has 40 bytes more, for their headers.
-    ///
-    /// # Errors
-    /// [`PostError`].
-    fn recv(&self, wr_id: u64, into: &Slice) -> Result<(), PostError>;
-
-    /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has.
-    ///
-    /// # Errors
-    /// [`PostError`].
-    fn write(&self, wr_id: u64, from: &Slice, to: &RemoteSlice) -> Result<(), PostError>;
-
-    /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has.
-    ///
-    /// # Errors
-    /// [`PostError`].
-    fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError>;
-
-    /// Posts an atomic addition to a word of the peer, 8 bytes in its order of bytes. The slice, of 8 bytes, gets the word as it was.
-    ///
-    /// # Errors
-    /// [`PostError`].
-    fn fetch_add(
-        &self,
-        wr_id: u64,
-        into: &Slice,
-        at: &RemoteSlice,
-        add: u64,
-    ) -> Result<(), PostError>;
-
-    /// Posts an atomic exchange: a word of the peer becomes `swap` if it is `compare`. Otherwise as [`fetch_add`](Self::fetch_add).
-    ///
-    /// # Errors
-    /// [`PostError`].
-    fn compare_swap(
-        &self,
-        wr_id: u64,
-        into: &Slice,
-        at: &RemoteSlice,
-        compare: u64,
-        swap: u64,
-    ) -> Result<(), PostError>;
+    fn post_recv_wr(&self, wr: &RecvWr<'_>) -> Result<(), PostError>;
 
     /// As [`Qp::post_send`], with an error that is a [`std::error::Error`].
     ///
@@ -209,49 +169,80 @@ pub trait QpExt {
     /// # Errors
     /// [`PostFailure`].
     fn post_recv_list(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailure>;
-}
 
-impl QpExt for Qp {
-    fn send(&self, wr_id: u64, from: &Slice) -> Result<(), PostError> {
-        post_one(self, wr_id, SendOp::Send, from, None)
+    /// Posts a SEND of a slice.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn send(&self, wr_id: u64, from: &S) -> Result<(), PostError> {
+        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[from.sge()], None))
     }
 
-    fn send_to(&self, wr_id: u64, from: &Slice, to: UdDest) -> Result<(), PostError> {
-        post_one(self, wr_id, SendOp::Send, from, Some(to))
+    /// Posts a SEND of a slice as a datagram. [`Ah::dest`](crate::Ah::dest) makes the destination.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn send_to(&self, wr_id: u64, from: &S, to: UdDest) -> Result<(), PostError> {
+        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[from.sge()], Some(to)))
     }
 
-    fn recv(&self, wr_id: u64, into: &Slice) -> Result<(), PostError> {
-        self.post()?.recv(&RecvWr { wr_id, sges: &[into.sge()] })
+    /// Posts a receive into a slice. One for datagrams has 40 bytes more, for their headers.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn recv(&self, wr_id: u64, into: &S) -> Result<(), PostError> {
+        self.post_recv_wr(&RecvWr { wr_id, sges: &[into.sge()] })
     }
 
-    fn write(&self, wr_id: u64, from: &Slice, to: &RemoteSlice) -> Result<(), PostError> {
-        post_one(self, wr_id, SendOp::Write(to.addr()), from, None)
+    /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn write(&self, wr_id: u64, from: &S, to: &RemoteSlice) -> Result<(), PostError> {
+        self.post_send_wr(&signaled(wr_id, SendOp::Write(to.addr()), &[from.sge()], None))
     }
 
-    fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError> {
-        post_one(self, wr_id, SendOp::Read(from.addr()), into, None)
+    /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn read(&self, wr_id: u64, into: &S, from: &RemoteSlice) -> Result<(), PostError> {
+        self.post_send_wr(&signaled(wr_id, SendOp::Read(from.addr()), &[into.sge()], None))
     }
 
-    fn fetch_add(
-        &self,
-        wr_id: u64,
-        into: &Slice,
-        at: &RemoteSlice,
-        add: u64,
-    ) -> Result<(), PostError> {
-        post_one(self, wr_id, SendOp::FetchAdd { at: at.addr(), add }, into, None)
+    /// Posts an atomic addition to a word of the peer, 8 bytes in its order of bytes. The slice, of 8 bytes, gets the word as it was.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn fetch_add(&self, wr_id: u64, into: &S, at: &RemoteSlice, add: u64) -> Result<(), PostError> {
+        let op = SendOp::FetchAdd { at: at.addr(), add };
+        self.post_send_wr(&signaled(wr_id, op, &[into.sge()], None))
     }
 
+    /// Posts an atomic exchange: a word of the peer becomes `swap` if it is `compare`. Otherwise as [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    /// [`PostError`].
     fn compare_swap(
         &self,
         wr_id: u64,
-        into: &Slice,
+        into: &S,
         at: &RemoteSlice,
         compare: u64,
         swap: u64,
     ) -> Result<(), PostError> {
         let op = SendOp::CompareSwap { at: at.addr(), compare, swap };
-        post_one(self, wr_id, op, into, None)
+        self.post_send_wr(&signaled(wr_id, op, &[into.sge()], None))
+    }
+}
+
+impl QpExt for Qp {
+    fn post_send_wr(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post()?.send(wr)
+    }
+
+    fn post_recv_wr(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.post()?.recv(wr)
     }
 
     fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailure> {
@@ -263,15 +254,8 @@ impl QpExt for Qp {
     }
 }
 
-fn post_one(
-    qp: &Qp,
-    wr_id: u64,
-    op: SendOp,
-    data: &Slice,
-    ud: Option<UdDest>,
-) -> Result<(), PostError> {
-    let flags = SendFlags::SIGNALED;
-    qp.post()?.send(&SendWr { wr_id, op, flags, sges: &[data.sge()], ud, xrc_srqn: 0 })
+fn signaled(wr_id: u64, op: SendOp, sges: &[Sge], ud: Option<UdDest>) -> SendWr<'_> {
+    SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges, ud, xrc_srqn: 0 }
 }
 
 /// One call to wait for a completion.

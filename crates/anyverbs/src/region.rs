@@ -441,7 +441,7 @@ impl RemoteSlice {
 }
 
 /// Start and length of a range of something of `len` bytes.
-fn within(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+pub(crate) fn within(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
         Bound::Excluded(before) => before + 1,

@@ -32,7 +32,10 @@ pub struct DeviceId(pub(crate) usize);
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", (b'A' + self.0 as u8) as char)
+        match u8::try_from(self.0) {
+            Ok(letter @ 0..26) => write!(f, "{}", (b'A' + letter) as char),
+            _ => write!(f, "{}", self.0),
+        }
     }
 }
 

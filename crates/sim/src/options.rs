@@ -97,6 +97,17 @@ impl QpOptions {
         }
     }
 
+    /// A reliable connection that knows of its path what the device knows of one by UDP.
+    #[must_use]
+    pub fn udp() -> Self {
+        Self {
+            window: 200 << 10,
+            probe_after: Some(Duration::from_millis(8)),
+            out_of_order_room: 256 << 10,
+            ..Self::rc()
+        }
+    }
+
     /// An unreliable connection.
     #[must_use]
     pub fn uc() -> Self {

@@ -118,6 +118,12 @@ impl Sim {
         id
     }
 
+    /// The number of devices.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
     /// The address of a device.
     #[must_use]
     pub fn gid(&self, device: DeviceId) -> Gid {
@@ -562,6 +568,12 @@ impl Sim {
             }
         }
         wcs
+    }
+
+    /// Completions that wait to be polled.
+    #[must_use]
+    pub fn completions(&self, cq: CqId) -> usize {
+        self.devices[cq.device.0].shared.cqs[cq.index].cq.len()
     }
 
     /// Polls everything.

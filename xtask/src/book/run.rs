@@ -70,8 +70,10 @@ pub(super) fn pages(dist: &Dist, filter: Option<&str>) -> anyhow::Result<Tally> 
     fs::create_dir_all(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
     write_program(&bin.join("sleep"), SLEEP)?;
     // The pages' own builds are quick then, and their time is for their programs.
-    let examples = ["build", "--quiet", "--workspace", "--bin", "pingpong", "--bin", "kv"];
-    succeed(cargo().args(examples))?;
+    let mut examples = cargo();
+    examples.args(["build", "--quiet", "--workspace"]);
+    examples.args(["--bin", "pingpong", "--bin", "kv", "--bin", "simulated_rpc"]);
+    succeed(&mut examples)?;
     let mut tally = Tally::default();
     for page in pages_of(&root())? {
         let name = page.display().to_string();
