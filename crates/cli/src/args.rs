@@ -52,7 +52,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run a program on the device
     Run(Run),
-    /// List the device, its port and its GID table
+    /// List the devices, their ports and their GID tables
     Devices(Devices),
     /// Report problems that would stop a program on this machine, and their remedies
     Doctor(Doctor),
@@ -149,8 +149,8 @@ pub(crate) struct Settings {
     /// Name of the device [env: ANYVERBS_DEVICE]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// How many devices there are: a number, for devices at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each,
-    /// with commas between them, each perhaps behind NAME= [env: ANYVERBS_DEVICES]
+    /// How many devices there are: a number, for devices at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each
+    /// (eth0,eth1), with a name if you like (rail0=eth0,rail1=eth1) [env: ANYVERBS_DEVICES]
     #[arg(long, value_name = "DEVICES")]
     pub(crate) devices: Option<String>,
     /// The vendor's device that the devices look like: mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml
@@ -389,7 +389,7 @@ Examples:
   anyverbs simulate examples/simulate/incast.toml --compare --plot incast.svg
   anyverbs simulate examples/simulate/thousand.toml --json")]
 pub(crate) struct Simulate {
-    /// The file
+    /// The network, the workload and the settings to try (TOML)
     #[arg(value_name = "FILE", value_parser = path())]
     pub(crate) file: PathBuf,
     /// Run the settings of the file one by one, or a usual selection if it has none, and say which is the best

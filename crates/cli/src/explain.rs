@@ -37,8 +37,9 @@ fn list() -> String {
             list.push('\n');
         }
     }
+    list += "Checks of a program (`anyverbs run --check`)\n";
     for check in Check::ALL {
-        list += &format!("{check}: {}\n", check.title());
+        list += &format!("  {check}: {}\n", check.title());
     }
     list
 }

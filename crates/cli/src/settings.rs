@@ -58,7 +58,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_DEVICES",
         "",
-        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each, with commas between them, each perhaps behind NAME=. In the file a list, or a table for each with name, persona, pkeys and interface or address, or with ports, one or two",
+        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each (eth0,eth1), with a name if you like (rail0=eth0,rail1=eth1). In the file a list, or a table for each with name, persona, pkeys and interface or address, or with ports, one or two",
     ),
     both(
         "ANYVERBS_PERSONA",
@@ -103,12 +103,12 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_CAPTURE",
         "",
-        "File (pcapng) to which all packets are written (`--capture`); without lanes and direct copies meanwhile",
+        "File (pcapng) to which all packets are written (`--capture`). Meanwhile processes exchange packets only, and copy nothing directly",
     ),
     both(
         "ANYVERBS_TRACE",
         "",
-        "File (Chrome trace) to which work, packets, retries and waits are written (`--trace`), as above",
+        "File (Chrome trace) to which work, packets, retries and waits are written (`--trace`); packets only, as above",
     ),
     both(
         "ANYVERBS_LOSS",
@@ -126,7 +126,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_FAULTS",
         "",
-        "Script of faults (`--faults`): rules with semicolons between them, or the name of a file; without lanes and direct copies meanwhile",
+        "Script of faults (`--faults`): rules with semicolons between them, or the name of a file; packets only, as above",
     ),
     launcher("ANYVERBS_CHECK", "Looks for mistakes of the program (`--check`): report or fatal"),
     launcher("ANYVERBS_CHECK_REPORT", "File to which each finding is appended (`--check-report`)"),

@@ -27,7 +27,11 @@ fn it_prints_the_page_of_a_word() {
 fn it_lists_all_words() {
     let list = String::from_utf8(explain(&[]).stdout).unwrap();
     assert!(list.contains("\n12 IBV_WC_RETRY_EXC_ERR:") && list.contains("\n  AV1204: "), "{list}");
-    assert!(list.contains("\nleak: an object is left"), "{list}");
+    assert!(
+        list.contains("\nChecks of a program (`anyverbs run --check`)\n  qp-destroyed"),
+        "{list}"
+    );
+    assert!(list.contains("\n  leak: an object is left"), "{list}");
 }
 
 #[test]
