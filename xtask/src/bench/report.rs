@@ -227,7 +227,7 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
 /// The table for docs/performance.md.
 pub(super) fn markdown(outcomes: &[Outcome]) -> String {
     let mut text = String::from(
-        "| what | anyverbs | peer | its figure | ratio | target | | state |\n\
+        "| what | anyverbs | peer | its figure | ratio | target | result | state |\n\
          |---|--:|---|--:|--:|---|---|---|\n",
     );
     let mut place = "";
