@@ -25,18 +25,18 @@ struct Plan {
     seed: u64,
     /// How often each of [`CALLS`] was called.
     calls: [AtomicU64; CALLS.len()],
-    /// What each rule has met.
+    /// The counts of each rule.
     met: Vec<Met>,
     /// The slots that the posting calls had before.
     slots: OnceLock<ibv_context_ops>,
 }
 
-/// The calls that a rule has met.
+/// The counts of a rule.
 #[derive(Default)]
 struct Met {
-    /// Those that it made fail.
+    /// Calls that it made fail.
     happened: AtomicU64,
-    /// Those from its call site, if it has one.
+    /// Calls from its call site, if it has one.
     from_site: AtomicU64,
     /// The return addresses that are known, and how the log names those of the site. A look-up by name takes long.
     callers: Mutex<HashMap<usize, Option<String>>>,

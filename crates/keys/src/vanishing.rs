@@ -33,7 +33,7 @@ impl MrTable {
         debug_assert!(is_first, "a process has one script of faults");
     }
 
-    /// Who lets memory vanish.
+    /// The script that lets memory vanish.
     #[must_use]
     pub fn vanishing(&self) -> Option<&'static dyn Vanishing> {
         self.vanishing.get().copied()
@@ -67,7 +67,7 @@ impl Slot {
         Ok((if gone { addr | NOWHERE } else { addr }, access))
     }
 
-    /// Who says that some of these bytes are gone, and the place of their region.
+    /// The script by which some of these bytes are gone, and the place of their region.
     pub(super) fn gone(
         &self,
         table: &MrTable,

@@ -30,7 +30,7 @@ pub(super) struct Regions {
 struct State {
     /// By their places in the table of keys. That of a region which has ended stays until another one has the place.
     known: HashMap<usize, Region>,
-    /// Those that each device has made, by its place.
+    /// How many each device has made, by its place.
     made: BTreeMap<usize, u64>,
     /// The rules, each with the lines of the log about it.
     rules: Vec<(Active, u32)>,
@@ -87,7 +87,7 @@ impl Regions {
 }
 
 impl State {
-    /// What is gone of `len` bytes at an address.
+    /// The part that is gone of `len` bytes at an address.
     fn find(
         &self,
         faults: &Faults,

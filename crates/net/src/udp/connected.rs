@@ -212,7 +212,7 @@ impl Connected {
 
     /// As [`send`](Self::send), and gives the ID of the datagram, if the kernel shows it at once.
     fn ask(&self, bytes: &[u8], segment_size: Option<u16>) -> io::Result<Option<u16>> {
-        // What earlier ones show comes late, and is of no use.
+        // Numbers that earlier ones show come late, and are of no use.
         self.last_shown();
         self.send(bytes, segment_size, true)?;
         Ok(self.last_shown())
@@ -409,7 +409,7 @@ impl Lease {
             }
             (Err(error), Some(counter)) => {
                 counter.failed(&error);
-                // What was shown late would end a wait for room.
+                // A number that was shown late would end a wait for room.
                 self.of.last_shown();
                 Err(error)
             }

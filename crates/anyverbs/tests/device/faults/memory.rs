@@ -4,7 +4,7 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// What vanishes, for the scenes of [`all_scenes`] in their order. Each registers two regions.
+/// The memory that vanishes, for the scenes of [`all_scenes`] in their order. Each registers two regions.
 const SCRIPT: &str = "
     page 3 of region 2 vanishes
     page 2 of region 3 vanishes
@@ -63,7 +63,7 @@ fn a_write_arrives_up_to_the_page() {
     let ([a, b], [src, dst]) = scene();
     let data = pattern(4 * PAGE, 7);
     src.write(0, &data);
-    // What does not touch the page is done.
+    // An access that does not touch the page is done.
     a.send(1, SendOp::Write(dst.remote(3 * PAGE)), &[src.sge(0, PAGE)]);
     assert_eq!(end(&a), (WcStatus::Success, 0));
     a.send(2, SendOp::Write(dst.remote(0)), &[src.sge(0, 4 * PAGE)]);
