@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use anyverbs_sanitizers::Quiet;
+
 use crate::{
     abi::*,
     cancel,
@@ -89,6 +91,8 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
 
 /// `ibv_ack_cq_events`.
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+    // As in `ibv_ack_async_event`.
+    let _quiet = Quiet::new();
     let found: Result<Arc<Cq>, _> = object::lookup(cq.cast());
     if let Ok(cq) = found {
         check::acknowledged(cq.public() as usize, CODE, events);
