@@ -137,6 +137,8 @@ pub use anyverbs_objects::td::Td;
 #[doc(hidden)]
 pub use anyverbs_transport::process::strike as strike_process;
 pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
+#[doc(hidden)]
+pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
 pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, count_injected, devices};

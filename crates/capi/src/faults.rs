@@ -4,14 +4,14 @@
 use std::{
     collections::HashMap,
     ffi::c_int,
-    sync::OnceLock,
     sync::atomic::{AtomicU64, Ordering},
+    sync::{Arc, OnceLock},
 };
 
-use anyverbs::config::Config;
+use anyverbs::{FaultyCalls, config::Config};
 use anyverbs_check::stack::{self, Caller};
-use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Running, Script, Site};
-use parking_lot::Mutex;
+use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Rule, Running, Site};
+use parking_lot::{Mutex, RwLock};
 
 use crate::{
     abi::*,
@@ -21,14 +21,23 @@ use crate::{
 
 /// The script of a process that lets calls fail.
 struct Plan {
-    script: Script,
     seed: u64,
+    /// The rules about calls.
+    rules: RwLock<Arc<[&'static CallRule]>>,
     /// How often each of [`CALLS`] was called.
     calls: [AtomicU64; CALLS.len()],
-    /// The counts of each rule.
-    met: Vec<Met>,
     /// The slots that the posting calls had before.
     slots: OnceLock<ibv_context_ops>,
+}
+
+/// A rule about calls.
+struct CallRule {
+    /// Its number among all rules.
+    number: usize,
+    rule: &'static Rule,
+    /// The calls of its name before it.
+    before: u64,
+    met: Met,
 }
 
 /// The counts of a rule.
@@ -68,11 +77,8 @@ static PLAN: OnceLock<Plan> = OnceLock::new();
 /// Reads the script. A configuration that is wrong shows when a device is opened.
 pub(crate) fn init() {
     let Ok(config) = Config::load() else { return };
-    let Some(script) =
-        config.faults.filter(|script| !script.rules.iter().all(|r| r.is_of_device()))
-    else {
-        return;
-    };
+    // Rules about calls may come later.
+    let Some(script) = config.faults else { return };
     let seed = script.seed_or(Some(config.fault_seed));
     if !script.is_of_device() {
         tracing::warn!(
@@ -82,8 +88,28 @@ pub(crate) fn init() {
         );
     }
     let calls = [const { AtomicU64::new(0) }; CALLS.len()];
-    let met = script.rules.iter().map(|_| Met::default()).collect();
-    let _ = PLAN.set(Plan { script, seed, calls, met, slots: OnceLock::new() });
+    let plan = Plan { seed, rules: RwLock::new(Arc::new([])), calls, slots: OnceLock::new() };
+    let plan = PLAN.get_or_init(|| plan);
+    for (number, rule) in script.rules.into_iter().enumerate().filter(|(_, r)| !r.is_of_device()) {
+        plan.add(number, Box::leak(Box::new(rule)));
+    }
+    anyverbs::take_faulty_calls(plan);
+}
+
+impl FaultyCalls for Plan {
+    fn add(&self, number: usize, rule: &'static Rule) {
+        let Fault::Call { call, .. } = &rule.fault else { return };
+        let at = CALLS.iter().position(|name| name == call);
+        let before = at.map_or(0, |at| self.calls[at].load(Ordering::Relaxed));
+        let new: &'static CallRule =
+            Box::leak(Box::new(CallRule { number, rule, before, met: Met::default() }));
+        let mut rules = self.rules.write();
+        *rules = rules.iter().copied().chain([new]).collect();
+    }
+
+    fn clear(&self) {
+        *self.rules.write() = Arc::new([]);
+    }
 }
 
 /// The call of this name is made: fails if a rule says so.
@@ -97,21 +123,22 @@ impl Plan {
     fn call(&self, name: &'static str) -> Result<(), Errno> {
         let Some(at) = CALLS.iter().position(|call| *call == name) else { return Ok(()) };
         let n = self.calls[at].fetch_add(1, Ordering::Relaxed) + 1;
-        for (number, rule) in self.script.rules.iter().enumerate() {
+        // A call may wait for long below, and others change the rules meanwhile.
+        let rules = Arc::clone(&self.rules.read());
+        for CallRule { number, rule, before, met } in rules.iter() {
             let Fault::Call { call, site, which, action } = &rule.fault else { continue };
             if *call != name {
                 continue;
             }
-            let met = &self.met[number];
             let (n, from) = match site {
-                None => (n, String::new()),
+                None => (n.saturating_sub(*before), String::new()),
                 Some(site) => {
                     let Some(caller) = met.caller(site) else { continue };
                     let n = met.from_site.fetch_add(1, Ordering::Relaxed) + 1;
                     (n, format!(" from {caller}"))
                 }
             };
-            if !Dice::new(self.seed, number, 0).chooses(*which, n) {
+            if !Dice::new(self.seed, *number, 0).chooses(*which, n) {
                 continue;
             }
             anyverbs::count_injected();
@@ -124,8 +151,8 @@ impl Plan {
                 };
                 tracing::error!(
                     target: "anyverbs",
-                    "injected fault (line {} of the script): call {n} of {name}{from}{happens}{more}",
-                    rule.line
+                    "injected fault ({}): call {n} of {name}{from}{happens}{more}",
+                    rule.named()
                 );
             }
             match *action {

@@ -5,6 +5,7 @@
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -48,6 +49,24 @@ struct Plan {
     schedule: BTreeMap<(u64, u64), (Happening, bool)>,
     /// The ports that are down by the last event of them.
     told_down: BTreeSet<usize>,
+}
+
+/// Takes the rules about calls that come while the process runs. The library of the calls does, if the process has one.
+pub trait Calls: Sync {
+    /// A rule holds from now on. It has this number among all that there ever were.
+    fn add(&self, number: usize, rule: &'static Rule);
+
+    /// No rule holds any more.
+    fn clear(&self);
+}
+
+/// The library of this process. It is there before there is a device.
+static CALLS: OnceLock<&dyn Calls> = OnceLock::new();
+
+/// Says who takes the rules about calls. Once in a process.
+pub fn take_calls(calls: &'static dyn Calls) {
+    let is_first = CALLS.set(calls).is_ok();
+    debug_assert!(is_first, "a process has one library of the calls");
 }
 
 /// Raises an event of a port, by its place among all. It is called under the lock of the rules, so that events come in the order of the changes.
@@ -241,11 +260,8 @@ impl Faults {
             return Err("the script has no rules".into());
         }
         for rule in &script.rules {
-            if !rule.is_of_device() {
-                return Err(format!(
-                    "line {}: a call fails from the start or not at all; give the rule to `anyverbs run --faults`",
-                    rule.line
-                ));
+            if !rule.is_of_device() && CALLS.get().is_none() {
+                return Err(format!("line {}: the process makes no calls of C", rule.line));
             }
             let known = || self.ports.iter().map(|port| (&*port.name, port.number));
             if let Some(reason) = rule.place.lacks(known) {
@@ -265,11 +281,18 @@ impl Faults {
                 ));
             }
         }
-        let added = script.rules.len();
+        let before = plan.rules.len();
         for rule in script.rules {
             self.arm(&mut plan, Rule { added: true, ..rule }, now);
         }
-        Ok(added)
+        let added = &plan.rules[before..];
+        // Below the lock, or a rule could come after the `clear` that counts it.
+        if let Some(calls) = CALLS.get() {
+            for Active { number, rule, .. } in added.iter().filter(|a| !a.rule.is_of_device()) {
+                calls.add(*number, rule);
+            }
+        }
+        Ok(added.len())
     }
 
     /// No rule holds any more. Returns how many did, and the ports that come up by it. A device that has failed stays so.
@@ -277,6 +300,9 @@ impl Faults {
         let mut plan = self.plan.lock();
         let count = plan.rules.len();
         plan.rules.clear();
+        if let Some(calls) = CALLS.get() {
+            calls.clear();
+        }
         plan.cleared += 1;
         plan.schedule.clear();
         self.regions.clear_rules();
@@ -557,7 +583,7 @@ mod tests {
             ("drop pocket 1", "line 1, column 6: expected"),
             ("drop packet 1; seed 3", "the seed stays that of the start, 5"),
             ("# nothing", "the script has no rules"),
-            ("drop packet 1\nibv_reg_mr fails with EIO", "line 2: a call fails from the start"),
+            ("drop packet 1\nibv_reg_mr fails with EIO", "line 2: the process makes no calls of C"),
             (
                 "on device rail9: drop packets",
                 "line 1: there is no device \"rail9\", but anyverbs0, anyverbs1, anyverbs2",

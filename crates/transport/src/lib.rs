@@ -16,4 +16,5 @@ pub mod progress;
 pub mod qp;
 mod start;
 
+pub use anyverbs_links::faults::{Calls as FaultyCalls, take_calls as take_faulty_calls};
 pub use start::{DataPath, leak};
