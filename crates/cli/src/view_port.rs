@@ -74,14 +74,18 @@ pub(crate) fn rewrite_addresses(
         if was == is {
             continue;
         }
+        // A program that sees a GID finds its attributes.
         let attrs = [format!("gid_attrs/types/{index}"), format!("gid_attrs/ndevs/{index}")];
+        let place = format!("gids/{index}");
         match &is {
             Some(gid) => {
                 for (name, text) in attrs.into_iter().zip([&gid.kind, &gid.ndev]) {
                     put(name, text)?;
                 }
+                put(place, &gid_text(gid.gid))?;
             }
             None => {
+                put(place, &gid_text(Ipv6Addr::UNSPECIFIED))?;
                 for name in attrs {
                     match fs::remove_file(port.join(name)) {
                         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -90,8 +94,6 @@ pub(crate) fn rewrite_addresses(
                 }
             }
         }
-        let gid = is.map_or(Ipv6Addr::UNSPECIFIED, |gid| gid.gid);
-        put(format!("gids/{index}"), &gid_text(gid))?;
     }
     let of = |port: &Port| port.gids.first().map(|gid| (gid.ndev.clone(), gid.ifindex));
     if of(old) != of(new) {

@@ -134,6 +134,8 @@ ip addr add fd00::5/128 dev lo
 soon 'grep -q 0000:0005 $port/gids/*'
 ip addr del 10.9.8.7/32 dev lo
 soon '! grep -q ffff:0a09:0807 $port/gids/*'
+# The other one moves to its place. Last of all its old attributes go.
+soon '[ $(ls $port/gid_attrs/ndevs | wc -l) = 1 ]'
 show 0000:0005
 [ "$places" = "$(ls $port/gids)" ] && echo the same places
 cat $port/gids/100
