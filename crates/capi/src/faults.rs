@@ -1,5 +1,5 @@
-//! Calls that fail because a script of faults asks for it. Where none does, a call looks at one word; the posting calls, which
-//! programs make by a table, look at nothing.
+//! Calls that fail because a script of faults asks for it. In a process without a script a call looks at one word, and the posting
+//! calls, which programs make by a table, look at nothing. With a script of any kind all calls are counted, since rules may come.
 
 use std::{
     collections::HashMap,

@@ -49,10 +49,34 @@ impl Site {
 
 /// Whether a function has this name, or has it as the last part of a longer one.
 fn is_function(name: &str, wanted: &str) -> bool {
-    // Behind it stand arguments, or what a compiler has made of the function: `post.part.0`.
-    let end = name.find(['(', '<', '.']).unwrap_or(name.len());
-    let last = name[..end].rsplit("::").next();
-    name == wanted || last == Some(wanted)
+    name == wanted || last_part(name) == wanted
+}
+
+/// The name of a function without its type, its scopes and its arguments. What a compiler has made of it is left out as well:
+/// `post.part.0`.
+fn last_part(name: &str) -> &str {
+    let (mut depth, mut start, mut end) = (0u32, 0, None);
+    for (at, c) in name.char_indices() {
+        match c {
+            '<' | '(' | '{' | '[' => {
+                if depth == 0 {
+                    end = end.or(Some(at));
+                }
+                depth += 1;
+            }
+            '>' | ')' | '}' | ']' => depth = depth.saturating_sub(1),
+            ':' if depth == 0 && name[at..].starts_with("::") => match &name[at + 2..] {
+                // Those of Rust stand behind: `submit::<u8>`, `submit::{{closure}}`.
+                rest if rest.starts_with(['<', '{']) => end = end.or(Some(at)),
+                _ => (start, end) = (at + 2, None),
+            },
+            // The type stands before the name. Behind the arguments stand other things: `const`.
+            ' ' if depth == 0 && end.is_none() => start = at + 1,
+            _ => {}
+        }
+    }
+    let part = &name[start..end.unwrap_or(name.len())];
+    part.split('.').next().unwrap_or(part)
 }
 
 impl fmt::Display for Site {
@@ -68,6 +92,26 @@ impl fmt::Display for Site {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_part_of_a_name_is_that_of_the_function() {
+        for (name, part) in [
+            ("post", "post"),
+            ("post.part.0", "post"),
+            ("rails::Engine::submit(int)", "submit"),
+            ("rails::Engine<int, std::pair<a, b> >::submit(int) const", "submit"),
+            ("(anonymous namespace)::post(void (*)(int))", "post"),
+            ("void rails::post<int>(int)", "post"),
+            ("<rails::Engine as rails::Submit>::submit", "submit"),
+            ("rails::submit::<u8>", "submit"),
+            ("rails::<impl rails::Engine>::submit", "submit"),
+            ("rails::submit::{{closure}}", "submit"),
+            ("rails::Pointer::operator->() const", "operator->"),
+            ("", ""),
+        ] {
+            assert_eq!(last_part(name), part, "{name}");
+        }
+    }
 
     #[test]
     fn a_site_is_found_by_its_function_or_object() {

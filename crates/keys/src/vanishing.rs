@@ -1,7 +1,7 @@
 //! Memory that vanishes although the program has it: a script of faults lets it.
 //!
-//! The table gives an address at which nothing is. So an access fails as where the program has unmapped the memory, and as late: what
-//! lies before the page has been copied.
+//! The table gives an address at which nothing is. So an access fails as where the program has unmapped the memory, and as late: the
+//! packets before it have been copied.
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
