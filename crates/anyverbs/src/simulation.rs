@@ -279,6 +279,8 @@ impl Simulation {
                 let (seed, at) = (self.world.seed, self.now());
                 result.map_err(|source| RunError::Failed { seed, at, source })?;
             }
+            // A call of this program may have made a completion for another one.
+            self.world.wake_completed();
         }
     }
 
@@ -310,6 +312,18 @@ impl World {
         self.sim.borrow().now()
     }
 
+    /// Wakes those who wait for completions that are there.
+    fn wake_completed(&self) {
+        let sim = self.sim.borrow();
+        self.waiting.borrow_mut().retain(|(cq, waker)| {
+            let comes = sim.completions(*cq) > 0;
+            if comes {
+                waker.wake_by_ref();
+            }
+            !comes
+        });
+    }
+
     /// Goes to the next moment at which something happens, and wakes those who wait for it. False if nothing will, or not
     /// until `end`.
     fn step(&self, end: Option<Time>) -> bool {
@@ -333,13 +347,8 @@ impl World {
             (None, None) => return false,
         }
         let now = sim.now();
-        self.waiting.borrow_mut().retain(|(cq, waker)| {
-            let comes = sim.completions(*cq) > 0;
-            if comes {
-                waker.wake_by_ref();
-            }
-            !comes
-        });
+        drop(sim);
+        self.wake_completed();
         let mut timers = self.timers.borrow_mut();
         while timers.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
             if let Some((_, waker)) = timers.pop_first() {

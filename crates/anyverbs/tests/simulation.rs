@@ -67,7 +67,7 @@ fn pair(simulation: &mut Simulation) -> (End<Host>, End<Host>) {
     connected(simulation.host(), simulation.host(), QpType::Rc)
 }
 
-/// Whoever starts it keeps the end until the peer is done as well: the last ACK may be lost.
+/// The test keeps the end until the peer is done as well: the last ACK may be lost.
 async fn give<V: Verbs>(end: Rc<End<V>>) -> Outcome {
     for number in 0..MESSAGES {
         end.piece(number).write(&[number; SIZE]);
@@ -327,6 +327,31 @@ fn a_wait_that_is_dropped_leaves_no_alarm() {
     simulation.spawn(std::future::pending());
     simulation.run().unwrap_err();
     assert_eq!(simulation.now(), Duration::ZERO);
+}
+
+/// The send completes within its call, and no packet follows.
+#[test]
+fn a_program_wakes_another_that_waits_on_its_host() {
+    let mut simulation = Simulation::new(3);
+    simulation.set_link(Link { loss: 1.0, ..Link::default() });
+    let peer = End::new(simulation.host(), QpType::Ud);
+    let end = Rc::new(End::new(simulation.host(), QpType::Ud));
+    let to_peer = end.device.destination(&end.pd, &peer.endpoint).unwrap();
+    let (waits, sends) = (Rc::clone(&end), end);
+    let woken = Rc::new(RefCell::new(Duration::ZERO));
+    let seen = Rc::clone(&woken);
+    simulation.spawn(async move {
+        assert_eq!(waits.completion().await?.wr_id, 2);
+        *seen.borrow_mut() = waits.device.now();
+        Ok(())
+    });
+    simulation.spawn(async move {
+        sends.device.sleep(Duration::from_secs(1)).await;
+        sends.qp.send_to(2, &sends.memory.slice(..8), to_peer)?;
+        Ok(())
+    });
+    simulation.run().unwrap();
+    assert_eq!(woken.take(), Duration::from_secs(1));
 }
 
 #[test]

@@ -104,8 +104,12 @@ struct Registered {
     mr: Mr,
 }
 
-/// Changes the simulation when an object is dropped. Where a panic came out of the simulation itself, nothing is changed.
+/// Changes the simulation when an object is dropped. While a panic unwinds nothing is changed: it may have come out of the simulation
+/// in the middle of a change.
 fn at_drop(sim: &RefCell<Sim>, change: impl FnOnce(&mut Sim)) {
+    if std::thread::panicking() {
+        return;
+    }
     if let Ok(mut sim) = sim.try_borrow_mut() {
         change(&mut sim);
     }
@@ -142,7 +146,8 @@ impl Host {
         self.world.sim.borrow_mut().net.set_link(self.id, to.id, link);
     }
 
-    /// Cuts it off for good: all packets to it and from it are lost, also those on the way.
+    /// Cuts it off for good: packets that it sends from now on are lost, and those to it, also on the way. Those that it has sent
+    /// before arrive.
     pub fn cut_off(&self) {
         self.world.sim.borrow_mut().net.kill(self.id);
     }
