@@ -75,7 +75,7 @@ impl UdpRoute {
         };
         // Without a sending socket nothing is sent, and every try says so in the counters.
         let outlet = if reliable { links.port.connect(to) } else { to.into() };
-        let from = outlet.source_port(&links.port);
+        let from = links.port.source_port(&outlet);
         let flow = from.ok().map(|from| Flow::new(source, ip, from, port));
         Self {
             outlet,

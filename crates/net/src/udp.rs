@@ -28,6 +28,7 @@ mod connected;
 mod error;
 pub mod forward;
 mod multicast;
+mod outlet;
 mod port;
 mod rx;
 mod sending;
@@ -36,10 +37,10 @@ mod tx;
 
 pub use error::OpenError;
 pub use multicast::{LOOPBACK, SHARERS_VALID, is_handed_on};
+pub use outlet::{Outlet, OutletRef};
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};
-pub use sending::{Outlet, OutletRef};
 pub use sounding::Sounding;
 pub use tx::{Destination, MAX_SEGMENTS, TxBatch, TxStats};
 

@@ -31,8 +31,8 @@ use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 use crate::sys::{self, Uncancelled, udp_socket};
 
-use super::Destination;
-use super::sending::{self, SendingSocket};
+use super::sending::{SendingSocket, SendingSockets, drop_all};
+use super::{Destination, Family};
 
 /// Most connected sockets of a port. Peers behind these are sent to by the unconnected ones.
 const MOST: usize = 64;
@@ -70,12 +70,7 @@ pub(super) struct ConnectedSockets(Mutex<rank::ConnectedSockets, Vec<Weak<Connec
 
 impl ConnectedSockets {
     /// The socket that is connected to a destination, made if there is none. `None`: there are too many, or it cannot be had.
-    pub(super) fn to(
-        &self,
-        to: &Destination,
-        unconnected: impl FnOnce() -> io::Result<SendingSocket>,
-        no_checksum6: bool,
-    ) -> Option<Arc<Connected>> {
+    pub(super) fn to(&self, to: &Destination, sending: &SendingSockets) -> Option<Arc<Connected>> {
         // The sockets may close again.
         let _uncancelled = Uncancelled::new();
         let mut all = self.0.lock();
@@ -87,7 +82,7 @@ impl ConnectedSockets {
         if all.len() == MOST {
             return None;
         }
-        let connected = Connected::new(to, unconnected, no_checksum6)
+        let connected = Connected::new(to, sending)
             .inspect_err(|error| tracing::debug!(to = %to.address, %error, "no connected socket"))
             .ok()
             .map(Arc::new)?;
@@ -97,14 +92,10 @@ impl ConnectedSockets {
 }
 
 impl Connected {
-    fn new(
-        to: &Destination,
-        unconnected: impl FnOnce() -> io::Result<SendingSocket>,
-        no_checksum6: bool,
-    ) -> io::Result<Self> {
+    fn new(to: &Destination, sending: &SendingSockets) -> io::Result<Self> {
         let unsuited = || io::Error::from(io::ErrorKind::Unsupported);
         let source = to.source.ok_or_else(unsuited)?;
-        let family = super::Family::of(to.address.ip());
+        let family = Family::of(to.address.ip());
         let scope = match to.address {
             SocketAddr::V6(address) => address.scope_id(),
             SocketAddr::V4(_) => 0,
@@ -113,13 +104,13 @@ impl Connected {
         if to.address.ip().is_multicast() || to.interface != scope {
             return Err(unsuited());
         }
-        let unconnected = unconnected()?;
+        let unconnected = sending.open(family, true)?;
         let port = unconnected.port;
         let socket = udp_socket(Domain::for_address(to.address))?;
         socket.set_nonblocking(true)?;
         socket.set_reuse_port(true)?;
-        sending::drop_all(&socket)?;
-        sending::configure(socket.as_fd(), family, no_checksum6)?;
+        drop_all(&socket)?;
+        sending.configure(socket.as_fd(), family)?;
         let (class, limit) = (to.traffic_class.into(), to.hop_limit.into());
         let (here, there) = match (source, to.address) {
             (IpAddr::V4(_), SocketAddr::V4(_)) => {

@@ -16,15 +16,15 @@ use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
 use super::capture;
+use super::connected::ConnectedSockets;
 use super::forward::{ForwardCounters, Forwarder};
 use super::multicast::Memberships;
+use super::outlet::OutletRef;
 use super::sending::SendingSockets;
-use super::{Datagram, Family, OpenError, RxBatch};
+use super::{Datagram, Destination, Family, OpenError, Outlet, RxBatch};
 
 // include/uapi/linux/in6.h; missing in libc.
 pub(crate) const IPV6_FLOWINFO: c_int = 11;
-pub(crate) const IPV6_FLOWINFO_SEND: c_int = 33;
-pub(crate) const IPV6_AUTOFLOWLABEL: c_int = 70;
 pub(super) const IPV6_MULTICAST_ALL: c_int = 29;
 
 /// Options of a [`UdpPort`].
@@ -81,6 +81,7 @@ impl PortOptions {
 #[derive(Debug)]
 pub struct UdpPort {
     pub(crate) sending: SendingSockets,
+    connected: ConnectedSockets,
     sockets: [Option<Arc<Socket>>; 2],
     port: u16,
     receive_buffer: usize,
@@ -125,6 +126,7 @@ impl UdpPort {
         };
         let mut this = Self {
             sending: SendingSockets::new(sockets.clone(), options.gso, options.no_checksum6),
+            connected: ConnectedSockets::default(),
             sockets,
             port,
             // The kernel reports twice the requested size, its own overhead included.
@@ -238,18 +240,22 @@ impl UdpPort {
         self.receive_errors.load(Ordering::Relaxed)
     }
 
-    /// The source port of datagrams to `to`, which depends on its address family and sending socket.
+    /// The source port of datagrams to `to`, which depends on its address family and socket.
     ///
     /// # Errors
     /// Those of socket(2) when the sending socket cannot be opened.
-    pub fn source_port(&self, to: &super::Destination) -> io::Result<u16> {
-        Ok(self.sending.of(to)?.port)
+    pub fn source_port<'a>(&self, to: impl Into<OutletRef<'a>>) -> io::Result<u16> {
+        let OutletRef { to, connected } = to.into();
+        match connected {
+            Some(connected) => Ok(connected.unconnected.port),
+            None => Ok(self.sending.of(to)?.port),
+        }
     }
 
     /// An outlet for much traffic: with a socket that is connected to the destination, if that can be had.
     #[must_use]
-    pub fn connect(&self, to: super::Destination) -> super::Outlet {
-        self.sending.connect(to)
+    pub fn connect(&self, to: Destination) -> Outlet {
+        Outlet::new(to, self.connected.to(&to, &self.sending))
     }
 
     /// Whether all sending sockets opened so far can use GSO; `None` when none is open.

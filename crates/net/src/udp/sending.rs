@@ -14,8 +14,11 @@ use socket2::{Domain, Socket};
 use crate::sys::{is_scarcity, udp_socket};
 use crate::{random_u64, sockopt};
 
-use super::connected::{Connected, ConnectedSockets};
 use super::{Destination, Family};
+
+// include/uapi/linux/in6.h; missing in libc.
+const IPV6_FLOWINFO_SEND: libc::c_int = 33;
+const IPV6_AUTOFLOWLABEL: libc::c_int = 70;
 
 /// Send buffer to ask for: many batches on their way through a slow device.
 const SEND_BUFFER: usize = 4 << 20;
@@ -50,20 +53,12 @@ pub(crate) struct SendingSockets {
     no_checksum6: bool,
     /// It is in the log that there was no descriptor.
     told: Once,
-    connected: ConnectedSockets,
 }
 
 impl SendingSockets {
     pub(crate) fn new(receivers: [Option<Arc<Socket>>; 2], gso: bool, no_checksum6: bool) -> Self {
         let family = || (0..256).map(|_| OnceLock::new()).collect();
-        Self {
-            sending: [family(), family()],
-            receivers,
-            gso,
-            no_checksum6,
-            told: Once::new(),
-            connected: ConnectedSockets::default(),
-        }
+        Self { sending: [family(), family()], receivers, gso, no_checksum6, told: Once::new() }
     }
 
     /// The sending socket by which datagrams go to a destination, opened if it is not yet.
@@ -86,8 +81,8 @@ impl SendingSockets {
         self.sending.iter().flatten().filter_map(OnceLock::get)
     }
 
-    /// `is_shared`: a connected socket gets the same port.
-    fn open(&self, family: Family, is_shared: bool) -> io::Result<SendingSocket> {
+    /// A socket with a port of its own. `is_shared`: a connected one gets the same port.
+    pub(super) fn open(&self, family: Family, is_shared: bool) -> io::Result<SendingSocket> {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
         let made = udp_socket(domain);
         let socket = match (made, self.receiver(family)) {
@@ -110,7 +105,7 @@ impl SendingSockets {
             }
             (Err(error), _) => return Err(error),
         };
-        configure(socket.as_fd(), family, self.no_checksum6)?;
+        self.configure(socket.as_fd(), family)?;
         let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
         let gso =
             self.gso && sockopt::set(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
@@ -121,89 +116,35 @@ impl SendingSockets {
         self.receivers[family as usize].clone()
     }
 
-    /// An outlet with a connected socket, if that can be had.
-    pub(super) fn connect(&self, to: Destination) -> Outlet {
-        let unconnected = || self.open(Family::of(to.address.ip()), true);
-        let connected = self.connected.to(&to, unconnected, self.no_checksum6);
-        Outlet { to, connected }
-    }
-}
-
-/// Where datagrams go, and the socket that is connected to it, if there is one.
-#[derive(Clone, Debug)]
-pub struct Outlet {
-    to: Destination,
-    connected: Option<Arc<Connected>>,
-}
-
-impl Outlet {
-    /// Where it leads.
-    #[must_use]
-    pub fn destination(&self) -> &Destination {
-        &self.to
-    }
-
-    /// The source port of its datagrams.
-    ///
-    /// # Errors
-    /// As [`UdpPort::source_port`](super::UdpPort::source_port).
-    pub fn source_port(&self, port: &super::UdpPort) -> io::Result<u16> {
-        match &self.connected {
-            Some(connected) => Ok(connected.unconnected.port),
-            None => port.source_port(&self.to),
-        }
-    }
-}
-
-/// One without a connected socket.
-impl From<Destination> for Outlet {
-    fn from(to: Destination) -> Self {
-        Self { to, connected: None }
-    }
-}
-
-/// A borrowed [`Outlet`]. A [`Destination`] alone stands for one without a connected socket.
-#[derive(Clone, Copy, Debug)]
-pub struct OutletRef<'a> {
-    pub(super) to: &'a Destination,
-    pub(super) connected: Option<&'a Arc<Connected>>,
-}
-
-impl<'a> From<&'a Outlet> for OutletRef<'a> {
-    fn from(Outlet { to, connected }: &'a Outlet) -> Self {
-        Self { to, connected: connected.as_ref() }
-    }
-}
-
-impl<'a> From<&'a Destination> for OutletRef<'a> {
-    fn from(to: &'a Destination) -> Self {
-        Self { to, connected: None }
-    }
-}
-
-/// Sets what a socket that sends needs.
-pub(super) fn configure(fd: BorrowedFd<'_>, family: Family, no_checksum6: bool) -> io::Result<()> {
-    match family {
-        Family::V4 => {
-            // DF, and with an unconnected socket the IPv4 ID is 0, or the index inside a GSO batch.
-            sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
-        }
-        Family::V6 => {
-            sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
-            sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
-            // The flow label is the sender's own, and 0 if it gives none.
-            sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_FLOWINFO_SEND, 1)?;
-            sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_AUTOFLOWLABEL, 0)?;
-            if no_checksum6 {
-                sockopt::set(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1)?;
+    /// Sets what a socket that sends needs.
+    pub(super) fn configure(&self, fd: BorrowedFd<'_>, family: Family) -> io::Result<()> {
+        match family {
+            Family::V4 => {
+                // DF, and with an unconnected socket the IPv4 ID is 0, or the index inside a GSO batch.
+                sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            }
+            Family::V6 => {
+                sockopt::set(
+                    fd,
+                    libc::IPPROTO_IPV6,
+                    libc::IPV6_MTU_DISCOVER,
+                    libc::IPV6_PMTUDISC_DO,
+                )?;
+                sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+                // The flow label is the sender's own, and 0 if it gives none.
+                sockopt::set(fd, libc::IPPROTO_IPV6, IPV6_FLOWINFO_SEND, 1)?;
+                sockopt::set(fd, libc::IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 0)?;
+                if self.no_checksum6 {
+                    sockopt::set(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1)?;
+                }
             }
         }
+        let size = SEND_BUFFER as libc::c_int;
+        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, size).is_err() {
+            sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, size)?;
+        }
+        Ok(())
     }
-    let size = SEND_BUFFER as libc::c_int;
-    if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, size).is_err() {
-        sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, size)?;
-    }
-    Ok(())
 }
 
 /// Drops datagrams to a socket without a reader, so that they do not pile up.

@@ -15,7 +15,8 @@ use crate::sockopt;
 use crate::sys;
 
 use super::connected::{Connected, Lease};
-use super::sending::{OutletRef, SendingSocket};
+use super::outlet::OutletRef;
+use super::sending::SendingSocket;
 use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort, capture, connected};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
