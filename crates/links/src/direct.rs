@@ -1,19 +1,21 @@
-//! One-sided operations straight into the memory of another process of this user: one system call of the requester, and
-//! no message.
+//! Copies straight from or to the memory of another process of this user, by one system call. A one-sided operation is copied by
+//! the requester without a message. The payload of a long SEND is fetched by the responder.
 //!
 //! Each process publishes in its published memory (`anyverbs_net::shm::published`) its regions and its queue pairs that take
-//! requests, with their peers and rights. The requester checks there all that the responder would check, or that it has
-//! not changed since ([`LastTarget`]), and copies. If anything is wrong, the request goes by the ring. The responder
+//! requests, with their peers and rights. Whoever copies checks there all that the other side would check, or that it has
+//! not changed since ([`LastTarget`]). If anything is wrong, the request goes by the ring with its payload. The responder
 //! then finds the fault, answers, and makes its events, as ever.
 
 use std::sync::Arc;
 
 use anyverbs_net::shm::{self, Copying};
-use anyverbs_objects::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
+use anyverbs_objects::base::directory::{
+    FETCHES, LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at,
+};
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::{Access, Hold};
-use anyverbs_proto::payload::hold_local;
+use anyverbs_proto::payload::{Payload, hold_local};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
 
@@ -39,6 +41,15 @@ struct Admitted {
 }
 
 impl Admitted {
+    /// Whether nothing of it has changed.
+    #[inline]
+    fn stands(&self, seen: &Seen<'_>) -> bool {
+        let (qp, region) = (qp_at(self.dest), region_at(self.target.rkey));
+        seen.0.published(qp) == Some(self.qp[0])
+            && seen.0.published(qp + PEER) == Some(self.qp[1])
+            && seen.0.published(region) == Some(self.target.state)
+    }
+
     /// The device of the peer's queue pair.
     #[inline]
     fn device(&self) -> u8 {
@@ -56,18 +67,15 @@ impl LastTarget {
         operation: &Direct<'_>,
     ) -> Option<(Target, u64, u8)> {
         let (of, last) = self.0.as_ref()?;
-        let Direct { dest_qpn, direction, remote, len, .. } = operation;
+        let Direct { dest_qpn, remote, len, .. } = operation;
         let is_same = Arc::ptr_eq(of, peer)
             && last.dest == *dest_qpn
             && last.target.rkey == remote.rkey
-            && last.access.contains(right_to(*direction));
+            && last.access.contains(operation.right());
         if !is_same {
             return None;
         }
-        let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
-        let stands = seen.0.published(qp)? == last.qp[0]
-            && seen.0.published(qp + PEER)? == last.qp[1]
-            && seen.0.published(region)? == last.target.state;
+        let stands = last.stands(seen);
         let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
         stands.then_some((last.target, offset, last.device()))
     }
@@ -122,6 +130,10 @@ pub fn perform(
     if !copied {
         return false;
     }
+    if operation.is_payload {
+        // Its message is counted. The memory was the sender's until now, or the copy may have other bytes.
+        return seen.admitted(route, from, operation).is_some();
+    }
     let (times, bytes) = match operation.direction {
         Direction::Write => {
             copying.count_write(theirs.into(), len);
@@ -143,19 +155,21 @@ pub fn admits(links: &Links, route: &ShmRoute, from: Qpn, operation: &Direct<'_>
     copying.is_some_and(|copying| Seen(&copying).admitted(route, from, operation).is_some())
 }
 
+/// Where the peer may fetch the payload of a SEND from, if it can.
+pub fn fetched(links: &Links, route: &ShmRoute, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    let (sge, pd) = payload.element()?;
+    let rkey = links.core.directory.as_ref()?.published_key(sge.lkey)?;
+    let held = hold_local(&links.core.mrs, pd, &sge, Access::empty()).ok()?;
+    let copying = begin(links, route)?;
+    let fetches = copying.is_mutual() && copying.published(FETCHES) == Some(1);
+    (fetches && !held.is_null()).then_some(RemoteAddr { va: sge.addr, rkey })
+}
+
 /// Begins a copy, if there is such a way. Where this process does not want it, it has none of its own memory copied either.
 #[inline]
 fn begin<'a>(links: &Links, route: &'a ShmRoute) -> Option<Copying<'a>> {
     links.core.directory.as_ref()?;
     route.peer.channel().begin_copy()
-}
-
-/// The right that a peer must have granted.
-fn right_to(direction: Direction) -> Access {
-    match direction {
-        Direction::Write => Access::REMOTE_WRITE,
-        Direction::Read => Access::REMOTE_READ,
-    }
 }
 
 /// The peer's memory that an operation names.
@@ -234,8 +248,8 @@ impl Seen<'_> {
         from: Qpn,
         operation: &Direct<'_>,
     ) -> Option<(Admitted, u64)> {
-        let Direct { dest_qpn: dest, direction, remote, len, .. } = *operation;
-        let need = right_to(direction);
+        let Direct { dest_qpn: dest, remote, len, .. } = *operation;
+        let need = operation.right();
         let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
         let (target, iova, offset) = self.target(remote, len, pd, need)?;
         let access = rights & target.access;

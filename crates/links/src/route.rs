@@ -8,13 +8,14 @@ use anyverbs_proto::counters::Counters;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{LinkProps, TransmitError};
 use anyverbs_proto::mr::LastRemote;
+use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::reason::ReasonPacket;
-use anyverbs_proto::wr::AddressVector;
+use anyverbs_proto::wr::{AddressVector, RemoteAddr};
 use anyverbs_record::capture::Way;
 
 use crate::direct::{self, LastTarget};
@@ -273,6 +274,15 @@ impl Route {
         match self {
             Self::Shm(route) => direct::perform(links, route, last, this, operation),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
+        }
+    }
+
+    /// Where the peer may fetch the payload of a SEND of an RC queue pair from, if the link can.
+    #[must_use]
+    pub fn fetched(&self, links: &Links, payload: &Payload<'_>) -> Option<RemoteAddr> {
+        match self {
+            Self::Shm(route) => direct::fetched(links, route, payload),
+            Self::Inproc | Self::Udp(_) | Self::HandingOn => None,
         }
     }
 

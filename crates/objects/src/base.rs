@@ -275,7 +275,7 @@ impl Core {
         self.counters.iter().map(|of| of.read(counter)).fold(0, u64::wrapping_add)
     }
 
-    /// Lets peers see a region that they may WRITE or READ.
+    /// Lets peers see a region.
     pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
         if let Some(directory) = &self.directory {
             directory.publish_region(keys, region);

@@ -1,5 +1,7 @@
-//! One-sided operations that need no message: the device itself copies from or to the peer's memory.
+//! Copies that the device itself does from or to the peer's memory: one-sided operations that need no message, and the payload
+//! of a SEND that says where it lies.
 
+use crate::mr::Access;
 use crate::types::Qpn;
 use crate::wr::{RemoteAddr, Sge};
 
@@ -9,6 +11,12 @@ pub const MAX_DIRECT: u32 = 16 << 20;
 /// Shortest operation of a reliable queue pair that waits for the answers to messages before it, so that it needs none itself.
 /// A shorter one leaves as a message.
 pub const WORTH_WAITING: u32 = 16 << 10;
+
+/// Shortest payload of a SEND that the peer fetches. It comes to the peer in one copy then, which costs a system call there.
+pub const WORTH_FETCHING: u32 = 16 << 10;
+
+/// Longest payload that the peer fetches in one go.
+pub const MAX_FETCH: u32 = 64 << 10;
 
 /// The local side of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -28,20 +36,35 @@ pub enum Direction {
     Read,
 }
 
-/// A WRITE or READ of a connected queue pair before which nothing of it is outstanding
-/// ([`LinkEnv::direct`](crate::env::LinkEnv::direct)).
+/// A copy of a connected queue pair ([`LinkEnv::direct`](crate::env::LinkEnv::direct)): a WRITE or READ before which nothing of
+/// it is outstanding, or the payload of the SEND that comes next.
 #[derive(Clone, Copy, Debug)]
 pub struct Direct<'a> {
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
     /// WRITE or READ.
     pub direction: Direction,
+    /// It reads the payload of a SEND of the peer.
+    pub is_payload: bool,
     /// The peer's memory, as the peer named it.
     pub remote: RemoteAddr,
     /// Bytes, 1 to [`MAX_DIRECT`].
     pub len: u32,
     /// Our own memory, of the same length.
     pub local: Local<'a>,
-    /// Protection domain of the elements.
+    /// Protection domain of our own memory.
     pub pd: u32,
+}
+
+impl Direct<'_> {
+    /// The right that the peer must have granted. A payload is the peer's own affair.
+    #[inline]
+    #[must_use]
+    pub fn right(&self) -> Access {
+        match self.direction {
+            _ if self.is_payload => Access::empty(),
+            Direction::Write => Access::REMOTE_WRITE,
+            Direction::Read => Access::REMOTE_READ,
+        }
+    }
 }

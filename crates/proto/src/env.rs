@@ -22,7 +22,7 @@ use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::bth::Bth;
 use crate::wire::packet::Headers;
-use crate::wr::{AddressVector, Sge};
+use crate::wr::{AddressVector, RemoteAddr, Sge};
 
 /// One of a queue pair's two completion queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,9 +153,11 @@ pub trait LinkEnv {
         run.each(|headers, payload| self.transmit(av, headers, payload, None))
     }
 
-    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
+    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied. Or
+    /// fetches the payload of a SEND, if it lay in a region of the peer until the end.
     ///
-    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
+    /// With false any part may have been copied, and the operation goes the ordinary way: the peer is asked for the payload of its
+    /// SEND. So every fault ends in false
     /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
     /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
     /// takes requests.
@@ -169,6 +171,14 @@ pub trait LinkEnv {
     fn admits(&self, operation: &Direct<'_>) -> bool {
         let _ = operation;
         false
+    }
+
+    /// Where the peer may fetch the payload of a SEND from, if it can: it is then given to [`transmit`](Self::transmit) with
+    /// [`Payload::fetched_from`]. It arrives as [`Data::Elsewhere`](crate::payload::Data::Elsewhere). The payload may be as long
+    /// as [`MAX_FETCH`](crate::direct::MAX_FETCH).
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+        let _ = payload;
+        None
     }
 }
 

@@ -5,7 +5,7 @@ use crate::joined::Joined;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, Hold, KeyError, LastLocal, LastRemote, MrTable};
 use crate::types::Qpn;
-use crate::wr::Sge;
+use crate::wr::{RemoteAddr, Sge};
 
 /// The payload of an outgoing packet. Its keys and bounds were checked, and are checked again piece by piece as it is
 /// copied: a region that was deregistered in between is a [`Fault`].
@@ -14,6 +14,8 @@ pub struct Payload<'a> {
     source: Source<'a>,
     len: usize,
     pd: u32,
+    /// Where the peer fetches it from.
+    at: Option<RemoteAddr>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -25,24 +27,25 @@ enum Source<'a> {
 
 impl<'a> Payload<'a> {
     /// None.
-    pub const EMPTY: Payload<'static> = Payload { source: Source::Bytes(&[]), len: 0, pd: 0 };
+    pub const EMPTY: Payload<'static> =
+        Payload { source: Source::Bytes(&[]), len: 0, pd: 0, at: None };
 
     /// Bytes that the machine itself holds: inline data.
     #[must_use]
     pub fn bytes(bytes: &'a [u8]) -> Self {
-        Self { source: Source::Bytes(bytes), len: bytes.len(), pd: 0 }
+        Self { source: Source::Bytes(bytes), len: bytes.len(), ..Self::EMPTY }
     }
 
     /// `len` bytes of a scatter/gather list of protection domain `pd`, from `skip` on.
     #[must_use]
     pub fn gather(sges: &'a [Sge], skip: u64, len: usize, pd: u32) -> Self {
-        Self { source: Source::Gather { sges, skip }, len, pd }
+        Self { source: Source::Gather { sges, skip }, len, pd, at: None }
     }
 
     /// `len` bytes that a peer READs through queue pair `qpn` of protection domain `pd`.
     #[must_use]
     pub fn remote(rkey: u32, va: u64, len: usize, (pd, qpn): (u32, Qpn)) -> Self {
-        Self { source: Source::Remote { rkey, va, qpn }, len, pd }
+        Self { source: Source::Remote { rkey, va, qpn }, len, pd, at: None }
     }
 
     /// Bytes.
@@ -73,7 +76,28 @@ impl<'a> Payload<'a> {
                 Source::Remote { rkey, va: va.wrapping_add(n), qpn }
             }
         };
-        Self { source, len, pd: self.pd }
+        Self { source, len, pd: self.pd, at: None }
+    }
+
+    /// Has the peer fetch it, by the key that is good for that ([`LinkEnv::fetched`](crate::env::LinkEnv::fetched)).
+    #[must_use]
+    pub fn fetched_from(self, at: RemoteAddr) -> Self {
+        Self { at: Some(at), ..self }
+    }
+
+    /// Where the peer fetches it from, if it does.
+    #[inline]
+    #[must_use]
+    pub fn fetched(&self) -> Option<RemoteAddr> {
+        self.at
+    }
+
+    /// The element that it lies in, if that is one, and its protection domain.
+    #[must_use]
+    pub fn element(&self) -> Option<(Sge, u32)> {
+        let Source::Gather { sges: [sge], skip } = self.source else { return None };
+        let addr = sge.addr.wrapping_add(skip);
+        Some((Sge { addr, len: self.len as u32, lkey: sge.lkey }, self.pd))
     }
 
     /// Tells whether it has no bytes.
@@ -222,6 +246,9 @@ pub enum Data<'a> {
     },
     /// Bytes of packets in a row, which do not change.
     Joined(Joined<'a>),
+    /// So many bytes that lie with the sender, from where [`LinkEnv::direct`](crate::env::LinkEnv::direct) fetches them. All
+    /// else refuses them.
+    Elsewhere(RemoteAddr, u32),
 }
 
 impl Data<'_> {
@@ -232,6 +259,7 @@ impl Data<'_> {
             Self::Bytes(bytes) => bytes.len(),
             Self::Shared { len, .. } => *len,
             Self::Joined(joined) => joined.len(),
+            Self::Elsewhere(_, len) => *len as usize,
         }
     }
 
@@ -248,6 +276,7 @@ impl Data<'_> {
             Self::Bytes(bytes) => dst[..len].copy_from_slice(&bytes[..len]),
             Self::Shared { addr, .. } => memory.read(addr, &mut dst[..len])?,
             Self::Joined(joined) => joined.read(&mut dst[..len])?,
+            Self::Elsewhere(..) => return Err(Fault),
         }
         Ok(len)
     }
@@ -264,6 +293,7 @@ impl Data<'_> {
             Self::Bytes(bytes) => memory.write(to, bytes),
             Self::Shared { addr, len } => memory.copy(to, addr, len),
             Self::Joined(joined) => joined.write(to, memory),
+            Self::Elsewhere(..) => Err(Fault),
         }
     }
 
@@ -273,7 +303,7 @@ impl Data<'_> {
         match *self {
             Self::Bytes(data) => bytes = data.try_into().map_err(|_| Fault)?,
             Self::Shared { addr, len: 8 } => memory.read(addr, &mut bytes)?,
-            Self::Shared { .. } | Self::Joined(_) => return Err(Fault),
+            Self::Shared { .. } | Self::Joined(_) | Self::Elsewhere(..) => return Err(Fault),
         }
         Ok(u64::from_ne_bytes(bytes))
     }
@@ -291,6 +321,10 @@ impl Data<'_> {
             Self::Joined(joined) => {
                 let (here, rest) = joined.split_at(at);
                 (Self::Joined(here), Self::Joined(rest))
+            }
+            Self::Elsewhere(from, len) => {
+                let behind = RemoteAddr { va: from.va.wrapping_add(at as u64), ..from };
+                (Self::Elsewhere(from, at as u32), Self::Elsewhere(behind, len - at as u32))
             }
         }
     }

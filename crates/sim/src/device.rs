@@ -24,7 +24,7 @@ use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 
 use crate::direct::Chance;
 use crate::memory::Arena;
-use crate::net::Net;
+use crate::net::{Beside, Net};
 
 /// A device of a simulation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -239,6 +239,8 @@ impl LinkEnv for Around<'_> {
     ) -> Result<(), TransmitError> {
         assert_eq!(av.sgid, self.shared.gid, "a packet from another address");
         let mut headers = *headers;
+        let elsewhere = payload.fetched().map(|at| (at, payload.len() as u32));
+        let payload = if elsewhere.is_some() { &Payload::EMPTY } else { payload };
         headers.bth.pad = Bth::pad_of(payload.len());
         let start = headers.len();
         let end = start + payload.len();
@@ -278,9 +280,11 @@ impl LinkEnv for Around<'_> {
             self.place.blocked_until = Some(until);
             TransmitError::Blocked
         })?;
-        if let Some(psn) = acks {
+        if acks.is_some() {
             self.count(Counter::AcksSent, 1);
-            self.net.carry_ack(psn);
+        }
+        if acks.is_some() || elsewhere.is_some() {
+            self.net.carry(Beside { acks, elsewhere });
         }
         Ok(())
     }
@@ -291,6 +295,10 @@ impl LinkEnv for Around<'_> {
 
     fn admits(&self, operation: &Direct<'_>) -> bool {
         self.chance.probability > 0.0 && self.open_peer(operation).is_some()
+    }
+
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+        self.place_to_fetch(payload)
     }
 }
 

@@ -4,7 +4,8 @@ use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::env::MemoryEnv;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::Access;
-use anyverbs_proto::payload::{Data, Payload, scatter};
+use anyverbs_proto::payload::{Data, Payload, hold_local, scatter};
+use anyverbs_proto::wr::RemoteAddr;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -17,15 +18,19 @@ pub(crate) struct Chance {
     pub(crate) probability: f64,
 }
 
-/// The right that a peer must have granted.
-fn right_to(direction: Direction) -> Access {
-    match direction {
-        Direction::Write => Access::REMOTE_WRITE,
-        Direction::Read => Access::REMOTE_READ,
-    }
-}
-
 impl Around<'_> {
+    /// Where the peer may fetch the payload of a SEND from: now and then it may. Here the key is the local one.
+    pub(crate) fn place_to_fetch(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+        let probability = self.chance.probability;
+        let is_possible = self.place.link.segment > 0 && self.place.next_link.is_none();
+        if probability == 0.0 || !is_possible || !self.chance.rng.random_bool(probability) {
+            return None;
+        }
+        let (sge, pd) = payload.element()?;
+        hold_local(self.mrs(), pd, &sge, Access::empty()).ok()?;
+        Some(RemoteAddr { va: sge.addr, rkey: sge.lkey })
+    }
+
     /// Does what the peer would do on a request, if it would need no event for that.
     pub(crate) fn do_directly(&mut self, operation: &Direct<'_>) -> bool {
         let probability = self.chance.probability;
@@ -48,17 +53,20 @@ impl Around<'_> {
                 && attr.av.dgid == self.shared.gid
         });
         let (device, slot) = connected.next()?;
-        let is_open = slot.qp.open_to_direct()?.contains(right_to(operation.direction));
+        let is_open = slot.qp.open_to_direct()?.contains(operation.right());
         is_open.then(|| (device, slot.qp.init().pd))
     }
 
     fn copy(&self, device: &Device, pd: u32, operation: &Direct<'_>) -> Option<()> {
-        let (peer, need) = (&device.shared, right_to(operation.direction));
+        let (peer, need) = (&device.shared, operation.right());
         let (remote, len) = (operation.remote, operation.len);
-        let hold = peer
-            .mrs
-            .remote(remote.rkey, (pd, operation.dest_qpn.get()), remote.va, len.into(), need)
-            .ok()?;
+        let reach = (pd, operation.dest_qpn.get());
+        let hold = if operation.is_payload {
+            peer.mrs.local(remote.rkey, pd, remote.va, len.into(), need)
+        } else {
+            peer.mrs.remote(remote.rkey, reach, remote.va, len.into(), need)
+        }
+        .ok()?;
         let mut bytes = vec![0; len as usize];
         match (operation.direction, operation.local) {
             (Direction::Write, Local::Inline(data)) => bytes.copy_from_slice(data),

@@ -11,6 +11,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Psn};
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wr::RemoteAddr;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -89,8 +90,16 @@ pub(crate) struct Delivery {
     pub(crate) to: DeviceId,
     pub(crate) arrival: Arrival,
     pub(crate) bytes: Vec<u8>,
-    /// An ACK that rode with it.
+    pub(crate) beside: Beside,
+}
+
+/// What a link carries beside a packet's own bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beside {
+    /// A piggybacked ACK.
     pub(crate) acks: Option<Psn>,
+    /// Place and length of a payload that is to be fetched.
+    pub(crate) elsewhere: Option<(RemoteAddr, u32)>,
 }
 
 /// Links, and the packets on them.
@@ -110,8 +119,8 @@ pub struct Net {
     pub(crate) segments: bool,
     /// The numbers of the packets that the last request has become.
     last: Option<RangeInclusive<u64>>,
-    /// Piggybacked ACKs, by the number of the packet.
-    carried: BTreeMap<u64, Psn>,
+    /// By the number of the packet.
+    beside: BTreeMap<u64, Beside>,
 }
 
 impl fmt::Debug for Net {
@@ -134,7 +143,7 @@ impl Net {
             dead: Vec::new(),
             segments: false,
             last: None,
-            carried: BTreeMap::new(),
+            beside: BTreeMap::new(),
         }
     }
 
@@ -258,8 +267,8 @@ impl Net {
     }
 
     /// The last request carries an ACK, which is lost or doubled with it.
-    pub(crate) fn carry_ack(&mut self, psn: Psn) {
-        self.carried.extend(self.last.take().into_iter().flatten().map(|number| (number, psn)));
+    pub(crate) fn carry(&mut self, beside: Beside) {
+        self.beside.extend(self.last.take().into_iter().flatten().map(|number| (number, beside)));
     }
 
     pub(crate) fn enqueue(&mut self, at: Time, to: DeviceId, arrival: Arrival, bytes: Vec<u8>) {
@@ -278,8 +287,8 @@ impl Net {
             let due = self.next()? <= now;
             let Reverse(p) = due.then(|| self.queue.pop()).flatten()?;
             if !self.dead.contains(&p.to) {
-                let acks = self.carried.remove(&p.number);
-                return Some(Delivery { to: p.to, arrival: p.arrival, bytes: p.bytes, acks });
+                let beside = self.beside.remove(&p.number).unwrap_or_default();
+                return Some(Delivery { to: p.to, arrival: p.arrival, bytes: p.bytes, beside });
             }
         }
     }

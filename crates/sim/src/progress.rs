@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, LinkEnv};
+use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming, Qp, ShortRequest};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, PKey, Qpn};
@@ -11,7 +12,7 @@ use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
 
 use crate::device::{Around, DeviceId, QpId};
-use crate::net::{self, Delivery};
+use crate::net::{self, Beside, Delivery};
 use crate::sim::Sim;
 
 /// Instants that one [`Sim::run`] may take.
@@ -142,9 +143,10 @@ impl Sim {
                 env.count(Counter::RcvdPkts, 1);
                 // Where links carry packets that stand for several, they give the number.
                 let mtu = qp.attr().path_mtu.bytes() as usize;
-                let packets =
-                    if segments { packet.payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
-                let packet = Incoming { packets, acks: delivery.acks, ..packet };
+                let Beside { acks, elsewhere } = delivery.beside;
+                let payload = elsewhere.map_or(packet.payload, |(at, n)| Data::Elsewhere(at, n));
+                let packets = if segments { payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
+                let packet = Incoming { payload, packets, acks, ..packet };
                 if receive_short(qp, &delivery.arrival, &packet, env) {
                     qp.transmit_rest(env);
                 } else {

@@ -11,6 +11,7 @@ mod direct;
 mod endpoint;
 mod events;
 mod faults;
+mod fetched;
 mod forged;
 mod fork;
 mod frozen;

@@ -187,6 +187,9 @@ fn peer() {
     if role.ends_with("no memfd") {
         crate::direct::forbid([libc::SYS_memfd_create; 2]);
     }
+    if role.contains("no copies") {
+        crate::direct::forbid([libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
+    }
     let _poor = crate::scarce::before_open(&role);
     let e = Endpoint::new(type_of(&role));
     let (_pd, buffer) = crate::direct::offered(&role, &e, OFFERED);
@@ -212,6 +215,9 @@ fn peer() {
     }
     if role.contains("lanes") {
         crate::lanes::serve(&e, &buffer);
+    }
+    if role.ends_with("fetched") {
+        crate::fetched::serve(&e, &buffer);
     }
     if role.ends_with("windows") {
         crate::windows::serve(&e);

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyverbs_net::shm::{LANES, MAX_HEADER, Message};
+use anyverbs_proto::direct::MAX_FETCH;
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
@@ -11,13 +12,14 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::RemoteAddr;
 
 /// The first byte of a packet between connected queue pairs. Both ends know the addresses, so a digest stands for them:
 ///
 /// | bytes | what |
 /// |---|---|
 /// | 0 | [`CONNECTED`] |
-/// | 1 | [`SOLICITED`], [`ACK_REQ`], [`ACKS`], [`PKEY`] |
+/// | 1 | [`SOLICITED`], [`ACK_REQ`], [`ACKS`], [`PKEY`], [`ELSEWHERE`] |
 /// | 2 | opcode |
 /// | 3 | packets of the path MTU that it stands for |
 /// | 4 to 7 | digest of the addresses |
@@ -25,7 +27,8 @@ use anyverbs_proto::wire::packet::Headers;
 /// | 11 to 13 | the PSN up to which it acknowledges, if [`ACKS`] is set |
 /// | 14, 15 | low half of the destination QPN; the slot is the reader's |
 ///
-/// All in this processor's byte order. The P_Key follows if [`PKEY`] is set, and then extension headers as on the wire.
+/// All in this processor's byte order. The P_Key follows if [`PKEY`] is set; then, if [`ELSEWHERE`] is set, address, key and length
+/// of the payload; and then extension headers as on the wire.
 const CONNECTED: u8 = 0x20;
 /// Bytes in front of the extension headers.
 pub(super) const CONNECTED_LEN: usize = 16;
@@ -36,6 +39,10 @@ const ACK_REQ: u64 = 1 << 9;
 const ACKS: u64 = 1 << 10;
 /// Its P_Key is not the default one.
 const PKEY: u64 = 1 << 11;
+/// Its payload is not in the message: the reader fetches it.
+const ELSEWHERE: u64 = 1 << 12;
+/// Bytes of the place of a payload.
+const PLACE_LEN: usize = 16;
 
 /// The first byte of a message that opens a lane ([`LaneCall`]). The number of the lane follows. All else stands where a packet
 /// between connected queue pairs has it, with the number of the first cell in place of PSNs.
@@ -153,13 +160,21 @@ pub(super) fn is_connected(opcode: Opcode) -> bool {
     matches!(opcode.service, Service::Rc | Service::Uc)
 }
 
-/// The bytes in front of the extension headers: `bth` of a packet that stands for `packets`, and carries the ACK `acks`.
+/// The bytes in front of the extension headers: `bth` of a packet that stands for `packets`, and carries the ACK `acks`. Its payload
+/// may be elsewhere.
 #[inline]
-fn fixed(bth: &Bth, digest: Digest, packets: u8, acks: Option<Psn>) -> [u8; CONNECTED_LEN] {
+fn fixed(
+    bth: &Bth,
+    digest: Digest,
+    packets: u8,
+    acks: Option<Psn>,
+    is_elsewhere: bool,
+) -> [u8; CONNECTED_LEN] {
     let flags = if bth.solicited { SOLICITED } else { 0 }
         | if bth.ack_req { ACK_REQ } else { 0 }
         | if acks.is_some() { ACKS } else { 0 }
-        | if bth.pkey == PKey::DEFAULT { 0 } else { PKEY };
+        | if bth.pkey == PKey::DEFAULT { 0 } else { PKEY }
+        | if is_elsewhere { ELSEWHERE } else { 0 };
     let first = u64::from(CONNECTED)
         | flags
         | u64::from(bth.opcode.code()) << 16
@@ -174,20 +189,30 @@ fn fixed(bth: &Bth, digest: Digest, packets: u8, acks: Option<Psn>) -> [u8; CONN
     bytes
 }
 
-/// Writes the header of a packet between connected queue pairs that stands for `packets`; returns its length.
+/// Writes the header of a packet between connected queue pairs that stands for `packets`; returns its length. The peer fetches the
+/// payload from where it is `elsewhere`.
 #[inline]
 pub(super) fn emit_connected(
     headers: &Headers,
     digest: Digest,
     packets: u8,
     acks: Option<Psn>,
+    elsewhere: Option<(RemoteAddr, u32)>,
     head: &mut [u8; MAX_HEADER],
 ) -> usize {
-    head[..CONNECTED_LEN].copy_from_slice(&fixed(&headers.bth, digest, packets, acks));
+    let fixed = fixed(&headers.bth, digest, packets, acks, elsewhere.is_some());
+    head[..CONNECTED_LEN].copy_from_slice(&fixed);
     let mut len = CONNECTED_LEN;
     if headers.bth.pkey != PKey::DEFAULT {
         head[len..len + PKEY_LEN].copy_from_slice(&headers.bth.pkey.0.to_ne_bytes());
         len += PKEY_LEN;
+    }
+    if let Some((RemoteAddr { va, rkey }, bytes)) = elsewhere {
+        let place = &mut head[len..len + PLACE_LEN];
+        place[..8].copy_from_slice(&va.to_ne_bytes());
+        place[8..12].copy_from_slice(&rkey.to_ne_bytes());
+        place[12..].copy_from_slice(&bytes.to_ne_bytes());
+        len += PLACE_LEN;
     }
     len + headers.emit_extensions(&mut head[len..])
 }
@@ -222,6 +247,16 @@ fn parse_refusal(headers: &mut Headers, bth: Bth, extensions: &[u8], len: usize)
     let is_refusal = bth.opcode.operation == Operation::Ack && len == Told::LEN;
     let bth = Bth { pad: 0, ..bth };
     is_refusal.then(|| headers.parse_extensions(bth, extensions, 0).ok())?
+}
+
+/// Reads where a payload is that is not in the message; the rest.
+fn parse_place<'a>(bytes: &'a [u8], here: Data<'_>) -> Option<(Data<'static>, &'a [u8])> {
+    let (place, rest) = bytes.split_first_chunk::<PLACE_LEN>()?;
+    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| place[at + i]));
+    let va = u64::from_ne_bytes(std::array::from_fn(|i| place[i]));
+    let (at, len) = (RemoteAddr { va, rkey: half(8) }, half(12));
+    let fits = here.is_empty() && (1..=MAX_FETCH).contains(&len);
+    fits.then_some((Data::Elsewhere(at, len), rest))
 }
 
 /// The kinds of messages.
@@ -299,6 +334,11 @@ impl Inbox {
         } else {
             let (pkey, extensions) = extensions.split_first_chunk()?;
             (PKey(u16::from_ne_bytes(*pkey)), extensions)
+        };
+        let (payload, extensions) = if first & ELSEWHERE == 0 {
+            (payload, extensions)
+        } else {
+            parse_place(extensions, payload)?
         };
         let dest = Qpn::new(u32::from(to) << 16 | (second >> 48) as u32);
         let bth = Bth {

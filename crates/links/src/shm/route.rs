@@ -106,12 +106,16 @@ impl ShmRoute {
         let Outgoing { from, headers, payload, reliable, acks, .. } = *packet;
         let opcode = headers.bth.opcode;
         let mut head = [0; MAX_HEADER];
-        let len = payload.len();
+        let bytes = payload.len();
         // A datagram is one packet.
-        let is_long = self.mtu > 0 && len > self.mtu;
-        let packets = if is_long { len.div_ceil(self.mtu) as u8 } else { 1 };
+        let is_long = self.mtu > 0 && bytes > self.mtu;
+        let packets = if is_long { bytes.div_ceil(self.mtu) as u8 } else { 1 };
+        let elsewhere = payload.fetched().map(|at| (at, bytes as u32));
+        // The part that is in the message.
+        let (payload, len) =
+            if elsewhere.is_some() { (&Payload::EMPTY, 0) } else { (payload, bytes) };
         let (begin, end) = if is_connected(opcode) {
-            (0, emit_connected(headers, self.digest, packets, acks, &mut head))
+            (0, emit_connected(headers, self.digest, packets, acks, elsewhere, &mut head))
         } else {
             self.front.emit(headers, len, packets.into(), &mut head)
         };
@@ -140,7 +144,7 @@ impl ShmRoute {
                 }
             }
         }
-        out.note(headers.len() + len, len, acks.is_some());
+        out.note(headers.len() + bytes, bytes, acks.is_some());
         if let Some(counts) = probe {
             let dest = headers.bth.dest_qpn;
             self.credit(out, links, CreditPacket { is_probe: true, dest, from, counts });

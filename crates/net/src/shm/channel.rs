@@ -15,7 +15,7 @@ use super::bells::{BellPlace, Listener, Looks, Ringer, Spot};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{LanePlace, LaneReader, LaneWriter};
-use super::layout::{LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
+use super::layout::{ABLE, LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -300,6 +300,9 @@ impl Channel {
 
     pub(super) fn establish(&self, doorbell: PeerDoorbell) {
         let _ = self.doorbell.set(doorbell);
+        if self.can_copy().is_ok() {
+            self.lanes.own.store(ABLE, 1, Ordering::Release);
+        }
         // Publications from before the doorbell was known have not been told.
         self.call();
     }
@@ -471,6 +474,12 @@ impl Copying<'_> {
         self.remote.check(|| self.channel.is_alive()).is_ok()
     }
 
+    /// Whether the kernel lets the other process copy from our memory too, as far as that says.
+    #[must_use]
+    pub fn is_mutual(&self) -> bool {
+        self.channel.peer.load(ABLE, Ordering::Acquire) != 0
+    }
+
     /// Counts a copy that the caller has made, for the other process's device whose memory it has read.
     #[inline]
     pub fn count_read(&self, device: usize, len: usize) {
@@ -487,6 +496,7 @@ impl Copying<'_> {
     fn note(&self, result: Result<(), RemoteError>) -> Result<(), RemoteError> {
         if result == Err(RemoteError::Denied) {
             self.channel.copies.denied.store(true, Ordering::Relaxed);
+            self.channel.lanes.own.store(ABLE, 0, Ordering::Release);
         }
         result
     }

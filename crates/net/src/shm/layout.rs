@@ -24,6 +24,8 @@ pub(crate) const ROOM_GIVEN: usize = 256;
 pub(crate) const ROOM_ASKED: usize = 384;
 /// Not 0 once this side has given the channel up. The other side then begins no further copy.
 pub(crate) const REVOKED: usize = 448;
+/// 1 as long as the kernel lets this side copy from and to the other's memory.
+pub(crate) const ABLE: usize = 456;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
 pub(crate) const MARK_COUNT: usize = 8;

@@ -3,8 +3,9 @@
 //! | in the published memory, in words | what |
 //! |---|---|
 //! | 0 | the layout |
-//! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
-//! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
+//! | 1 to 510 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
+//! | 511 | 1: the process fetches the payloads of SENDs |
+//! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights of peers |
 //! | behind them | queue pairs, by their number: valid, generation, number · peer, device, rights · PD · the peer's GID |
 //!
 //! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
@@ -30,6 +31,8 @@ use anyverbs_proto::types::{Gid, Qpn};
 /// Says that the rest has this layout.
 pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir3");
 pub(crate) const BITS: usize = 8;
+/// The place of the word that says whether payloads are fetched.
+pub const FETCHES: usize = BLOCK - 8;
 pub(crate) const BLOCK: usize = 4096;
 pub(crate) const ENTRY: usize = 64;
 pub(crate) const REGIONS: usize = BLOCK;
@@ -40,7 +43,7 @@ pub const PEER: usize = 8;
 /// Mark of an entry that holds a queue pair or a region.
 pub const VALID: u64 = 1 << 63;
 
-const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
+const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= FETCHES, "a bit for each block");
 
 /// Bytes of the published memory of a process that does this.
 pub const PUBLISHED: usize = LEN;
@@ -132,6 +135,11 @@ impl Directory {
         Self { endpoint, slot, generation: AtomicU64::new(0), counted }
     }
 
+    /// Tells peers that this process fetches the payloads of their SENDs.
+    pub fn offer_to_fetch(&self) {
+        self.endpoint.published().store(FETCHES, 1);
+    }
+
     /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
     fn enter(&self, at: usize, name: u32, words: &[u64]) {
         let published = self.endpoint.published();
@@ -160,17 +168,24 @@ impl Directory {
         true
     }
 
-    /// Lets peers see a region that they may WRITE or READ.
+    /// Lets peers see a region: they may WRITE or READ it by their rights, and fetch from it what is sent.
     pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
-        // A key that a peer can invalidate goes by the ring, as its invalidation does.
-        if !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
-            || region.access.contains(Access::INVALIDATABLE)
-        {
+        // A key that a peer can invalidate goes by the ring, as its invalidation does. Nothing lies behind a null region.
+        if region.access.intersects(Access::INVALIDATABLE | Access::NULL) {
             return;
         }
         let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
         let words = [region.iova, region.len, region.addr, rights];
         self.enter(region_at(keys.rkey), keys.rkey, &words);
+    }
+
+    /// The key by which peers reach a region, if they see it.
+    #[must_use]
+    pub fn published_key(&self, lkey: u32) -> Option<u32> {
+        let (at, published) = (region_at(lkey), self.endpoint.published());
+        let (bits, bit) = bit_of(at);
+        let state = if published.load(bits) & bit != 0 { published.load(at) } else { 0 };
+        (state & VALID != 0).then_some(state as u32)
     }
 
     /// No copy touches a region any more when this returns.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::MAX_DIRECT;
+use crate::direct::{MAX_DIRECT, MAX_FETCH, WORTH_FETCHING};
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
@@ -91,6 +91,8 @@ pub(super) struct Requester {
     /// The peer has executed everything up to this PSN, and said so before the response to a request among that has come.
     executed: Option<Psn>,
     accepted: Accepted,
+    /// The peer could not fetch a payload: all are sent.
+    sends_all: bool,
     repeats: Repeats,
     /// PSN of the next datagram.
     pub(super) next_datagram: Psn,
@@ -379,7 +381,9 @@ impl Qp {
         let k = self.requester.k;
         let psn = sqe.first_psn.plus(k);
         let offset = k * self.mtu();
-        let (packets, bytes) = self.piece(&sqe, offset, self.segment(env));
+        let at = self.fetched(&sqe, position, (psn, offset), env);
+        let most = if at.is_some() { self.longest_fetched() } else { self.segment(env) };
+        let (packets, bytes) = self.piece(&sqe, offset, most);
         if self.init.qp_type.is_reliable() {
             let limit = usize::from(self.attr.max_rd_atomic);
             if sqe.op.has_response() && self.requester.responses.len() >= limit {
@@ -395,7 +399,10 @@ impl Qp {
 
         let last = k + packets == sqe.packets;
         let headers = self.request_headers(&sqe, psn, (offset, bytes, packets), last, window);
-        let payload = self.payload(&sqe, position, offset, bytes);
+        let mut payload = self.payload(&sqe, position, offset, bytes);
+        if let Some(at) = at {
+            payload = payload.fetched_from(at);
+        }
         let acks = self.piggybacked_ack(env.props());
         env.transmit(&self.attr.av, &headers, &payload, acks)?;
         let sent = payload.len() as u32;
@@ -425,6 +432,32 @@ impl Qp {
             }
         }
         Ok(true)
+    }
+
+    /// Where the peer may fetch the rest of a SEND from that begins at `offset`. Only an RC queue pair keeps it there until the
+    /// answer. A packet that is sent again has its payload with it, and so shows every fault.
+    #[inline]
+    fn fetched<E: Env>(
+        &self,
+        sqe: &Sqe,
+        position: u32,
+        (psn, offset): (Psn, u32),
+        env: &mut E,
+    ) -> Option<RemoteAddr> {
+        let len = sqe.len - offset;
+        let may_be = len >= WORTH_FETCHING
+            && self.init.qp_type == QpType::Rc
+            && psn == self.requester.max_sent
+            && !self.requester.sends_all
+            && matches!(sqe.op, SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_))
+            && !sqe.flags.contains(SendFlags::INLINE)
+            && !self.rate.is_limited();
+        may_be.then(|| env.fetched(&self.payload(sqe, position, offset, len)))?
+    }
+
+    /// Longest payload that the peer fetches: at most 128 packets.
+    fn longest_fetched(&self) -> u32 {
+        MAX_FETCH.min(self.mtu() << 7)
     }
 
     /// The packets and bytes of the piece of a request that begins at `offset`. A READ goes out in pieces, everything else

@@ -223,6 +223,8 @@ fn is_ours(packet: &Incoming<'_>) -> bool {
 enum Stop {
     /// No receive is posted.
     NotReady,
+    /// The payload lies with the peer and cannot be fetched: the peer is to send it.
+    NotFetched,
     Refused(Refusal),
 }
 
@@ -270,6 +272,10 @@ impl Qp {
             Err(Stop::NotReady) => {
                 self.note_no_receive(psn, env.now());
                 self.send_not_ready(psn, env);
+                return false;
+            }
+            Err(Stop::NotFetched) => {
+                self.send_sequence_nak(env);
                 return false;
             }
             Err(Stop::Refused(refusal)) => {
@@ -358,6 +364,7 @@ impl Qp {
             self.responder.expected = psn.plus(packet.packets);
             match stop {
                 Stop::NotReady => env.count(Counter::DropNoRecv, 1),
+                Stop::NotFetched => env.count(Counter::DropMalformed, 1),
                 Stop::Refused(refusal) => {
                     env.count(Counter::DropUcAccess, 1);
                     // A receive that cannot be written is the program's mistake, and is shown (IBA 9.8.3.2.5).

@@ -16,6 +16,7 @@ mod duplicate_read;
 mod duplicate_send;
 mod error_flush;
 mod fence;
+mod fetched;
 mod flush;
 mod foreign;
 mod frozen;

@@ -103,8 +103,11 @@ impl Source for Intake<'_> {
                         core.count_for_none(Counter::DropMalformed, 1);
                         continue;
                     }
+                    let len = self.inbox.packet.payload.len();
+                    // Its payload may have to be fetched.
+                    self.taken += len - message.payload_len();
                     self.packets += 1;
-                    self.bytes += (self.inbox.headers_len + message.payload_len()) as u64;
+                    self.bytes += (self.inbox.headers_len + len) as u64;
                     if bth.opcode.is_one_sided() {
                         self.driver.worker.note_one_sided();
                     }

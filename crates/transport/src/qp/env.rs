@@ -26,7 +26,7 @@ use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wire::reason::ReasonPacket;
-use anyverbs_proto::wr::{AddressVector, Sge};
+use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 
 use super::arrivals::Arrivals;
 use super::qp_context::{Destination, QpContext, SameHost};
@@ -303,6 +303,12 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         } = &mut *self.link;
         let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.port.counters()));
         route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
+    }
+
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+        // Whoever watches looks at the bytes as they leave.
+        let route = self.link.to.route.as_ref().filter(|_| !self.is_watched())?;
+        route.fetched(self.transport.links, payload)
     }
 
     fn admits(&self, operation: &Direct<'_>) -> bool {

@@ -86,7 +86,8 @@ impl State {
         } else {
             Local::Sges(std::slice::from_ref(&sge))
         };
-        let operation = Direct { dest_qpn, direction, remote, len: sge.len, local, pd };
+        let (is_payload, len) = (false, sge.len);
+        let operation = Direct { dest_qpn, direction, is_payload, remote, len, local, pd };
         let this = (cell.qpn, cell.port.counters());
         if !route.direct(links, &mut link.same_host.last_target, this, &operation) {
             return false;

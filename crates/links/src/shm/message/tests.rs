@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use anyverbs_proto::direct::MAX_FETCH;
 use anyverbs_proto::types::{PKey, QKey};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::deth::Deth;
@@ -49,7 +50,7 @@ fn message_for(
 ) -> Vec<u8> {
     let mut head = [0; MAX_HEADER];
     let end = if is_connected(headers.bth.opcode) {
-        emit_connected(headers, digest(arrival), packets, acks, &mut head)
+        emit_connected(headers, digest(arrival), packets, acks, None, &mut head)
     } else {
         Front::new(arrival).emit(headers, len, packets.into(), &mut head).1
     };
@@ -136,6 +137,33 @@ fn a_request_carries_an_ack_and_nothing_else_does() {
     assert_eq!(inbox.packet.acks, None);
     let bytes = message(&arrival(1), &ack(), 0, Some(psn));
     assert!(read(&mut inbox, &bytes, payload(0)).is_none());
+}
+
+#[test]
+fn a_payload_that_is_elsewhere_has_a_place() {
+    let mut inbox = Inbox::default();
+    let (at, psn) = (RemoteAddr { va: 0x1234_5678_9abc_def0, rkey: 77 }, Psn::new(9));
+    for (pkey, acks) in [(0xffff, None), (0x8001, Some(psn))] {
+        let mut headers = send();
+        headers.bth.pkey = PKey(pkey);
+        let mut emit = |bytes: u32, in_message: usize| {
+            let mut head = [0; MAX_HEADER];
+            let elsewhere = Some((at, bytes));
+            let digest = digest(&arrival(1));
+            let end = emit_connected(&headers, digest, 16, acks, elsewhere, &mut head);
+            let read = read(&mut inbox, &head[..end], payload(in_message)).is_some();
+            read.then_some((inbox.packet.payload, inbox.packet.packets, inbox.packet.acks))
+        };
+        for bytes in [1, 20_003, MAX_FETCH] {
+            let got = emit(bytes, 0);
+            let is_right = matches!(got, Some((Data::Elsewhere(place, len), 16, got_acks))
+                if place == at && len == bytes && got_acks == acks);
+            assert!(is_right, "{bytes}: {got:?}");
+        }
+        for (bytes, in_message) in [(0, 0), (MAX_FETCH + 1, 0), (u32::MAX, 0), (9, 9)] {
+            assert!(emit(bytes, in_message).is_none(), "{bytes} {in_message}");
+        }
+    }
 }
 
 #[test]

@@ -102,8 +102,11 @@ impl Qp {
     /// The peer says that packet `una` is missing.
     pub(super) fn receive_sequence_nak<E: Env>(&mut self, env: &mut E) {
         // A request with an answer of its own forbids it, since the order of the answers counts. So does an XRC target,
-        // which keeps no packets.
+        // which keeps no packets. Where payloads are fetched, links lose nothing, and nobody keeps packets.
+        let fetches = env.props().immediate;
+        self.requester.sends_all |= fetches;
         let alone = self.init.qp_type == QpType::Rc
+            && !fetches
             && self.requester.responses.is_empty()
             && self.cursor_psn().since(self.requester.una) > 1;
         let (recovery, moment) = self.recovery(env);

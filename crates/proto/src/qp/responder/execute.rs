@@ -2,17 +2,18 @@
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
+use crate::direct::{Direct, Direction, Local};
 use crate::env::Env;
 use crate::memory::Memory;
 use crate::mr::Access;
-use crate::payload::{ScatterError, scatter_by};
+use crate::payload::{Data, ScatterError, pieces, scatter_by};
 use crate::types::Qpn;
 use crate::wc::{Wc, WcFlags, WcOpcode};
 use crate::wire::atomic::AtomicEth;
 use crate::wire::feth::{Placement, Selectivity};
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::reth::Reth;
-use crate::wr::MAX_MESSAGE;
+use crate::wr::{MAX_MESSAGE, MAX_SGE, RemoteAddr, Sge};
 
 use super::super::attr::QpType;
 use super::super::{Incoming, Qp};
@@ -32,6 +33,9 @@ impl Qp {
             self.select_srq(packet, env)?;
         }
         self.check_length(packet)?;
+        if matches!(packet.payload, Data::Elsewhere(..)) && !self.may_fetch(opcode) {
+            return Err(Stop::NotFetched);
+        }
         match opcode.operation {
             Operation::ReadRequest => return self.execute_read(packet, env),
             Operation::CompareSwap | Operation::FetchAdd => {
@@ -115,8 +119,12 @@ impl Qp {
         if end > recv.room() {
             return Err(Refusal::TOO_LONG.into());
         }
-        scatter_by(&recv.sges, received, packet.payload, self.recv_pd(), env)
-            .map_err(|_: ScatterError| Refusal::RECEIVE)?;
+        if let Data::Elsewhere(from, len) = packet.payload {
+            self.fetch((from, len), received, env)?;
+        } else {
+            scatter_by(&recv.sges, received, packet.payload, self.recv_pd(), env)
+                .map_err(|_: ScatterError| Refusal::RECEIVE)?;
+        }
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
             self.invalidate_for(packet, &mut wc, env)?;
@@ -124,6 +132,36 @@ impl Qp {
         }
         self.responder.inbound = Inbound::Send { received: end };
         Ok(())
+    }
+
+    /// Tells whether the payload of a request may lie with the peer.
+    fn may_fetch(&self, opcode: Opcode) -> bool {
+        self.init.qp_type == QpType::Rc && opcode.is_send() && self.srq.tag_matching.is_none()
+    }
+
+    /// Fetches the payload of a SEND, of which so many bytes were received before, from the peer's memory.
+    fn fetch<E: Env>(
+        &self,
+        (remote, len): (RemoteAddr, u32),
+        received: u64,
+        env: &mut E,
+    ) -> Result<(), Stop> {
+        let mut sges = [Sge::default(); MAX_SGE];
+        let mut n = 0;
+        for piece in pieces(&self.responder.recv.sges, received, len as usize) {
+            sges[n] = piece;
+            n += 1;
+        }
+        let operation = Direct {
+            dest_qpn: self.attr.dest_qpn,
+            direction: Direction::Read,
+            is_payload: true,
+            remote,
+            len,
+            local: Local::Sges(&sges[..n]),
+            pd: self.recv_pd(),
+        };
+        if env.direct(&operation) { Ok(()) } else { Err(Stop::NotFetched) }
     }
 
     /// Protection domain of receives. On XRC the same SRQ's holds for everything.

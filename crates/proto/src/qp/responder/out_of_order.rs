@@ -248,7 +248,7 @@ impl Qp {
         }
     }
 
-    fn send_sequence_nak<E: Env>(&mut self, env: &mut E) {
+    pub(super) fn send_sequence_nak<E: Env>(&mut self, env: &mut E) {
         self.responder.nak_sent = true;
         if let Some(buffer) = &mut self.responder.out_of_order {
             buffer.note_nak();
