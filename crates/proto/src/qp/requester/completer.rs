@@ -56,11 +56,12 @@ impl Qp {
         }
     }
 
-    /// Tells whether an answer to this PSN is new.
+    /// Tells whether an answer to this PSN is new. Nothing is where all is answered, as in RTR, where no PSN has a meaning yet.
     #[inline]
     #[must_use]
     pub fn awaits(&self, psn: Psn) -> bool {
-        psn.since(self.requester.una) >= 0
+        let requester = &self.requester;
+        requester.una != requester.max_sent && psn.since(requester.una) >= 0
     }
 
     /// Takes a response of the peer.

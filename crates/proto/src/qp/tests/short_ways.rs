@@ -217,3 +217,13 @@ fn what_a_peer_executed_completes_up_to_there() {
     world.post(SendOp::Write(world.remote()), 10);
     assert_eq!(complete(&mut world, 4), (false, vec![send(4)]), "the general way takes the WRITE");
 }
+
+/// A queue pair that only receives is never moved to RTS, and its peer acknowledges all the same what it never sent.
+#[test]
+fn nothing_is_awaited_where_all_is_answered() {
+    let mut world = plain(|_| {});
+    let any = [0, 1, 2, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new);
+    assert!(!any.iter().any(|psn| world.qp.awaits(*psn)));
+    world.post(SendOp::Send, 10);
+    assert!(any.iter().any(|psn| world.qp.awaits(*psn)), "a request is out");
+}
