@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use anyverbs_net::shm::lane::{CELL_PAYLOAD, Cell};
+use anyverbs_net::shm::lane::{CELL_PAYLOAD, CELLS, Cell};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::mr::{Access, LastLocal};
@@ -31,6 +31,11 @@ const TRY_AGAIN_AFTER: u32 = 64;
 const ACKS: u32 = 1 << 31;
 /// In a cell's second word, above the length.
 const SOLICITED: u64 = 1 << 8;
+/// The number of SENDs of that length behind the first.
+const MORE_AT: u32 = 9;
+const MOST_MORE: u64 = 0xf;
+/// Most SENDs in the cells of a lane.
+pub const MOST_IN_LANE: usize = CELLS as usize * (MOST_MORE as usize + 1);
 const PSN_AT: u32 = 32;
 
 /// The queue pair of the lanes, and its protection domain.
@@ -89,6 +94,50 @@ enum ToPeer {
     None(u32),
 }
 
+/// A cell that is not shown yet: more SENDs of the same length may follow in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filling {
+    /// There is one.
+    is_open: bool,
+    /// Its words.
+    low: u32,
+    word: u64,
+}
+
+impl Filling {
+    /// Bytes of each SEND.
+    #[inline]
+    fn len(&self) -> usize {
+        (self.word & 0xff) as usize
+    }
+
+    /// SENDs behind the first.
+    #[inline]
+    fn more(&self) -> u64 {
+        self.word >> MORE_AT & MOST_MORE
+    }
+
+    /// The place in the payload of a SEND with these words, if that may follow in it.
+    #[inline]
+    fn next(&self, low: u32, word: u64, len: usize) -> Option<usize> {
+        const SAME: u64 = 0xff | SOLICITED;
+        let is_like = self.low == low && (self.word ^ word) & SAME == 0 && word & SOLICITED == 0;
+        let at = (self.more() as usize + 1) * len;
+        (is_like && self.more() < MOST_MORE && at + len <= CELL_PAYLOAD).then_some(at)
+    }
+
+    /// Shows it, and counts its SENDs.
+    #[inline]
+    fn show(&mut self, lane: &LaneWriter, tally: Option<&LaneTally>) {
+        self.is_open = false;
+        lane.show(self.low, self.word);
+        if let Some(tally) = tally {
+            let sends = self.more() + 1;
+            tally.sent.add(sends, sends * (Bth::LEN + self.len()) as u64, 0);
+        }
+    }
+}
+
 /// The lanes of a queue pair.
 #[derive(Debug, Default)]
 pub struct Lanes {
@@ -96,6 +145,10 @@ pub struct Lanes {
     from_peer: Option<Arc<LaneReader>>,
     /// The channels of both. There are two where both processes connected at once.
     channels: [Option<Arc<Channel>>; 2],
+    /// The cell that the present call fills.
+    filling: Filling,
+    /// SENDs of the next cell from the peer that were taken.
+    taken: u64,
     /// Counts what goes by them.
     tally: Option<Arc<LaneTally>>,
     /// The PSN of a SEND from the peer that was there before its turn.
@@ -111,6 +164,8 @@ pub struct Short {
     pub send: ShortRequest,
     /// Its payload, which is good until it is taken.
     pub payload: CellData,
+    /// No other follows in its cell.
+    pub is_last: bool,
 }
 
 /// The payload of a cell. Its sender may be changing it.
@@ -143,7 +198,7 @@ impl Lanes {
     }
 
     /// Puts a SEND that was planned into a cell, if there is a lane and room in it, and nothing is wrong with its data. It
-    /// acknowledges everything up to `acks`.
+    /// acknowledges everything up to `acks`. The SENDs of one call may share a cell. [`tell_cell`](Self::tell_cell) shows the last.
     #[inline]
     pub fn send(
         &mut self,
@@ -155,18 +210,29 @@ impl Lanes {
     ) -> bool {
         let ToPeer::Open(lane) = &self.to_peer else { return false };
         let len = planned.len as usize;
+        let low = acks.map_or(0, |psn| ACKS | psn.get());
+        let flags = if solicited { SOLICITED } else { 0 };
+        let word = len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT;
+        let filling = &mut self.filling;
+        let mut at = 0;
+        if filling.is_open {
+            at = filling.next(low, word, len).unwrap_or_default();
+            if at == 0 {
+                filling.show(lane, self.tally.as_deref());
+            }
+        }
         if len > CELL_PAYLOAD || !lane.has_room() {
             return false;
         }
         let [region, _] = &mut self.regions;
-        if !data.copy(links, (of, region), guard, lane.payload_ptr() as u64, len) {
+        let to = lane.payload_ptr() as u64 + at as u64;
+        if !data.copy(links, (of, region), guard, to, len) {
             return false;
         }
-        let low = acks.map_or(0, |psn| ACKS | psn.get());
-        let flags = if solicited { SOLICITED } else { 0 };
-        lane.show(low, len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT);
-        if let Some(tally) = &self.tally {
-            tally.sent.add(1, (Bth::LEN + len) as u64, 0);
+        if at > 0 {
+            filling.word += 1 << MORE_AT;
+        } else {
+            *filling = Filling { is_open: true, low, word };
         }
         true
     }
@@ -289,18 +355,26 @@ impl Lanes {
             return Ok(None);
         };
         let Cell { low, word } = cell;
-        let len = (word & 0xff) as usize;
-        if len > CELL_PAYLOAD {
+        let (len, more) = ((word & 0xff) as usize, word >> MORE_AT & MOST_MORE);
+        let (mut psn, mut addr) = ((word >> PSN_AT) as u32, lane.payload_ptr() as u64);
+        let mut end = len;
+        if more > 0 {
+            psn = psn.wrapping_add(self.taken as u32);
+            addr += self.taken * len as u64;
+            end += more as usize * len;
+        }
+        // The peer may have put another cell there since the last look.
+        if end > CELL_PAYLOAD || self.taken > more {
             return Err(NotACell);
         }
         let send = ShortRequest {
-            psn: Psn::new((word >> PSN_AT) as u32 & 0xff_ffff),
+            psn: Psn::new(psn & 0xff_ffff),
             solicited: word & SOLICITED != 0,
             ack_req: true,
             acks: (low & ACKS != 0).then(|| Psn::new(low & 0xff_ffff)),
         };
-        let payload = CellData { addr: lane.payload_ptr() as u64, len };
-        Ok(Some(Short { send, payload }))
+        let payload = CellData { addr, len };
+        Ok(Some(Short { send, payload, is_last: self.taken == more }))
     }
 
     /// Notes that the next SEND is there before its turn.
@@ -322,18 +396,23 @@ impl Lanes {
         }
     }
 
-    /// The SEND that was looked at is done.
+    /// The SEND that was looked at is done, which `is_last` in its cell.
     #[inline]
-    pub fn take(&self) {
-        if let Some(lane) = &self.from_peer {
+    pub fn take(&mut self, is_last: bool) {
+        self.taken += 1;
+        if is_last && let Some(lane) = &self.from_peer {
             lane.take();
+            self.taken = 0;
         }
     }
 
-    /// Tells the peer that a SEND was put into a cell.
+    /// Shows the last cell, and tells the peer of those that were filled.
     #[inline]
-    pub fn tell_cell(&self) {
+    pub fn tell_cell(&mut self) {
         if let (ToPeer::Open(lane), [Some(channel), _]) = (&self.to_peer, &self.channels) {
+            if self.filling.is_open {
+                self.filling.show(lane, self.tally.as_deref());
+            }
             channel.tell(Spot::Cells(lane.index()));
         }
     }
@@ -359,7 +438,7 @@ impl Lanes {
             lane.close();
             self.tell_answer();
         }
-        (self.from_peer, self.channels[1]) = (None, None);
+        (self.from_peer, self.channels[1], self.taken) = (None, None, 0);
     }
 
     /// Gives both up.

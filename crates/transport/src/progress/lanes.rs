@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use anyverbs_links::shm::{Keeper, LaneCall, Short};
-use anyverbs_net::shm::lane::CELLS;
+use anyverbs_links::shm::{Keeper, LaneCall, MOST_IN_LANE, Short};
 use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_proto::env::Side;
@@ -100,7 +99,7 @@ impl Driver {
         let lanes = &state.link.same_host.lanes;
         if lanes.has_answer() || (lanes.are_read() && psn != state.machine.expected()) {
             // A lane holds no more. A peer that goes on meanwhile waits for the next look.
-            for _ in 0..=CELLS as usize / BATCH {
+            for _ in 0..=MOST_IN_LANE / BATCH {
                 let found = drain(state, call, arrivals, Ring::Unread).unwrap_or_default();
                 if found.taken < BATCH {
                     break;
@@ -167,7 +166,7 @@ impl Driver {
                     break;
                 }
             };
-            let Short { send, payload } = short;
+            let Short { send, payload, is_last } = short;
             let len = payload.len;
             if let Some(psn) = send.acks.filter(|psn| machine.awaits(*psn)) {
                 let complete = |wc| self.complete_short(cell, Side::Send, wc, false, into);
@@ -185,7 +184,7 @@ impl Driver {
             };
             probes::receive_short(cell.qpn, send.psn, len);
             self.complete_short(cell, Side::Recv, wc, send.solicited, into);
-            link.same_host.lanes.take();
+            link.same_host.lanes.take(is_last);
             found.taken += 1;
             bytes += (Bth::LEN + len) as u64;
         }
@@ -270,7 +269,7 @@ pub(super) fn drain(
     let mut found = Found::default();
     let (mut any, mut bytes) = (false, 0);
     while found.taken < BATCH {
-        let Short { send, payload } = match link.same_host.lanes.peek() {
+        let Short { send, payload, is_last } = match link.same_host.lanes.peek() {
             Ok(Some(short)) => short,
             Ok(None) => break,
             Err(_) => {
@@ -305,7 +304,7 @@ pub(super) fn drain(
         }
         // Once, though it may have been there in several looks.
         probes::receive_short(machine.qpn(), send.psn, payload.len());
-        link.same_host.lanes.take();
+        link.same_host.lanes.take(is_last);
         found.taken += 1;
         bytes += (Bth::LEN + payload.len()) as u64;
     }

@@ -150,7 +150,7 @@ impl Poster<'_> {
     #[inline]
     fn end_short(&mut self) {
         if std::mem::take(&mut self.by_lane)
-            && let Some(state) = &self.state
+            && let Some(state) = &mut self.state
         {
             state.link.same_host.lanes.tell_cell();
         }
