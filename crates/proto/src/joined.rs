@@ -15,6 +15,8 @@ pub struct Joined<'a> {
     each: u16,
     /// From the place of a payload in memory to that of the next one.
     step: u32,
+    /// At most one asks for an ACK: they may be pieces of one WRITE.
+    is_one: bool,
     /// The part of all payloads, one behind the other.
     skip: u32,
     len: u32,
@@ -27,6 +29,7 @@ impl<'a> Joined<'a> {
         stride: usize,
         (head, each): (usize, usize),
         step: u32,
+        is_one: bool,
     ) -> Self {
         debug_assert!(
             packets.len() <= usize::from(u16::MAX) && packets.len().is_multiple_of(stride)
@@ -34,12 +37,17 @@ impl<'a> Joined<'a> {
         debug_assert!(each > 0 && head + each + ICRC_LEN <= stride);
         let len = (packets.len() / stride * each) as u32;
         let [stride, head, each] = [stride, head, each].map(|n| n as u16);
-        Self { packets, stride, head, each, step, skip: 0, len }
+        Self { packets, stride, head, each, step, is_one, skip: 0, len }
     }
 
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len as usize
+    }
+
+    /// Whether they may be the pieces of one WRITE.
+    pub(crate) fn is_one(&self) -> bool {
+        self.is_one
     }
 
     /// Bytes of the payload of each packet.

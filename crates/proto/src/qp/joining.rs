@@ -30,12 +30,13 @@ impl<'a> Incoming<'a> {
         if all.len() < 2 * stride || each == 0 || !is_whole || !KINDS.contains(&opcode) {
             return 1;
         }
-        let mut asks = false;
+        let (mut asks, mut asks_twice) = (false, false);
         let Some(step) = self.step(&all[stride..], each) else { return 1 };
         let mut headers = Repeated::new(&self.headers, step);
         let continues = |(i, packet): &(usize, &[u8])| {
             headers.has(packet).is_some_and(|asks_for_ack| {
                 let is_right = *i == 0 || is_right(*i, packet);
+                asks_twice |= is_right && asks && asks_for_ack;
                 asks |= is_right && asks_for_ack;
                 is_right
             })
@@ -44,7 +45,7 @@ impl<'a> Incoming<'a> {
         if n > 1 {
             let packets = &all[..n * stride];
             let shape = (self.headers.len(), each);
-            self.payload = Data::Joined(Joined::new(packets, stride, shape, step));
+            self.payload = Data::Joined(Joined::new(packets, stride, shape, step, !asks_twice));
             (self.packets, self.headers.bth.ack_req) = (n as u32, asks);
         }
         n.max(1)

@@ -49,7 +49,7 @@ use single::Single;
 /// them.
 const READ_PIECE: u32 = 64 << 10;
 
-/// An ACK is asked for at least this often inside a message, so that it can clock the window.
+/// An ACK is asked for this often inside a message that is longer, so that it can clock the window.
 const ACK_EVERY: u32 = 16;
 
 /// PSNs that may be outstanding when a further message starts. With those of the longest message they stay within half
@@ -514,7 +514,7 @@ impl Qp {
         let first = offset == 0;
         let operation = operation(&sqe.op, first || sqe.split, last || sqe.split);
         let carried = if sqe.op.has_response_data() { 1 } else { packets };
-        let asks = last || self.asks_for_ack(psn, carried, window);
+        let asks = last || self.asks_for_ack(sqe, psn, carried, window);
         let mut headers = Headers::new(Bth {
             opcode: Opcode::new(qp_type.service(), operation),
             solicited: last && sqe.flags.contains(SendFlags::SOLICITED),
@@ -553,12 +553,13 @@ impl Qp {
         headers
     }
 
-    /// Tells whether packets at `psn` that do not end a message ask for an ACK. They do at intervals, and where the
+    /// Tells whether packets at `psn` that do not end a message ask for an ACK. They do at intervals in a long one, and where the
     /// window ends.
-    fn asks_for_ack(&self, psn: Psn, packets: u32, window: u64) -> bool {
+    fn asks_for_ack(&self, sqe: &Sqe, psn: Psn, packets: u32, window: u64) -> bool {
         let cost = u64::from(self.mtu()) + PACKET_COST;
         let after = u64::from(psn.plus(packets).since(self.requester.una) as u32) * cost;
-        psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
+        sqe.packets > ACK_EVERY && psn.get() % ACK_EVERY + packets >= ACK_EVERY
+            || after + u64::from(packets) * cost > window
     }
 
     /// Moves the cursor to `psn`, which is not answered, or was not sent yet.

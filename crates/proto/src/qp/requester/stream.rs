@@ -60,7 +60,7 @@ impl Qp {
             let rest = Payload::gather(sges, offset.into(), (len - offset) as usize, self.init.pd);
             let room = (window.saturating_sub(in_flight) / cost).max(1);
             let n = room.min((packets - 1 - next).min(Run::MOST).into()) as u32;
-            let run = Run::new(headers, rest, mtu, n, self.asks_in_run(psn, window));
+            let run = Run::new(headers, rest, mtu, n, self.asks_in_run(packets, psn, window));
             in_flight += u64::from(n) * cost;
             let (taken, end) = env.transmit_run(&self.attr.av, &run);
             next += taken;
@@ -72,14 +72,15 @@ impl Qp {
         result
     }
 
-    /// A bit for each packet from `psn` on that [asks for an ACK](Self::asks_for_ack).
-    fn asks_in_run(&self, psn: Psn, window: u64) -> u64 {
+    /// A bit for each packet from `psn` on that [asks for an ACK](Self::asks_for_ack), in a message of so many.
+    fn asks_in_run(&self, packets: u32, psn: Psn, window: u64) -> u64 {
         const EVERY: u64 = u64::MAX / ((1 << ACK_EVERY) - 1);
         let cost = u64::from(self.mtu()) + PACKET_COST;
         let behind = psn.since(self.requester.una) as u64 + 1;
         // From here on no further packet fits the window.
         let ends = (window / cost).saturating_sub(behind);
-        EVERY << (ACK_EVERY - 1 - psn.get() % ACK_EVERY)
+        let every = if packets > ACK_EVERY { EVERY } else { 0 };
+        every << (ACK_EVERY - 1 - psn.get() % ACK_EVERY)
             | u64::MAX.checked_shl(ends.min(64) as u32).unwrap_or(0)
     }
 }

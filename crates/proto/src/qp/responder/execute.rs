@@ -55,6 +55,8 @@ impl Qp {
             let last = std::mem::take(&mut self.responder.inbound);
             self.responder.note_executed(1, last.received());
             self.responder.acks.ping_pong = match self.responder.acks.ping_pong {
+                // Others of the same WRITE follow.
+                ping_pong if opcode.is_only() && !packet.headers.bth.ack_req => ping_pong,
                 PingPong::Theirs if opcode.is_write() && !opcode.has_imm() => PingPong::Ours,
                 _ => PingPong::None,
             };

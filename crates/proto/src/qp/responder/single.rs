@@ -209,8 +209,14 @@ impl Qp {
                 return false;
             }
         }
+        let is_one = match payload {
+            Data::Joined(joined) => joined.is_one(),
+            _ => true,
+        };
         let ping_pong = match self.responder.acks.ping_pong {
-            PingPong::Theirs if messages == 1 => PingPong::Ours,
+            // Others of the same WRITE follow.
+            ping_pong if is_one && !request.ack_req => ping_pong,
+            PingPong::Theirs if is_one => PingPong::Ours,
             _ => PingPong::None,
         };
         self.end_single(request, (messages, len), ping_pong, env);

@@ -154,6 +154,17 @@ fn a_write_that_answers_a_message_expects_a_reply() {
     world.receive_message(Operation::WriteOnly, 0, 8);
     world.qp.acknowledge(&mut world.device);
     assert!(!world.qp.may_piggyback());
+    // A long WRITE may come in pieces, of which the last asks for the ACK.
+    let mut world = World::new(QpType::Rc);
+    world.post(SendOp::Send, 10);
+    for psn in 0..3 {
+        let mut headers = world.headers(Operation::WriteOnly, psn);
+        headers.bth.ack_req = psn == 2;
+        headers.reth = Some(Reth { va: IOVA, rkey: world.device.keys.rkey, len: 8 });
+        assert!(!world.qp.may_piggyback());
+        world.receive(headers, &[3; 8]);
+    }
+    assert!(world.qp.may_piggyback());
 }
 
 #[test]

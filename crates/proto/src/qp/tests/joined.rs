@@ -49,6 +49,14 @@ struct Seen {
     expected: Psn,
     executed: (u64, u64),
     owes: bool,
+    may_piggyback: bool,
+}
+
+/// The program has sent something just before.
+fn after_a_send() -> World {
+    let mut world = world();
+    world.post(SendOp::Send, 8);
+    world
 }
 
 /// Receives the rows, each packet by itself or as many as can be joined at a time. How many came at a time.
@@ -95,14 +103,24 @@ fn both(prepare: impl Fn() -> World, rows: &[Row]) -> Vec<u32> {
     let seen = |joined| {
         let mut world = prepare();
         let numbers = received(&mut world, rows, joined);
-        let owes = world.qp.owes_ack();
+        let (owes, may_piggyback) = (world.qp.owes_ack(), world.qp.may_piggyback());
         world.qp.acknowledge(&mut world.device);
         let (expected, executed) = (world.qp.expected(), world.qp.responder.executed());
         let counters = world.counters();
         let Device { memory, completions, events, counted, sent, .. } = world.device;
         let memory = memory.0.into_inner();
-        let seen =
-            Seen { memory, completions, counters, events, counted, sent, expected, executed, owes };
+        let seen = Seen {
+            memory,
+            completions,
+            counters,
+            events,
+            counted,
+            sent,
+            expected,
+            executed,
+            owes,
+            may_piggyback,
+        };
         (seen, numbers)
     };
     let ((one, numbers), (other, _)) = (seen(true), seen(false));
@@ -137,6 +155,15 @@ fn writes_in_a_row_and_the_middle_of_a_message_come_as_one() {
     // Others do not.
     let sends = Row { each: 8, ..row(Operation::SendOnly, 3) };
     assert_eq!(both(|| with_receive(8), &[sends]), [1; 3]);
+}
+
+#[test]
+fn they_are_one_message_or_several_whichever_way_they_come() {
+    for asks in 0..16 {
+        let writes = Row { asks, ..row(Operation::WriteOnly, 4) };
+        both(after_a_send, std::slice::from_ref(&writes));
+        both(after_a_send, &[writes.clone(), writes]);
+    }
 }
 
 #[test]
