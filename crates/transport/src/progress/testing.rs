@@ -19,7 +19,7 @@ use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
-use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr};
+use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_testing::isolate_device;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -120,7 +120,7 @@ pub(super) fn count(driver: &Driver, counter: Counter) -> u64 {
 pub(super) struct Connected {
     pub(super) qp: Qp,
     pub(super) cq: Cq,
-    _pd: Pd,
+    pd: Pd,
 }
 
 impl Connected {
@@ -133,7 +133,7 @@ impl Connected {
         });
         let pd = Pd::new(driver.core, &context).unwrap();
         let cq = Cq::create(driver.core, &context, &CqInitAttr::new(1024)).unwrap();
-        let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, ..QpCap::default() };
+        let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, max_send_sge: 1, ..QpCap::default() };
         let init = QpInitAttr {
             send_cq: &cq,
             recv_cq: &cq,
@@ -144,7 +144,7 @@ impl Connected {
             cookie: 0,
         };
         let qp = Qp::create(driver.transport, &pd, &init).unwrap();
-        Self { qp, cq, _pd: pd }
+        Self { qp, cq, pd }
     }
 
     fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
@@ -197,9 +197,30 @@ impl Connected {
         self.post(SendOp::Write(RemoteAddr { va: 0, rkey: 0 }));
     }
 
+    /// Posts a WRITE of so many bytes to the peer.
+    pub(super) fn write_bytes(&self, peer: &Self, len: usize) {
+        let [from, to] = [self, peer].map(|end| {
+            let bytes = vec![0u8; len].leak();
+            let (addr, access) =
+                (bytes.as_ptr() as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+            // SAFETY: leaked, and nobody else's.
+            let mr = unsafe { end.pd.reg_mr(addr, len as u64, addr, access) }.unwrap();
+            let keys = (mr.lkey(), mr.rkey());
+            // Registered until the process ends.
+            std::mem::forget(mr);
+            (addr, keys)
+        });
+        let sge = Sge { addr: from.0, len: len as u32, lkey: from.1.0 };
+        self.post_with(SendOp::Write(RemoteAddr { va: to.0, rkey: to.1.1 }), &[sge]);
+    }
+
     fn post(&self, op: SendOp) {
+        self.post_with(op, &[]);
+    }
+
+    fn post_with(&self, op: SendOp, sges: &[Sge]) {
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id: 0, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
+        let wr = SendWr { wr_id: 0, op, flags, sges, ud: None, xrc_srqn: 0 };
         self.qp.post_send(&[wr]).unwrap();
     }
 

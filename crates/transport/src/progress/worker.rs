@@ -560,6 +560,15 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
         if batches == 0 && (contended || driver.worker.is_left_to_reader()) {
             return false;
         }
+        if batches > 0 {
+            driver.flush(Debts::Unawaited);
+            if driver.transport.owed.now().is_any() {
+                // However long it was, the program is to answer it. It may be spinning on its memory on this very core, and
+                // its answer carries the ACK.
+                arm(driver);
+                return true;
+            }
+        }
         driver.flush(Debts::All);
         let polled = driver.polls.load(Ordering::SeqCst) != polls;
         if polled || !is_stream(begin) {

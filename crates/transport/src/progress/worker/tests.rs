@@ -304,6 +304,39 @@ fn it_waits_for_more_of_a_stream_before_it_sleeps() {
     });
 }
 
+#[test]
+fn it_leaves_the_ack_of_a_long_answer_to_the_reply() {
+    by_clock("it_leaves_the_ack_of_a_long_answer_to_the_reply", |driver, mut worker| {
+        let [a, b] = pair(driver);
+        b.recv();
+        a.send();
+        while driver.receive(Reader::Worker) > 0 {}
+        driver.flush(Debts::All);
+        while driver.receive(Reader::Worker) > 0 {}
+        let acks = count(driver, Counter::AcksSent);
+        // The first packet is longer than the others, and comes by itself.
+        let received = count(driver, Counter::RcvdPkts);
+        b.write_bytes(&a, 8 << 10);
+        let mut worker = std::thread::scope(|scope| {
+            let acting = scope.spawn(move || {
+                (0..2).for_each(|_| worker.act(INPUT));
+                worker
+            });
+            // Should it wait for more.
+            while !acting.is_finished() {
+                set(driver, driver.core.now() + Duration::from_nanos(100));
+                std::thread::yield_now();
+            }
+            acting.join().unwrap()
+        });
+        assert_eq!(count(driver, Counter::RcvdPkts), received + 8);
+        assert_eq!(count(driver, Counter::AcksSent), acks, "an ACK ends the peer's poll");
+        set(driver, driver.core.now() + ACK_DELAY);
+        worker.act(Found::default());
+        assert_eq!(count(driver, Counter::AcksSent), acks + 1, "there is no reply");
+    });
+}
+
 /// The same-host link has woken the worker.
 const SHM: Found =
     Found { kicked: false, addresses: false, input: 0, shm: true, shm_control: false };
