@@ -7,13 +7,14 @@
 //! then finds the fault, answers, and makes its events, as ever.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use anyverbs_net::shm::{self, Copying};
 use anyverbs_objects::base::directory::{
-    FETCHES, LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at,
+    FETCHES, LAYOUT, PEER, QpEntry, VALID, bit_of, generation_in, qp_at, region_at,
 };
 use anyverbs_proto::counters::{Counter, Counters};
-use anyverbs_proto::direct::{Direct, Direction, Local};
+use anyverbs_proto::direct::{Direct, Direction, Local, Place};
 use anyverbs_proto::mr::{Access, Hold};
 use anyverbs_proto::payload::{Payload, hold_local};
 use anyverbs_proto::types::{Gid, Qpn};
@@ -71,7 +72,8 @@ impl LastTarget {
         let is_same = Arc::ptr_eq(of, peer)
             && last.dest == *dest_qpn
             && last.target.rkey == remote.rkey
-            && last.access.contains(operation.right());
+            && last.access.contains(operation.right())
+            && is_sender(operation, last.qp[0]);
         if !is_same {
             return None;
         }
@@ -79,6 +81,12 @@ impl LastTarget {
         let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
         stands.then_some((last.target, offset, last.device()))
     }
+}
+
+/// Whether the peer's queue pair, whose entry begins with this word, is the one that has sent a payload.
+#[inline]
+fn is_sender(operation: &Direct<'_>, entry: u64) -> bool {
+    operation.payload_of.is_none_or(|generation| generation == generation_in(entry))
 }
 
 /// Where `bytes` bytes from `va` on begin in a region, if they lie in it.
@@ -130,8 +138,10 @@ pub fn perform(
     if !copied {
         return false;
     }
-    if operation.is_payload {
-        // Its message is counted. The memory was the sender's until now, or the copy may have other bytes.
+    if operation.payload_of.is_some() {
+        // Its message is counted. The memory was the sender's until now, or the copy may have other bytes. The look comes behind
+        // the copy.
+        fence(Ordering::Acquire);
         return seen.admitted(route, from, operation).is_some();
     }
     let (times, bytes) = match operation.direction {
@@ -156,13 +166,15 @@ pub fn admits(links: &Links, route: &ShmRoute, from: Qpn, operation: &Direct<'_>
 }
 
 /// Where the peer may fetch the payload of a SEND from, if it can.
-pub fn fetched(links: &Links, route: &ShmRoute, payload: &Payload<'_>) -> Option<RemoteAddr> {
+pub fn fetched(links: &Links, route: &ShmRoute, from: Qpn, payload: &Payload<'_>) -> Option<Place> {
     let (sge, pd) = payload.element()?;
-    let rkey = links.core.directory.as_ref()?.published_key(sge.lkey)?;
+    let directory = links.core.directory.as_ref()?;
+    let (rkey, qp) = (directory.published(region_at(sge.lkey))?, directory.published(qp_at(from))?);
     let held = hold_local(&links.core.mrs, pd, &sge, Access::empty()).ok()?;
     let copying = begin(links, route)?;
     let fetches = copying.is_mutual() && copying.published(FETCHES) == Some(1);
-    (fetches && !held.is_null()).then_some(RemoteAddr { va: sge.addr, rkey })
+    let at = RemoteAddr { va: sge.addr, rkey: rkey as u32 };
+    (fetches && !held.is_null()).then_some(Place { at, generation: generation_in(qp) })
 }
 
 /// Begins a copy, if there is such a way. Where this process does not want it, it has none of its own memory copied either.
@@ -251,6 +263,9 @@ impl Seen<'_> {
         let Direct { dest_qpn: dest, remote, len, .. } = *operation;
         let need = operation.right();
         let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
+        if !is_sender(operation, qp[0]) {
+            return None;
+        }
         let (target, iova, offset) = self.target(remote, len, pd, need)?;
         let access = rights & target.access;
         Some((Admitted { dest, qp, access, iova, target }, offset))

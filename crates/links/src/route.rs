@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::counters::Counters;
-use anyverbs_proto::direct::Direct;
+use anyverbs_proto::direct::{Direct, Place};
 use anyverbs_proto::env::{LinkProps, TransmitError};
 use anyverbs_proto::mr::LastRemote;
 use anyverbs_proto::payload::Payload;
@@ -15,7 +15,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::reason::ReasonPacket;
-use anyverbs_proto::wr::{AddressVector, RemoteAddr};
+use anyverbs_proto::wr::AddressVector;
 use anyverbs_record::capture::Way;
 
 use crate::direct::{self, LastTarget};
@@ -279,9 +279,9 @@ impl Route {
 
     /// Where the peer may fetch the payload of a SEND of an RC queue pair from, if the link can.
     #[must_use]
-    pub fn fetched(&self, links: &Links, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    pub fn fetched(&self, links: &Links, from: Qpn, payload: &Payload<'_>) -> Option<Place> {
         match self {
-            Self::Shm(route) => direct::fetched(links, route, payload),
+            Self::Shm(route) => direct::fetched(links, route, from, payload),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => None,
         }
     }

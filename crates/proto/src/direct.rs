@@ -27,6 +27,15 @@ pub enum Local<'a> {
     Sges(&'a [Sge]),
 }
 
+/// The place of a payload in the memory of its sender.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Address and key.
+    pub at: RemoteAddr,
+    /// Tells the sender's queue pair apart from the one that it was before a reset.
+    pub generation: u32,
+}
+
 /// The direction of the copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
@@ -44,8 +53,8 @@ pub struct Direct<'a> {
     pub dest_qpn: Qpn,
     /// WRITE or READ.
     pub direction: Direction,
-    /// It reads the payload of a SEND of the peer.
-    pub is_payload: bool,
+    /// It reads the payload of a SEND that the peer's queue pair has sent in this generation.
+    pub payload_of: Option<u32>,
     /// The peer's memory, as the peer named it.
     pub remote: RemoteAddr,
     /// Bytes, 1 to [`MAX_DIRECT`].
@@ -62,7 +71,7 @@ impl Direct<'_> {
     #[must_use]
     pub fn right(&self) -> Access {
         match self.direction {
-            _ if self.is_payload => Access::empty(),
+            _ if self.payload_of.is_some() => Access::empty(),
             Direction::Write => Access::REMOTE_WRITE,
             Direction::Read => Access::REMOTE_READ,
         }

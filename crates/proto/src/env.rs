@@ -8,7 +8,7 @@ use anyverbs_causes::Cause;
 use crate::arrival::Arrival;
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::Direct;
+use crate::direct::{Direct, Place};
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
@@ -22,7 +22,7 @@ use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::bth::Bth;
 use crate::wire::packet::Headers;
-use crate::wr::{AddressVector, RemoteAddr, Sge};
+use crate::wr::{AddressVector, Sge};
 
 /// One of a queue pair's two completion queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,7 +176,7 @@ pub trait LinkEnv {
     /// Where the peer may fetch the payload of a SEND from, if it can: it is then given to [`transmit`](Self::transmit) with
     /// [`Payload::fetched_from`]. It arrives as [`Data::Elsewhere`](crate::payload::Data::Elsewhere). The payload may be as long
     /// as [`MAX_FETCH`](crate::direct::MAX_FETCH).
-    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<Place> {
         let _ = payload;
         None
     }

@@ -1,5 +1,6 @@
 //! A packet's payload, by reference.
 
+use crate::direct::Place;
 use crate::env::Env;
 use crate::joined::Joined;
 use crate::memory::{Fault, Memory};
@@ -15,7 +16,7 @@ pub struct Payload<'a> {
     len: usize,
     pd: u32,
     /// Where the peer fetches it from.
-    at: Option<RemoteAddr>,
+    at: Option<Place>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,14 +82,14 @@ impl<'a> Payload<'a> {
 
     /// Has the peer fetch it, by the key that is good for that ([`LinkEnv::fetched`](crate::env::LinkEnv::fetched)).
     #[must_use]
-    pub fn fetched_from(self, at: RemoteAddr) -> Self {
+    pub fn fetched_from(self, at: Place) -> Self {
         Self { at: Some(at), ..self }
     }
 
     /// Where the peer fetches it from, if it does.
     #[inline]
     #[must_use]
-    pub fn fetched(&self) -> Option<RemoteAddr> {
+    pub fn fetched(&self) -> Option<Place> {
         self.at
     }
 
@@ -248,7 +249,7 @@ pub enum Data<'a> {
     Joined(Joined<'a>),
     /// So many bytes that lie with the sender, from where [`LinkEnv::direct`](crate::env::LinkEnv::direct) fetches them. All
     /// else refuses them.
-    Elsewhere(RemoteAddr, u32),
+    Elsewhere(Place, u32),
 }
 
 impl Data<'_> {
@@ -323,7 +324,8 @@ impl Data<'_> {
                 (Self::Joined(here), Self::Joined(rest))
             }
             Self::Elsewhere(from, len) => {
-                let behind = RemoteAddr { va: from.va.wrapping_add(at as u64), ..from };
+                let va = from.at.va.wrapping_add(at as u64);
+                let behind = Place { at: RemoteAddr { va, ..from.at }, ..from };
                 (Self::Elsewhere(from, at as u32), Self::Elsewhere(behind, len - at as u32))
             }
         }

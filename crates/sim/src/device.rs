@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
-use anyverbs_proto::direct::Direct;
+use anyverbs_proto::direct::{Direct, Place};
 use anyverbs_proto::env::{
     CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side, TransmitError,
 };
@@ -297,7 +297,7 @@ impl LinkEnv for Around<'_> {
         self.chance.probability > 0.0 && self.open_peer(operation).is_some()
     }
 
-    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<Place> {
         self.place_to_fetch(payload)
     }
 }

@@ -1,6 +1,6 @@
 //! Operations that need no message: now and then, on some links, a device does them by itself.
 
-use anyverbs_proto::direct::{Direct, Direction, Local};
+use anyverbs_proto::direct::{Direct, Direction, Local, Place};
 use anyverbs_proto::env::MemoryEnv;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::Access;
@@ -20,7 +20,7 @@ pub(crate) struct Chance {
 
 impl Around<'_> {
     /// Where the peer may fetch the payload of a SEND from: now and then it may. Here the key is the local one.
-    pub(crate) fn place_to_fetch(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    pub(crate) fn place_to_fetch(&mut self, payload: &Payload<'_>) -> Option<Place> {
         let probability = self.chance.probability;
         let is_possible = self.place.link.segment > 0 && self.place.next_link.is_none();
         if probability == 0.0 || !is_possible || !self.chance.rng.random_bool(probability) {
@@ -28,7 +28,7 @@ impl Around<'_> {
         }
         let (sge, pd) = payload.element()?;
         hold_local(self.mrs(), pd, &sge, Access::empty()).ok()?;
-        Some(RemoteAddr { va: sge.addr, rkey: sge.lkey })
+        Some(Place { at: RemoteAddr { va: sge.addr, rkey: sge.lkey }, generation: 0 })
     }
 
     /// Does what the peer would do on a request, if it would need no event for that.
@@ -61,7 +61,7 @@ impl Around<'_> {
         let (peer, need) = (&device.shared, operation.right());
         let (remote, len) = (operation.remote, operation.len);
         let reach = (pd, operation.dest_qpn.get());
-        let hold = if operation.is_payload {
+        let hold = if operation.payload_of.is_some() {
             peer.mrs.local(remote.rkey, pd, remote.va, len.into(), need)
         } else {
             peer.mrs.remote(remote.rkey, reach, remote.va, len.into(), need)

@@ -6,12 +6,12 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use anyverbs_proto::direct::Place;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Psn};
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Headers, Packet};
-use anyverbs_proto::wr::RemoteAddr;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -99,7 +99,7 @@ pub(crate) struct Beside {
     /// A piggybacked ACK.
     pub(crate) acks: Option<Psn>,
     /// Place and length of a payload that is to be fetched.
-    pub(crate) elsewhere: Option<(RemoteAddr, u32)>,
+    pub(crate) elsewhere: Option<(Place, u32)>,
 }
 
 /// Links, and the packets on them.

@@ -153,6 +153,32 @@ fn a_send_that_was_flushed_never_arrives() {
     }
 }
 
+/// The peer, which was not reset, may expect the very PSN of the message that a reset has ended.
+#[test]
+fn a_send_of_before_a_reset_is_not_fetched_after_it() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc fetched", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let src = Buffer::with_access(&e.pd, SIZE, Access::LOCAL_WRITE);
+    let (address, _) = peer.connect(&e, &src);
+    for seed in 0..5 {
+        send(&e, &mut peer, &src, seed);
+    }
+    assert_eq!(ask(&mut peer, "receive"), "@ posted");
+    src.write(3, &pattern(LEN, 100));
+    peer.stop();
+    e.send(2, SendOp::Send, &[src.sge(3, LEN)]);
+    let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+    e.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+    e.connect(address);
+    src.write(3, &pattern(LEN, 101));
+    peer.go_on();
+    if is_on() {
+        // It has read what was in the ring when it answers.
+        assert_eq!(ask(&mut peer, "count"), "@ 0");
+    }
+}
+
 #[test]
 fn a_peer_that_fetches_nothing_is_sent_all() {
     let _turn = turn();

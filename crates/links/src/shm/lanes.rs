@@ -456,3 +456,35 @@ impl Lanes {
 /// The peer has written something that is no cell.
 #[derive(Clone, Copy, Debug)]
 pub struct NotACell;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places of SENDs that follow in one cell.
+    fn places(sends: &[(u32, usize, bool)]) -> Vec<Option<usize>> {
+        let word = |len: usize, solicited| len as u64 | if solicited { SOLICITED } else { 0 };
+        let (low, len, solicited) = sends[0];
+        let mut filling = Filling { is_open: true, low, word: word(len, solicited) };
+        let follow = sends[1..].iter().map(|&(low, len, solicited)| {
+            let place = filling.next(low, word(len, solicited), len);
+            filling.word += u64::from(place.is_some()) << MORE_AT;
+            place
+        });
+        follow.collect()
+    }
+
+    #[test]
+    fn a_cell_takes_sends_of_one_kind_until_it_is_full() {
+        assert_eq!(places(&[(1, 16, false); 4]), [Some(16), Some(32), None]);
+        assert_eq!(places(&[(1, 24, false); 3]), [Some(24), None]);
+        assert_eq!(places(&[(1, 25, false); 2]), [None]);
+        let short = places(&[(1, 1, false); 18]);
+        assert_eq!(short[..15], (1..16).map(Some).collect::<Vec<_>>());
+        assert_eq!(short[15..], [None, None], "as many as it counts");
+        for other in [(2, 8, false), (1, 9, false), (1, 8, true), (1, 8 + 256, false)] {
+            assert_eq!(places(&[(1, 8, false), other]), [None], "{other:?}");
+        }
+        assert_eq!(places(&[(1, 8, true), (1, 8, true)]), [None], "two events");
+    }
+}

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyverbs_net::shm::{LANES, MAX_HEADER, Message};
-use anyverbs_proto::direct::MAX_FETCH;
+use anyverbs_proto::direct::{MAX_FETCH, Place};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::reason::Told;
@@ -27,8 +27,8 @@ use anyverbs_proto::wr::RemoteAddr;
 /// | 11 to 13 | the PSN up to which it acknowledges, if [`ACKS`] is set |
 /// | 14, 15 | low half of the destination QPN; the slot is the reader's |
 ///
-/// All in this processor's byte order. The P_Key follows if [`PKEY`] is set; then, if [`ELSEWHERE`] is set, address, key and length
-/// of the payload; and then extension headers as on the wire.
+/// All in this processor's byte order. The P_Key follows if [`PKEY`] is set; then, if [`ELSEWHERE`] is set, address, key, generation
+/// and length of the payload; and then extension headers as on the wire.
 const CONNECTED: u8 = 0x20;
 /// Bytes in front of the extension headers.
 pub(super) const CONNECTED_LEN: usize = 16;
@@ -42,7 +42,7 @@ const PKEY: u64 = 1 << 11;
 /// Its payload is not in the message: the reader fetches it.
 const ELSEWHERE: u64 = 1 << 12;
 /// Bytes of the place of a payload.
-const PLACE_LEN: usize = 16;
+const PLACE_LEN: usize = 20;
 
 /// The first byte of a message that opens a lane ([`LaneCall`]). The number of the lane follows. All else stands where a packet
 /// between connected queue pairs has it, with the number of the first cell in place of PSNs.
@@ -197,7 +197,7 @@ pub(super) fn emit_connected(
     digest: Digest,
     packets: u8,
     acks: Option<Psn>,
-    elsewhere: Option<(RemoteAddr, u32)>,
+    elsewhere: Option<(Place, u32)>,
     head: &mut [u8; MAX_HEADER],
 ) -> usize {
     let fixed = fixed(&headers.bth, digest, packets, acks, elsewhere.is_some());
@@ -207,11 +207,12 @@ pub(super) fn emit_connected(
         head[len..len + PKEY_LEN].copy_from_slice(&headers.bth.pkey.0.to_ne_bytes());
         len += PKEY_LEN;
     }
-    if let Some((RemoteAddr { va, rkey }, bytes)) = elsewhere {
+    if let Some((Place { at, generation }, bytes)) = elsewhere {
         let place = &mut head[len..len + PLACE_LEN];
-        place[..8].copy_from_slice(&va.to_ne_bytes());
-        place[8..12].copy_from_slice(&rkey.to_ne_bytes());
-        place[12..].copy_from_slice(&bytes.to_ne_bytes());
+        place[..8].copy_from_slice(&at.va.to_ne_bytes());
+        for (i, half) in [at.rkey, generation, bytes].into_iter().enumerate() {
+            place[8 + 4 * i..][..4].copy_from_slice(&half.to_ne_bytes());
+        }
         len += PLACE_LEN;
     }
     len + headers.emit_extensions(&mut head[len..])
@@ -251,12 +252,13 @@ fn parse_refusal(headers: &mut Headers, bth: Bth, extensions: &[u8], len: usize)
 
 /// Reads where a payload is that is not in the message; the rest.
 fn parse_place<'a>(bytes: &'a [u8], here: Data<'_>) -> Option<(Data<'static>, &'a [u8])> {
-    let (place, rest) = bytes.split_first_chunk::<PLACE_LEN>()?;
-    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| place[at + i]));
-    let va = u64::from_ne_bytes(std::array::from_fn(|i| place[i]));
-    let (at, len) = (RemoteAddr { va, rkey: half(8) }, half(12));
+    let (words, rest) = bytes.split_first_chunk::<PLACE_LEN>()?;
+    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| words[at + i]));
+    let va = u64::from_ne_bytes(std::array::from_fn(|i| words[i]));
+    let (at, len) = (RemoteAddr { va, rkey: half(8) }, half(16));
+    let place = Place { at, generation: half(12) };
     let fits = here.is_empty() && (1..=MAX_FETCH).contains(&len);
-    fits.then_some((Data::Elsewhere(at, len), rest))
+    fits.then_some((Data::Elsewhere(place, len), rest))
 }
 
 /// The kinds of messages.

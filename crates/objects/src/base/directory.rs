@@ -64,6 +64,12 @@ pub fn bit_of(at: usize) -> (usize, u64) {
     (BITS + block / 64 * 8, 1 << (block % 64))
 }
 
+/// The generation in the first word of a valid entry, with the mark.
+#[inline]
+pub fn generation_in(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
 /// The entry of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpEntry {
@@ -179,13 +185,13 @@ impl Directory {
         self.enter(region_at(keys.rkey), keys.rkey, &words);
     }
 
-    /// The key by which peers reach a region, if they see it.
+    /// The first word of an entry of this process, if it is valid.
     #[must_use]
-    pub fn published_key(&self, lkey: u32) -> Option<u32> {
-        let (at, published) = (region_at(lkey), self.endpoint.published());
+    pub fn published(&self, at: usize) -> Option<u64> {
+        let published = self.endpoint.published();
         let (bits, bit) = bit_of(at);
         let state = if published.load(bits) & bit != 0 { published.load(at) } else { 0 };
-        (state & VALID != 0).then_some(state as u32)
+        (state & VALID != 0).then_some(state)
     }
 
     /// No copy touches a region any more when this returns.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::{MAX_DIRECT, MAX_FETCH, WORTH_FETCHING};
+use crate::direct::{MAX_DIRECT, MAX_FETCH, Place, WORTH_FETCHING};
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
@@ -91,7 +91,9 @@ pub(super) struct Requester {
     /// The peer has executed everything up to this PSN, and said so before the response to a request among that has come.
     executed: Option<Psn>,
     accepted: Accepted,
-    /// The peer could not fetch a payload: all are sent.
+    /// The PSN of the last packet whose payload the peer was to fetch.
+    last_fetched: Option<Psn>,
+    /// It could not: all payloads are sent.
     sends_all: bool,
     repeats: Repeats,
     /// PSN of the next datagram.
@@ -410,6 +412,9 @@ impl Qp {
         self.note_paced(sent, env);
 
         let requester = &mut self.requester;
+        if at.is_some() {
+            requester.last_fetched = Some(psn);
+        }
         if psn.since(requester.max_sent) < 0 {
             env.count(Counter::Retransmitted, 1);
         }
@@ -443,7 +448,7 @@ impl Qp {
         position: u32,
         (psn, offset): (Psn, u32),
         env: &mut E,
-    ) -> Option<RemoteAddr> {
+    ) -> Option<Place> {
         let len = sqe.len - offset;
         let may_be = len >= WORTH_FETCHING
             && self.init.qp_type == QpType::Rc

@@ -54,9 +54,25 @@ fn what_the_peer_cannot_fetch_is_sent() {
         for len in (WORTH_FETCHING as usize..LONG).step_by(5_003) {
             send(&mut t, (a, b), SendOp::Send, len);
         }
-        // After the first failure all are sent.
-        assert!(t.counter(a.device, Counter::PacketSeqErr) <= 1, "{probability}");
+        assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 0, "{probability}");
     }
+}
+
+/// Nothing was lost, so it costs no retry.
+#[test]
+fn a_payload_that_the_peer_cannot_fetch_ends_no_connection() {
+    let (mut t, a, b) = rc(QpOptions { retry_cnt: 0, ..QpOptions::rc() });
+    for end in [a, b] {
+        t.set_segment(end.qp, 8192);
+    }
+    for len in [1001, WORTH_FETCHING as usize, LONG] {
+        // The probability that it may be fetched and then is.
+        t.do_directly(if len == LONG { 0.5 } else { 1.0 });
+        for _ in 0..20 {
+            send(&mut t, (a, b), SendOp::Send, len);
+        }
+    }
+    assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 0);
 }
 
 #[test]

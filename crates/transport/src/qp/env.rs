@@ -7,7 +7,7 @@ use anyverbs_causes::Cause;
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::Direct;
+use anyverbs_proto::direct::{Direct, Place};
 use anyverbs_proto::env::{
     CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, ReasonEnv, Side, TransmitError,
 };
@@ -22,11 +22,11 @@ use anyverbs_proto::run::Run;
 use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Psn, Qpn};
-use anyverbs_proto::wc::{TmInfo, Wc};
+use anyverbs_proto::wc::{TmInfo, Wc, WcStatus};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wire::reason::ReasonPacket;
-use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
+use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
 use super::qp_context::{Destination, QpContext, SameHost};
@@ -305,10 +305,10 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
     }
 
-    fn fetched(&mut self, payload: &Payload<'_>) -> Option<RemoteAddr> {
+    fn fetched(&mut self, payload: &Payload<'_>) -> Option<Place> {
         // Whoever watches looks at the bytes as they leave.
         let route = self.link.to.route.as_ref().filter(|_| !self.is_watched())?;
-        route.fetched(self.transport.links, payload)
+        route.fetched(self.transport.links, self.cell.qpn, payload)
     }
 
     fn admits(&self, operation: &Direct<'_>) -> bool {
@@ -590,6 +590,12 @@ impl CompletionEnv for DeviceEnv<'_, '_> {
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
         if self.link.watch.is_some() && self.complete_watched(side, &wc, solicited) {
             return;
+        }
+        if wc.status != WcStatus::Success
+            && let Some(directory) = &self.transport.core.directory
+        {
+            // The memory of the request is the program's again: what the peer fetches from now on counts for nothing.
+            directory.withdraw_qp(self.cell.qpn, &mut self.link.same_host.published);
         }
         self.hand_completion(side, wc, solicited);
     }

@@ -86,8 +86,8 @@ impl State {
         } else {
             Local::Sges(std::slice::from_ref(&sge))
         };
-        let (is_payload, len) = (false, sge.len);
-        let operation = Direct { dest_qpn, direction, is_payload, remote, len, local, pd };
+        let (payload_of, len) = (None, sge.len);
+        let operation = Direct { dest_qpn, direction, payload_of, remote, len, local, pd };
         let this = (cell.qpn, cell.port.counters());
         if !route.direct(links, &mut link.same_host.last_target, this, &operation) {
             return false;

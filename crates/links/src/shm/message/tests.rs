@@ -142,7 +142,8 @@ fn a_request_carries_an_ack_and_nothing_else_does() {
 #[test]
 fn a_payload_that_is_elsewhere_has_a_place() {
     let mut inbox = Inbox::default();
-    let (at, psn) = (RemoteAddr { va: 0x1234_5678_9abc_def0, rkey: 77 }, Psn::new(9));
+    let at = RemoteAddr { va: 0x1234_5678_9abc_def0, rkey: 77 };
+    let (at, psn) = (Place { at, generation: 0x8000_0005 }, Psn::new(9));
     for (pkey, acks) in [(0xffff, None), (0x8001, Some(psn))] {
         let mut headers = send();
         headers.bth.pkey = PKey(pkey);

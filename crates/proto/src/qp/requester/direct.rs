@@ -106,7 +106,7 @@ impl Qp {
         let operation = Direct {
             dest_qpn: self.attr.dest_qpn,
             direction,
-            is_payload: false,
+            payload_of: None,
             remote,
             len: sqe.len,
             local: if sqe.flags.contains(SendFlags::INLINE) {

@@ -235,15 +235,24 @@ impl LossRecovery {
         }
         if self.retries_left == 0 && m.una == m.attr.sq_psn {
             // Nothing was answered yet: the peer may only now receive. That ends no connection.
-            self.state = State::GoBackN;
-            self.restart_ack_timer(m.clock.now(), m.timers, m.attr, m.link);
-            return Decision::GoBackN;
+            return self.go_back_freely(m);
         }
         let waits = m.timers.is_running(Timer::RnrWait);
         if self.may_be_alone(m.una) && alone && !waits && self.retries_left > 0 {
             return Decision::SelectiveRetransmit;
         }
         self.go_back_for_gap(m)
+    }
+
+    /// The peer could not fetch the payload of packet `una`. Nothing was lost.
+    pub(super) fn on_not_fetched(&mut self, m: Moment<'_, impl Clock>) -> Decision {
+        if self.knows(m.una) { Decision::Wait } else { self.go_back_freely(m) }
+    }
+
+    fn go_back_freely(&mut self, m: Moment<'_, impl Clock>) -> Decision {
+        self.state = State::GoBackN;
+        self.restart_ack_timer(m.clock.now(), m.timers, m.attr, m.link);
+        Decision::GoBackN
     }
 
     /// Packet `una` was sent again, alone, and `end` is the PSN behind it. With `None` the link did not take it.

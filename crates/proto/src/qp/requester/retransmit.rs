@@ -103,10 +103,16 @@ impl Qp {
     pub(super) fn receive_sequence_nak<E: Env>(&mut self, env: &mut E) {
         // A request with an answer of its own forbids it, since the order of the answers counts. So does an XRC target,
         // which keeps no packets. Where payloads are fetched, links lose nothing, and nobody keeps packets.
-        let fetches = env.props().immediate;
-        self.requester.sends_all |= fetches;
+        let requester = &mut self.requester;
+        let was_to_fetch =
+            requester.last_fetched.is_some_and(|last| last.since(requester.una) >= 0);
+        if was_to_fetch && !std::mem::replace(&mut requester.sends_all, true) {
+            let (recovery, moment) = self.recovery(env);
+            let decision = recovery.on_not_fetched(moment);
+            return self.carry_out(decision, env);
+        }
         let alone = self.init.qp_type == QpType::Rc
-            && !fetches
+            && !env.props().immediate
             && self.requester.responses.is_empty()
             && self.cursor_psn().since(self.requester.una) > 1;
         let (recovery, moment) = self.recovery(env);

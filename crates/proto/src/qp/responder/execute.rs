@@ -2,7 +2,7 @@
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::{Direct, Direction, Local};
+use crate::direct::{Direct, Direction, Local, Place};
 use crate::env::Env;
 use crate::memory::Memory;
 use crate::mr::Access;
@@ -13,7 +13,7 @@ use crate::wire::atomic::AtomicEth;
 use crate::wire::feth::{Placement, Selectivity};
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::reth::Reth;
-use crate::wr::{MAX_MESSAGE, MAX_SGE, RemoteAddr, Sge};
+use crate::wr::{MAX_MESSAGE, MAX_SGE, Sge};
 
 use super::super::attr::QpType;
 use super::super::{Incoming, Qp};
@@ -144,7 +144,7 @@ impl Qp {
     /// Fetches the payload of a SEND, of which so many bytes were received before, from the peer's memory.
     fn fetch<E: Env>(
         &self,
-        (remote, len): (RemoteAddr, u32),
+        (place, len): (Place, u32),
         received: u64,
         env: &mut E,
     ) -> Result<(), Stop> {
@@ -157,8 +157,8 @@ impl Qp {
         let operation = Direct {
             dest_qpn: self.attr.dest_qpn,
             direction: Direction::Read,
-            is_payload: true,
-            remote,
+            payload_of: Some(place.generation),
+            remote: place.at,
             len,
             local: Local::Sges(&sges[..n]),
             pd: self.recv_pd(),
