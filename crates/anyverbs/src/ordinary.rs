@@ -170,12 +170,20 @@ pub trait QpExt<S: Memory = Slice> {
     /// [`PostFailure`].
     fn post_recv_list(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailure>;
 
+    /// The element of a slice. Simulated queue pairs refuse one of another simulation, whose keys mean something else here.
+    ///
+    /// # Errors
+    /// [`PostError::Foreign`].
+    fn sge_of(&self, slice: &S) -> Result<Sge, PostError> {
+        Ok(slice.sge())
+    }
+
     /// Posts a SEND of a slice.
     ///
     /// # Errors
     /// [`PostError`].
     fn send(&self, wr_id: u64, from: &S) -> Result<(), PostError> {
-        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[from.sge()], None))
+        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[self.sge_of(from)?], None))
     }
 
     /// Posts a SEND of a slice as a datagram. [`Ah::dest`](crate::Ah::dest) makes the destination.
@@ -183,7 +191,7 @@ pub trait QpExt<S: Memory = Slice> {
     /// # Errors
     /// [`PostError`].
     fn send_to(&self, wr_id: u64, from: &S, to: UdDest) -> Result<(), PostError> {
-        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[from.sge()], Some(to)))
+        self.post_send_wr(&signaled(wr_id, SendOp::Send, &[self.sge_of(from)?], Some(to)))
     }
 
     /// Posts a receive into a slice. One for datagrams has 40 bytes more, for their headers.
@@ -191,7 +199,7 @@ pub trait QpExt<S: Memory = Slice> {
     /// # Errors
     /// [`PostError`].
     fn recv(&self, wr_id: u64, into: &S) -> Result<(), PostError> {
-        self.post_recv_wr(&RecvWr { wr_id, sges: &[into.sge()] })
+        self.post_recv_wr(&RecvWr { wr_id, sges: &[self.sge_of(into)?] })
     }
 
     /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has.
@@ -199,7 +207,7 @@ pub trait QpExt<S: Memory = Slice> {
     /// # Errors
     /// [`PostError`].
     fn write(&self, wr_id: u64, from: &S, to: &RemoteSlice) -> Result<(), PostError> {
-        self.post_send_wr(&signaled(wr_id, SendOp::Write(to.addr()), &[from.sge()], None))
+        self.post_send_wr(&signaled(wr_id, SendOp::Write(to.addr()), &[self.sge_of(from)?], None))
     }
 
     /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has.
@@ -207,7 +215,7 @@ pub trait QpExt<S: Memory = Slice> {
     /// # Errors
     /// [`PostError`].
     fn read(&self, wr_id: u64, into: &S, from: &RemoteSlice) -> Result<(), PostError> {
-        self.post_send_wr(&signaled(wr_id, SendOp::Read(from.addr()), &[into.sge()], None))
+        self.post_send_wr(&signaled(wr_id, SendOp::Read(from.addr()), &[self.sge_of(into)?], None))
     }
 
     /// Posts an atomic addition to a word of the peer, 8 bytes in its order of bytes. The slice, of 8 bytes, gets the word as it was.
@@ -216,7 +224,7 @@ pub trait QpExt<S: Memory = Slice> {
     /// [`PostError`].
     fn fetch_add(&self, wr_id: u64, into: &S, at: &RemoteSlice, add: u64) -> Result<(), PostError> {
         let op = SendOp::FetchAdd { at: at.addr(), add };
-        self.post_send_wr(&signaled(wr_id, op, &[into.sge()], None))
+        self.post_send_wr(&signaled(wr_id, op, &[self.sge_of(into)?], None))
     }
 
     /// Posts an atomic exchange: a word of the peer becomes `swap` if it is `compare`. Otherwise as [`fetch_add`](Self::fetch_add).
@@ -232,7 +240,7 @@ pub trait QpExt<S: Memory = Slice> {
         swap: u64,
     ) -> Result<(), PostError> {
         let op = SendOp::CompareSwap { at: at.addr(), compare, swap };
-        self.post_send_wr(&signaled(wr_id, op, &[into.sge()], None))
+        self.post_send_wr(&signaled(wr_id, op, &[self.sge_of(into)?], None))
     }
 }
 

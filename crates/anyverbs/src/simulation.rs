@@ -117,6 +117,15 @@ pub enum RunError {
     },
 }
 
+/// Why a way between two hosts was not set.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SetLinkError {
+    /// The other host is of another simulation.
+    #[error("the other host is of another simulation")]
+    Foreign,
+}
+
 /// Hosts, the network between them, and programs, in virtual time.
 ///
 /// If a test panics, the simulation prints its seed and the last packets.

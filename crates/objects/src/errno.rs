@@ -156,6 +156,7 @@ impl PostError {
             | Self::Tag(_)
             | Self::NoTags
             | Self::Bind
+            | Self::Foreign
             | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
         }
@@ -178,7 +179,7 @@ impl CqError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NoChannel | Self::Gone => libc::EINVAL,
+            Self::NoChannel | Self::Foreign | Self::Gone => libc::EINVAL,
             Self::Overrun | Self::Forked => libc::EIO,
         }
     }
@@ -335,6 +336,7 @@ mod tests {
             (PostError::Tag(TagError::TooManySges), EINVAL),
             (PostError::NoTags, EINVAL),
             (PostError::Bind, EINVAL),
+            (PostError::Foreign, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),
         ] {
@@ -344,6 +346,7 @@ mod tests {
         assert_eq!(CounterError::Bound.errno(), EBUSY);
         for (error, errno) in [
             (CqError::NoChannel, EINVAL),
+            (CqError::Foreign, EINVAL),
             (CqError::Gone, EINVAL),
             (CqError::Overrun, EIO),
             (CqError::Forked, EIO),

@@ -338,6 +338,9 @@ pub enum PostError {
     /// `EINVAL`: rights that no memory window can have, a length without a region, or objects of another context.
     #[error("a bind that no memory window can have")]
     Bind,
+    /// `EINVAL`: memory or a destination of another simulation.
+    #[error("an object of another simulation, or a destination of another host")]
+    Foreign,
     /// `EINVAL`: the object was destroyed.
     #[error("already destroyed")]
     Gone,
@@ -368,6 +371,9 @@ pub enum CqError {
     /// `EINVAL`: notification without a completion channel.
     #[error("the completion queue has no channel")]
     NoChannel,
+    /// `EINVAL`: it is of another simulation.
+    #[error("the completion queue is of another simulation")]
+    Foreign,
     /// `EINVAL`: it was destroyed.
     #[error("already destroyed")]
     Gone,

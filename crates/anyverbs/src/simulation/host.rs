@@ -1,6 +1,5 @@
 //! A host of a simulation, and the objects on it.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::ops::RangeBounds;
@@ -8,7 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use anyverbs_objects::error::{CreateError, ModifyObjectError, PostError, RegisterError};
+use anyverbs_objects::error::{CqError, CreateError, ModifyObjectError, PostError, RegisterError};
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use anyverbs_proto::types::{Mtu, Psn, QKey, Qpn};
@@ -18,7 +17,7 @@ use anyverbs_sim::link::Link;
 use anyverbs_sim::{CqId, DeviceId, Mr, QpId, QpOptions, Sim};
 use rand::Rng;
 
-use super::{Alarm, World};
+use super::{Alarm, SetLinkError, World};
 use crate::endpoint::{self, ConnectError, Endpoint, HOPS};
 use crate::ordinary::{CompletionError, PostFailure, QpExt, WaitError};
 use crate::region::{AllocError, RemoteSlice, within};
@@ -40,7 +39,7 @@ const READS: u8 = 16;
 ///
 /// let mut simulation = Simulation::new(3);
 /// let (a, b) = (simulation.host(), simulation.host());
-/// a.set_link_to(&b, Link { delay: Duration::from_millis(20), ..Link::default() });
+/// a.set_link_to(&b, Link { delay: Duration::from_millis(20), ..Link::default() })?;
 /// assert_eq!(b.ip().to_string(), "10.0.0.2");
 ///
 /// let (pd, cq) = (a.alloc_pd()?, a.create_default_cq(4)?);
@@ -75,18 +74,21 @@ pub struct Host {
 /// A protection domain of a [`Host`].
 #[derive(Debug)]
 pub struct Pd {
-    id: DeviceId,
+    host: Host,
     number: u32,
 }
 
 /// A completion queue of a [`Host`].
 #[derive(Debug)]
-pub struct Cq(CqId);
+pub struct Cq {
+    host: Host,
+    id: CqId,
+}
 
 /// A queue pair of a [`Host`]. It is destroyed when dropped.
 #[derive(Debug)]
 pub struct Qp {
-    world: Rc<World>,
+    host: Host,
     id: QpId,
 }
 
@@ -100,30 +102,19 @@ pub struct Slice {
 
 #[derive(Debug)]
 struct Registered {
-    world: Rc<World>,
+    host: Host,
     mr: Mr,
-}
-
-/// Changes the simulation when an object is dropped. While a panic unwinds nothing is changed: it may have come out of the simulation
-/// in the middle of a change.
-fn at_drop(sim: &RefCell<Sim>, change: impl FnOnce(&mut Sim)) {
-    if std::thread::panicking() {
-        return;
-    }
-    if let Ok(mut sim) = sim.try_borrow_mut() {
-        change(&mut sim);
-    }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        at_drop(&self.world.sim, |sim| sim.deregister(self.mr));
+        self.host.at_drop(|sim| sim.deregister(self.mr));
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        at_drop(&self.world.sim, |sim| sim.destroy(self.id));
+        self.host.at_drop(|sim| sim.destroy(self.id));
     }
 }
 
@@ -142,8 +133,15 @@ impl Host {
     }
 
     /// Sets the way from this host to another, from now on. The way back is another one.
-    pub fn set_link_to(&self, to: &Self, link: Link) {
+    ///
+    /// # Errors
+    /// [`SetLinkError`]; nothing is changed.
+    pub fn set_link_to(&self, to: &Self, link: Link) -> Result<(), SetLinkError> {
+        if !self.is_with(to) {
+            return Err(SetLinkError::Foreign);
+        }
         self.world.sim.borrow_mut().net.set_link(self.id, to.id, link);
+        Ok(())
     }
 
     /// Cuts it off for good: packets that it sends from now on are lost, and those to it, also on the way. Those that it has sent
@@ -152,13 +150,34 @@ impl Host {
         self.world.sim.borrow_mut().net.kill(self.id);
     }
 
-    fn check(&self, id: DeviceId, what: &'static str) -> Result<(), CreateError> {
-        if id == self.id { Ok(()) } else { Err(CreateError::Foreign(what)) }
+    /// Whether the other host is of the same simulation.
+    fn is_with(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.world, &other.world)
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.is_with(other) && self.id == other.id
+    }
+
+    /// Refuses an object of another host or another simulation.
+    fn check(&self, of: &Self, what: &'static str) -> Result<(), CreateError> {
+        if self.is(of) { Ok(()) } else { Err(CreateError::Foreign(what)) }
+    }
+
+    /// Changes the simulation when an object is dropped. While a panic unwinds nothing is changed: it may have come out of the
+    /// simulation in the middle of a change.
+    fn at_drop(&self, change: impl FnOnce(&mut Sim)) {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Ok(mut sim) = self.world.sim.try_borrow_mut() {
+            change(&mut sim);
+        }
     }
 
     /// Refuses a queue pair of another host, as a number that is not ours.
     fn own(&self, qp: &Qp, local: &Endpoint) -> Result<(), ConnectError> {
-        let is_own = qp.id.device == self.id && local.gid == self.world.sim.borrow().gid(self.id);
+        let is_own = self.is(&qp.host) && local.gid == self.world.sim.borrow().gid(self.id);
         if is_own { Ok(()) } else { Err(endpoint::no_address_of_ours(local)) }
     }
 }
@@ -170,12 +189,12 @@ impl Verbs for Host {
     type Slice = Slice;
 
     fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        Ok(Pd { id: self.id, number: self.world.sim.borrow_mut().pd(self.id) })
+        Ok(Pd { host: self.clone(), number: self.world.sim.borrow_mut().pd(self.id) })
     }
 
     fn alloc(&self, pd: &Pd, len: usize, access: Access) -> Result<Slice, AllocError> {
         let memory = |source| AllocError::Memory { len, source };
-        self.check(pd.id, "protection domain").map_err(memory)?;
+        self.check(&pd.host, "protection domain").map_err(memory)?;
         if len == 0 {
             return Err(memory(CreateError::Invalid("length of a region")));
         }
@@ -184,7 +203,7 @@ impl Verbs for Host {
             return Err(AllocError::Register { len, access, source: RegisterError::Access });
         }
         let mr = self.world.sim.borrow_mut().mr(self.id, pd.number, len, access);
-        let region = Registered { world: Rc::clone(&self.world), mr };
+        let region = Registered { host: self.clone(), mr };
         Ok(Slice { region: Rc::new(region), start: 0, len })
     }
 
@@ -192,7 +211,8 @@ impl Verbs for Host {
         if cqe == 0 {
             return Err(CreateError::Invalid("cqe"));
         }
-        Ok(Cq(self.world.sim.borrow_mut().cq(self.id, cqe)))
+        let id = self.world.sim.borrow_mut().cq(self.id, cqe);
+        Ok(Cq { host: self.clone(), id })
     }
 
     fn create_sized_qp(
@@ -203,20 +223,20 @@ impl Verbs for Host {
         cap: QpCap,
         qp_type: QpType,
     ) -> Result<Qp, CreateError> {
-        self.check(pd.id, "protection domain")?;
-        self.check(send_cq.0.device, "completion queue")?;
-        self.check(recv_cq.0.device, "completion queue")?;
+        self.check(&pd.host, "protection domain")?;
+        self.check(&send_cq.host, "completion queue")?;
+        self.check(&recv_cq.host, "completion queue")?;
         if matches!(qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(CreateError::Unsupported("XRC in a simulation"));
         }
         let options = QpOptions { qp_type, cap, sq_sig_all: true, ..QpOptions::udp() };
         let mut sim = self.world.sim.borrow_mut();
-        let id = sim.qp(pd.number, send_cq.0, recv_cq.0, None, &options);
-        Ok(Qp { world: Rc::clone(&self.world), id })
+        let id = sim.qp(pd.number, send_cq.id, recv_cq.id, None, &options);
+        Ok(Qp { host: self.clone(), id })
     }
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
-        self.check(qp.id.device, "queue pair")?;
+        self.check(&qp.host, "queue pair")?;
         let endpoint = Endpoint {
             qp_type: qp.qp_type(),
             qpn: qp.qpn(),
@@ -236,23 +256,26 @@ impl Verbs for Host {
     }
 
     fn destination(&self, pd: &Pd, remote: &Endpoint) -> Result<UdDest, ConnectError> {
-        self.check(pd.id, "protection domain")?;
+        self.check(&pd.host, "protection domain")?;
         let own = self.world.sim.borrow().gid(self.id);
         let av = way(&Endpoint { gid: own, ..*remote }, remote);
         Ok(UdDest { av, pd: pd.number, qpn: remote.qpn, qkey: remote.qkey })
     }
 
     async fn completion(&self, cq: &Cq, timeout: Duration) -> Result<Wc, WaitError> {
+        if !self.is_with(&cq.host) {
+            return Err(CqError::Foreign.into());
+        }
         let alarm = Alarm::new(&self.world, timeout);
         poll_fn(|task| {
-            let polled = self.world.sim.borrow_mut().poll_some(cq.0, 1).pop();
+            let polled = self.world.sim.borrow_mut().poll_some(cq.id, 1).pop();
             if let Some(wc) = polled {
                 return Poll::Ready(CompletionError::check(wc).map_err(WaitError::from));
             }
             if alarm.is_due(task.waker()) {
                 return Poll::Ready(Err(WaitError::Timeout(timeout)));
             }
-            self.world.wake_by(cq.0, task.waker());
+            self.world.wake_by(cq.id, task.waker());
             Poll::Pending
         })
         .await
@@ -283,31 +306,41 @@ impl Qp {
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        self.world.sim.borrow().get(self.id).qpn()
+        self.host.world.sim.borrow().get(self.id).qpn()
     }
 
     /// Its state.
     #[must_use]
     pub fn state(&self) -> QpState {
-        self.world.sim.borrow().get(self.id).state()
+        self.host.world.sim.borrow().get(self.id).state()
     }
 
     fn qp_type(&self) -> QpType {
-        self.world.sim.borrow().get(self.id).init().qp_type
+        self.host.world.sim.borrow().get(self.id).init().qp_type
     }
 
     fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
-        Ok(self.world.sim.borrow_mut().modify(self.id, attr, mask)?)
+        Ok(self.host.world.sim.borrow_mut().modify(self.id, attr, mask)?)
     }
 }
 
 impl QpExt<Slice> for Qp {
     fn post_send_wr(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        Ok(self.world.sim.borrow_mut().post_send(self.id, wr)?)
+        let mut sim = self.host.world.sim.borrow_mut();
+        let own = sim.gid(self.host.id);
+        if wr.ud.is_some_and(|to| to.av.sgid != own) {
+            return Err(PostError::Foreign);
+        }
+        Ok(sim.post_send(self.id, wr)?)
     }
 
     fn post_recv_wr(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        Ok(self.world.sim.borrow_mut().post_recv(self.id, wr)?)
+        Ok(self.host.world.sim.borrow_mut().post_recv(self.id, wr)?)
+    }
+
+    fn sge_of(&self, slice: &Slice) -> Result<Sge, PostError> {
+        let is_ours = self.host.is_with(&slice.region.host);
+        is_ours.then(|| slice.sge()).ok_or(PostError::Foreign)
     }
 
     fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailure> {
@@ -333,11 +366,11 @@ impl Memory for Slice {
 
     fn write(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len, "the slice and the bytes have one length");
-        self.region.world.sim.borrow().write(self.region.mr, self.start, bytes);
+        self.region.host.world.sim.borrow().write(self.region.mr, self.start, bytes);
     }
 
     fn to_vec(&self) -> Vec<u8> {
-        self.region.world.sim.borrow().bytes(self.region.mr, self.start, self.len)
+        self.region.host.world.sim.borrow().bytes(self.region.mr, self.start, self.len)
     }
 
     fn sge(&self) -> Sge {
