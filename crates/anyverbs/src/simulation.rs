@@ -161,9 +161,9 @@ struct World {
     rng: RefCell<SmallRng>,
     /// Wakers, each with its time and a number that no other has.
     timers: RefCell<BTreeMap<(Time, u64), Waker>>,
-    last_timer: Cell<u64>,
-    /// Wakers, each with the queue whose next completion wakes it.
-    waiting: RefCell<Vec<(CqId, Waker)>>,
+    last_wait: Cell<u64>,
+    /// Wakers by the number of the wait, each with the queue whose next completion wakes it.
+    waiting: RefCell<BTreeMap<u64, (CqId, Waker)>>,
 }
 
 impl fmt::Debug for World {
@@ -200,7 +200,8 @@ impl Simulation {
     /// No hosts yet, and a network that takes 5 us for each packet.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let sim = Sim::new(seed);
+        let mut sim = Sim::new(seed);
+        sim.net.trace.keep_the_last();
         let world = World {
             seed,
             start: sim.now(),
@@ -208,7 +209,7 @@ impl Simulation {
             // Another sequence than that of the network.
             rng: RefCell::new(SmallRng::seed_from_u64(seed.rotate_left(32) ^ 1)),
             timers: RefCell::default(),
-            last_timer: Cell::default(),
+            last_wait: Cell::default(),
             waiting: RefCell::default(),
         };
         Self { world: Rc::new(world), programs: Vec::new() }
@@ -302,11 +303,7 @@ impl Simulation {
     /// The packets so far: all that were sent, and those of them that were lost.
     #[must_use]
     pub fn packets(&self) -> (usize, usize) {
-        let sim = self.world.sim.borrow();
-        let packets = sim.net.trace.iter();
-        let lost =
-            packets.clone().filter(|packet| !matches!(packet.fate, "" | "twice" | "mutated"));
-        (packets.len(), lost.count())
+        self.world.sim.borrow().net.trace.counts()
     }
 
     /// The last 200 packets, a line each: time, hosts (A is the first), headers, fate.
@@ -324,7 +321,7 @@ impl World {
     /// Wakes those who wait for completions that are there.
     fn wake_completed(&self) {
         let sim = self.sim.borrow();
-        self.waiting.borrow_mut().retain(|(cq, waker)| {
+        self.waiting.borrow_mut().retain(|_, (cq, waker)| {
             let comes = sim.completions(*cq) > 0;
             if comes {
                 waker.wake_by_ref();
@@ -366,43 +363,41 @@ impl World {
         }
         true
     }
-
-    /// Has a waker woken by the next completion.
-    fn wake_by(&self, cq: CqId, waker: &Waker) {
-        let mut waiting = self.waiting.borrow_mut();
-        if !waiting.iter().any(|(known, other)| *known == cq && other.will_wake(waker)) {
-            waiting.push((cq, waker.clone()));
-        }
-    }
 }
 
-/// A time at which a program wants to be woken, until it is dropped.
+/// A program waits, until this is dropped.
 #[derive(Debug)]
-struct Alarm<'a> {
+struct Wait<'a> {
     world: &'a World,
-    at: Time,
+    until: Time,
     number: u64,
 }
 
-impl<'a> Alarm<'a> {
-    fn new(world: &'a World, after: Duration) -> Self {
-        let number = world.last_timer.get() + 1;
-        world.last_timer.set(number);
-        Self { world, at: world.time() + after, number }
+impl<'a> Wait<'a> {
+    fn new(world: &'a World, time: Duration) -> Self {
+        let number = world.last_wait.get() + 1;
+        world.last_wait.set(number);
+        Self { world, until: world.time() + time, number }
     }
 
-    /// Whether it is time. If not, the waker will be woken.
-    fn is_due(&self, waker: &Waker) -> bool {
-        let due = self.world.time() >= self.at;
-        if !due {
-            self.world.timers.borrow_mut().insert((self.at, self.number), waker.clone());
+    /// Whether its time is over. If not, the waker will be woken then.
+    fn is_over(&self, waker: &Waker) -> bool {
+        let over = self.world.time() >= self.until;
+        if !over {
+            self.world.timers.borrow_mut().insert((self.until, self.number), waker.clone());
         }
-        due
+        over
+    }
+
+    /// Has the waker woken by the next completion, too.
+    fn also_for(&self, cq: CqId, waker: &Waker) {
+        self.world.waiting.borrow_mut().insert(self.number, (cq, waker.clone()));
     }
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for Wait<'_> {
     fn drop(&mut self) {
-        self.world.timers.borrow_mut().remove(&(self.at, self.number));
+        self.world.timers.borrow_mut().remove(&(self.until, self.number));
+        self.world.waiting.borrow_mut().remove(&self.number);
     }
 }

@@ -145,6 +145,8 @@ pub(crate) struct Shared {
     pub(crate) memory: Arena,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Vec<CqSlot>,
+    /// Places in `cqs` of queues that were destroyed.
+    pub(crate) free_cqs: Vec<usize>,
     pub(crate) srqs: Vec<SrqSlot>,
     pub(crate) events: Vec<Event>,
     pub(crate) counters: Counters,
@@ -184,12 +186,28 @@ pub(crate) struct QpSlot {
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) shared: Shared,
-    /// `None` was destroyed.
+    /// `None` was destroyed; a new one takes its place.
     pub(crate) qps: Vec<Option<QpSlot>>,
     pub(crate) next_pd: u32,
+    /// Queue pairs that were ever made.
+    pub(crate) made_qps: u32,
 }
 
+/// Numbers of queue pairs that each device has.
+const QPNS: u32 = 0xffff - 0x10;
+
 impl Device {
+    /// A number that no queue pair has, and that none had for long.
+    pub(crate) fn next_qpn(&mut self, id: DeviceId) -> Qpn {
+        loop {
+            let qpn = Qpn::new(((id.0 as u32 + 1) << 16) + 0x10 + self.made_qps % QPNS);
+            self.made_qps = self.made_qps.wrapping_add(1);
+            if self.by_qpn(qpn).is_none() {
+                return qpn;
+            }
+        }
+    }
+
     pub(crate) fn by_qpn(&self, qpn: Qpn) -> Option<QpId> {
         self.qps.iter().flatten().find(|slot| slot.place.qpn == qpn).map(|slot| slot.place.id)
     }

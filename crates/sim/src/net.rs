@@ -173,7 +173,9 @@ impl Net {
 
     /// Everything to and from this device is lost from now on, also packets on the way.
     pub fn kill(&mut self, device: DeviceId) {
-        self.dead.push(device);
+        if !self.dead.contains(&device) {
+            self.dead.push(device);
+        }
     }
 
     /// Packets on the way.

@@ -15,7 +15,7 @@ use anyverbs_proto::qp::{Arrival, Incoming, PostSendError, Qp};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Mtu, PKey, Qpn};
+use anyverbs_proto::types::{Gid, Mtu, PKey};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
 use anyverbs_proto::xrc_message;
@@ -107,6 +107,7 @@ impl Sim {
                 memory: Arena::new((id.0 as u64 + 1) << 40),
                 mrs: MrTable::new(10_000, self.seed ^ id.0 as u64),
                 cqs: Vec::new(),
+                free_cqs: Vec::new(),
                 srqs: Vec::new(),
                 events: Vec::new(),
                 counters: Counters::default(),
@@ -114,6 +115,7 @@ impl Sim {
             },
             qps: Vec::new(),
             next_pd: 1,
+            made_qps: 0,
         });
         id
     }
@@ -139,7 +141,8 @@ impl Sim {
 
     /// Registers `len` new bytes.
     pub fn mr(&mut self, device: DeviceId, pd: u32, len: usize, access: Access) -> Mr {
-        let addr = self.devices[device.0].shared.memory.alloc(len);
+        let addr =
+            self.devices[device.0].shared.memory.alloc(len).expect("tests need little memory");
         self.register(device, pd, addr, len, access)
     }
 
@@ -152,10 +155,22 @@ impl Sim {
         len: usize,
         access: Access,
     ) -> Mr {
+        let registered = self.try_register(device, pd, addr, len, access);
+        registered.expect("room for ten thousand regions")
+    }
+
+    /// As [`register`](Self::register). None if the device has no key left.
+    pub fn try_register(
+        &mut self,
+        device: DeviceId,
+        pd: u32,
+        addr: u64,
+        len: usize,
+        access: Access,
+    ) -> Option<Mr> {
         let region = Region { pd, access, iova: addr, len: len as u64, addr };
-        let mrs = &self.devices[device.0].shared.mrs;
-        let keys = mrs.register(region).expect("room for ten thousand regions");
-        Mr { device, addr, len, lkey: keys.lkey, rkey: keys.rkey }
+        let keys = self.devices[device.0].shared.mrs.register(region)?;
+        Some(Mr { device, addr, len, lkey: keys.lkey, rkey: keys.rkey })
     }
 
     /// Deregisters.
@@ -207,9 +222,22 @@ impl Sim {
 
     /// A completion queue.
     pub fn cq(&mut self, device: DeviceId, cqe: u32) -> CqId {
-        let cqs = &mut self.devices[device.0].shared.cqs;
-        cqs.push(CqSlot { cq: Cq::new(cqe), notified: 0 });
-        CqId { device, index: cqs.len() - 1 }
+        let shared = &mut self.devices[device.0].shared;
+        let slot = CqSlot { cq: Cq::new(cqe), notified: 0 };
+        let index = shared.free_cqs.pop().unwrap_or(shared.cqs.len());
+        match shared.cqs.get_mut(index) {
+            Some(free) => *free = slot,
+            None => shared.cqs.push(slot),
+        }
+        CqId { device, index }
+    }
+
+    /// Destroys a completion queue that no queue pair uses, with its events.
+    pub fn destroy_cq(&mut self, cq: CqId) {
+        let shared = &mut self.devices[cq.device.0].shared;
+        shared.cqs[cq.index] = CqSlot { cq: Cq::new(0), notified: 0 };
+        shared.free_cqs.push(cq.index);
+        shared.events.retain(|event| *event != Event::CqErr(cq));
     }
 
     /// A shared receive queue.
@@ -292,8 +320,10 @@ impl Sim {
             pd,
         };
         self.net.segments |= options.segment > 0;
-        let id = QpId { device, index: self.devices[device.0].qps.len() };
-        let qpn = Qpn::new(((device.0 as u32 + 1) << 16) + 0x10 + id.index as u32);
+        let qps = &self.devices[device.0].qps;
+        let index = qps.iter().position(Option::is_none).unwrap_or(qps.len());
+        let id = QpId { device, index };
+        let qpn = self.devices[device.0].next_qpn(device);
         let matches =
             srq.is_some_and(|srq| self.devices[device.0].shared.srqs[srq.index].tags.is_some());
         let qps = &mut self.devices[device.0].qps;
@@ -328,11 +358,21 @@ impl Sim {
             more: false,
             next_link: None,
         };
-        qps.push(Some(QpSlot { qp, credit, place }));
+        let slot = Some(QpSlot { qp, credit, place });
+        match qps.get_mut(index) {
+            Some(free) => *free = slot,
+            None => qps.push(slot),
+        }
         id
     }
 
-    /// Destroys a queue pair, with its completions.
+    /// The number of queue pairs of a device.
+    #[must_use]
+    pub fn qp_count(&self, device: DeviceId) -> usize {
+        self.devices[device.0].qps.iter().flatten().count()
+    }
+
+    /// Destroys a queue pair, with its completions and events.
     pub fn destroy(&mut self, qp: QpId) {
         self.with(qp, |qp, env| qp.repeat_last_answers(env));
         let slot = self.devices[qp.device.0].qps[qp.index].take();
@@ -340,6 +380,8 @@ impl Sim {
         if let Some(slot) = slot {
             self.purge(&slot.place);
         }
+        let events = &mut self.devices[qp.device.0].shared.events;
+        events.retain(|event| !matches!(event, Event::Qp(of, _) if *of == qp));
     }
 
     fn purge(&mut self, place: &QpPlace) {

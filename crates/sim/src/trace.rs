@@ -1,5 +1,7 @@
 //! The packets that were on the wire.
 
+use std::collections::VecDeque;
+use std::collections::vec_deque::Iter;
 use std::fmt;
 
 use anyverbs_proto::time::Time;
@@ -48,26 +50,49 @@ impl fmt::Display for Record {
     }
 }
 
-/// All packets of a run, in the order of sending.
+/// The packets of a run, in the order of sending.
 #[derive(Debug, Default)]
-pub struct Trace(Vec<Record>);
+pub struct Trace {
+    records: VecDeque<Record>,
+    /// Only the last ones are kept, as many as are printed.
+    is_short: bool,
+    sent: usize,
+    lost: usize,
+}
 
 impl Trace {
     /// Lines that a failing test prints.
     const PRINTED: usize = 200;
 
+    /// From now on keeps only what is printed. A long run sends more packets than the memory holds.
+    pub fn keep_the_last(&mut self) {
+        self.is_short = true;
+    }
+
     pub(crate) fn push(&mut self, record: Record) {
-        self.0.push(record);
+        self.sent += 1;
+        let arrives = ["", "twice", "mutated", "marked", "delayed", "replaced"];
+        self.lost += usize::from(!arrives.contains(&record.fate));
+        if self.is_short && self.records.len() >= Self::PRINTED {
+            self.records.pop_front();
+        }
+        self.records.push_back(record);
     }
 
     /// The records.
-    pub fn iter(&self) -> std::slice::Iter<'_, Record> {
-        self.0.iter()
+    pub fn iter(&self) -> Iter<'_, Record> {
+        self.records.iter()
+    }
+
+    /// All packets that were sent, and those of them that were lost.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.sent, self.lost)
     }
 
     /// Forgets all packets.
     pub fn clear(&mut self) {
-        self.0.clear();
+        *self = Self { is_short: self.is_short, ..Self::default() };
     }
 
     /// The number of packets with this operation that `from` sent.
@@ -79,10 +104,13 @@ impl Trace {
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let skipped = self.0.len().saturating_sub(Self::PRINTED);
+        let printed = self.records.len().min(Self::PRINTED);
+        let skipped = self.sent - printed;
         if skipped > 0 {
             writeln!(f, "({skipped} packets before)")?;
         }
-        self.0[skipped..].iter().try_for_each(|record| writeln!(f, "{record}"))
+        self.iter()
+            .skip(self.records.len() - printed)
+            .try_for_each(|record| writeln!(f, "{record}"))
     }
 }

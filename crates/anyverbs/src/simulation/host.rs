@@ -17,7 +17,7 @@ use anyverbs_sim::link::Link;
 use anyverbs_sim::{CqId, DeviceId, Mr, QpId, QpOptions, Sim};
 use rand::Rng;
 
-use super::{Alarm, SetLinkError, World};
+use super::{SetLinkError, Wait, World};
 use crate::endpoint::{self, ConnectError, Endpoint, HOPS};
 use crate::ordinary::{CompletionError, PostFailure, QpExt, WaitError};
 use crate::region::{AllocError, RemoteSlice, within};
@@ -80,7 +80,11 @@ pub struct Pd {
 
 /// A completion queue of a [`Host`].
 #[derive(Debug)]
-pub struct Cq {
+pub struct Cq(Rc<Completions>);
+
+/// A completion queue, until no queue pair uses it any more.
+#[derive(Debug)]
+struct Completions {
     host: Host,
     id: CqId,
 }
@@ -90,6 +94,8 @@ pub struct Cq {
 pub struct Qp {
     host: Host,
     id: QpId,
+    /// It uses them.
+    _cqs: [Rc<Completions>; 2],
 }
 
 /// Registered memory of a [`Host`], or a piece of it, which keeps all of it registered.
@@ -108,13 +114,22 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.host.at_drop(|sim| sim.deregister(self.mr));
+        self.host.at_drop(|sim| {
+            sim.deregister(self.mr);
+            sim.memory(self.mr.device).free(self.mr.addr);
+        });
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
         self.host.at_drop(|sim| sim.destroy(self.id));
+    }
+}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        self.host.at_drop(|sim| sim.destroy_cq(self.id));
     }
 }
 
@@ -212,7 +227,7 @@ impl Verbs for Host {
             return Err(CreateError::Invalid("cqe"));
         }
         let id = self.world.sim.borrow_mut().cq(self.id, cqe);
-        Ok(Cq { host: self.clone(), id })
+        Ok(Cq(Rc::new(Completions { host: self.clone(), id })))
     }
 
     fn create_sized_qp(
@@ -224,15 +239,16 @@ impl Verbs for Host {
         qp_type: QpType,
     ) -> Result<Qp, CreateError> {
         self.check(&pd.host, "protection domain")?;
-        self.check(&send_cq.host, "completion queue")?;
-        self.check(&recv_cq.host, "completion queue")?;
+        self.check(&send_cq.0.host, "completion queue")?;
+        self.check(&recv_cq.0.host, "completion queue")?;
         if matches!(qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(CreateError::Unsupported("XRC in a simulation"));
         }
         let options = QpOptions { qp_type, cap, sq_sig_all: true, ..QpOptions::udp() };
         let mut sim = self.world.sim.borrow_mut();
-        let id = sim.qp(pd.number, send_cq.id, recv_cq.id, None, &options);
-        Ok(Qp { host: self.clone(), id })
+        let id = sim.qp(pd.number, send_cq.0.id, recv_cq.0.id, None, &options);
+        let cqs = [send_cq, recv_cq].map(|cq| Rc::clone(&cq.0));
+        Ok(Qp { host: self.clone(), id, _cqs: cqs })
     }
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
@@ -263,27 +279,27 @@ impl Verbs for Host {
     }
 
     async fn completion(&self, cq: &Cq, timeout: Duration) -> Result<Wc, WaitError> {
-        if !self.is_with(&cq.host) {
+        if !self.is_with(&cq.0.host) {
             return Err(CqError::Foreign.into());
         }
-        let alarm = Alarm::new(&self.world, timeout);
+        let wait = Wait::new(&self.world, timeout);
         poll_fn(|task| {
-            let polled = self.world.sim.borrow_mut().poll_some(cq.id, 1).pop();
+            let polled = self.world.sim.borrow_mut().poll_some(cq.0.id, 1).pop();
             if let Some(wc) = polled {
                 return Poll::Ready(CompletionError::check(wc).map_err(WaitError::from));
             }
-            if alarm.is_due(task.waker()) {
+            if wait.is_over(task.waker()) {
                 return Poll::Ready(Err(WaitError::Timeout(timeout)));
             }
-            self.world.wake_by(cq.id, task.waker());
+            wait.also_for(cq.0.id, task.waker());
             Poll::Pending
         })
         .await
     }
 
     async fn sleep(&self, time: Duration) {
-        let alarm = Alarm::new(&self.world, time);
-        poll_fn(|task| if alarm.is_due(task.waker()) { Poll::Ready(()) } else { Poll::Pending })
+        let wait = Wait::new(&self.world, time);
+        poll_fn(|task| if wait.is_over(task.waker()) { Poll::Ready(()) } else { Poll::Pending })
             .await;
     }
 
