@@ -31,7 +31,7 @@
 //! #     Ok((host.create_default_qp(&pd, &cq, QpType::Rc)?, cq, memory))
 //! # }
 //! let mut simulation = Simulation::new(42);
-//! simulation.set_link(Link { loss: 0.2, delay: Duration::from_micros(50), ..Link::default() });
+//! simulation.set_link(Link { loss: 0.2, delay: Duration::from_micros(50), ..Link::default() })?;
 //! let (server, client) = (simulation.host(), simulation.host());
 //!
 //! // `qp` makes a queue pair, a completion queue and memory.
@@ -88,7 +88,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
-pub use anyverbs_sim::link::{Burst, Corruption, Full, Link, Rate};
+pub use anyverbs_sim::link::{Burst, Corruption, Full, Link, LinkError, Rate};
 pub use host::{Cq, Host, Pd, Qp, Slice};
 
 /// Why a simulation did not come to its end.
@@ -121,6 +121,9 @@ pub enum RunError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SetLinkError {
+    /// No link can be so.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// The other host is of another simulation.
     #[error("the other host is of another simulation")]
     Foreign,
@@ -224,8 +227,13 @@ impl Simulation {
     }
 
     /// Sets the way between all hosts that have none of their own ([`Host::set_link_to`]).
-    pub fn set_link(&mut self, link: Link) {
+    ///
+    /// # Errors
+    /// [`LinkError`]; nothing is changed.
+    pub fn set_link(&mut self, link: Link) -> Result<(), LinkError> {
+        link.check()?;
         self.world.sim.borrow_mut().net.default_link = link;
+        Ok(())
     }
 
     /// Adds a program. It begins with the next [`run`](Self::run). Where several programs can go on, the seed decides

@@ -62,7 +62,7 @@ use crate::region::{AllocError, RemoteSlice, Slice};
 /// use anyverbs::simulation::{Link, Simulation};
 ///
 /// let mut simulation = Simulation::new(7);
-/// simulation.set_link(Link { loss: 0.3, ..Link::default() });
+/// simulation.set_link(Link { loss: 0.3, ..Link::default() })?;
 /// let host = simulation.host();
 /// simulation.spawn(async move { Ok(assert_eq!(greet(&host).await?, b"hello")) });
 /// simulation.run()?;

@@ -63,7 +63,7 @@ fn connected<V: Verbs>(a: V, b: V, qp_type: QpType) -> (End<V>, End<V>) {
 /// Two hosts and a network with every fault, connected.
 fn pair(simulation: &mut Simulation) -> (End<Host>, End<Host>) {
     let link = Link { loss: 0.1, duplicate: 0.05, reorder: 0.05, ..Link::default() };
-    simulation.set_link(link);
+    simulation.set_link(link).unwrap();
     connected(simulation.host(), simulation.host(), QpType::Rc)
 }
 
@@ -225,7 +225,7 @@ fn datagrams_are_lost_and_asked_for_again() {
 /// How often a client asks by datagrams until it has an answer.
 fn tries_until_answered(seed: u64) -> u32 {
     let mut simulation = Simulation::new(seed);
-    simulation.set_link(Link { loss: 0.3, ..Link::default() });
+    simulation.set_link(Link { loss: 0.3, ..Link::default() }).unwrap();
     let (a, b) = (simulation.host(), simulation.host());
     let (client, server) = (End::new(a, QpType::Ud), End::new(b, QpType::Ud));
     let to_server = client.device.destination(&client.pd, &server.endpoint).unwrap();
@@ -333,7 +333,7 @@ fn a_wait_that_is_dropped_leaves_no_alarm() {
 #[test]
 fn a_program_wakes_another_that_waits_on_its_host() {
     let mut simulation = Simulation::new(3);
-    simulation.set_link(Link { loss: 1.0, ..Link::default() });
+    simulation.set_link(Link { loss: 1.0, ..Link::default() }).unwrap();
     let peer = End::new(simulation.host(), QpType::Ud);
     let end = Rc::new(End::new(simulation.host(), QpType::Ud));
     let to_peer = end.device.destination(&end.pd, &peer.endpoint).unwrap();

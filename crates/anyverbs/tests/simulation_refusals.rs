@@ -1,13 +1,16 @@
-//! Mistakes with simulated hosts: objects that are refused.
+//! Mistakes with simulated hosts: sizes, links and objects that are refused.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::error::Error;
 use std::time::Duration;
 
 use anyverbs::error::{CqError, CreateError, PostError};
 use anyverbs::prelude::*;
-use anyverbs::simulation::{Cq, Host, Link, Pd, Qp, SetLinkError, Simulation, Slice};
-use anyverbs::{QpCap, WaitError};
+use anyverbs::simulation::{
+    Cq, Full, Host, Link, LinkError, Pd, Qp, Rate, SetLinkError, Simulation, Slice,
+};
+use anyverbs::{AllocError, QpCap, WaitError};
 
 /// A host and one object of each kind.
 struct Kit {
@@ -28,6 +31,92 @@ impl Kit {
         let endpoint = host.endpoint(&qp).unwrap();
         Self { host, pd, cq, qp, memory, endpoint }
     }
+}
+
+/// The refusal of a queue pair with these sizes, on any device.
+fn refusal<V: Verbs>(device: &V, cap: QpCap) -> Option<CreateError> {
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_default_cq(16).unwrap());
+    device.create_sized_qp(&pd, &cq, &cq, cap, QpType::Rc).err()
+}
+
+#[test]
+fn a_host_refuses_the_sizes_that_the_device_refuses() {
+    let fine = QpCap {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 2,
+        max_recv_sge: 2,
+        max_inline_data: 16,
+    };
+    let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
+    let host = Simulation::new(1).host();
+    let mut refused = Vec::new();
+    for value in [0, 1, 33, 1025, 16_385, u32::MAX] {
+        for cap in [
+            QpCap { max_send_wr: value, ..fine },
+            QpCap { max_recv_wr: value, ..fine },
+            QpCap { max_send_sge: value, ..fine },
+            QpCap { max_recv_sge: value, ..fine },
+            QpCap { max_inline_data: value, ..fine },
+        ] {
+            let said = refusal(&host, cap);
+            assert_eq!(said, refusal(&context, cap), "{cap:?}");
+            if let Some(CreateError::Limit { what, .. }) = said {
+                refused.push(what);
+            }
+        }
+        let of_device = Verbs::create_default_cq(&context, value).err();
+        assert_eq!(host.create_default_cq(value).err(), of_device, "{value}");
+    }
+    refused.sort_unstable();
+    refused.dedup();
+    let fields = ["max_inline_data", "max_recv_sge", "max_recv_wr", "max_send_sge", "max_send_wr"];
+    assert_eq!(refused, fields);
+}
+
+#[test]
+fn memory_and_keys_that_are_not_there_are_refused() {
+    let host = Simulation::new(1).host();
+    let pd = host.alloc_pd().unwrap();
+    for len in [1 << 60, usize::MAX] {
+        let refused = host.alloc(&pd, len, Access::LOCAL_WRITE).unwrap_err();
+        assert!(matches!(refused, AllocError::Memory { .. }), "{refused}");
+    }
+    let alloc = || host.alloc(&pd, 1, Access::LOCAL_WRITE);
+    let mut kept: Vec<Slice> = (0..10_000).map(|_| alloc().unwrap()).collect();
+    assert!(matches!(alloc().unwrap_err(), AllocError::Register { .. }));
+    kept.pop();
+    alloc().unwrap();
+}
+
+#[test]
+fn an_impossible_link_is_refused_and_the_one_before_stays() {
+    let mut simulation = Simulation::new(1);
+    let (a, b) = (Kit::new(&mut simulation, QpType::Rc), Kit::new(&mut simulation, QpType::Rc));
+    let rate = Some(Rate { bytes_per_sec: 0, queue: 1, full: Full::Drop });
+    for (field, link) in [
+        ("loss", Link { loss: f64::NAN, ..Link::default() }),
+        ("delay", Link { delay: Duration::ZERO, ..Link::default() }),
+        ("rate.bytes_per_sec", Link { rate, ..Link::default() }),
+    ] {
+        let LinkError { field: named, .. } = simulation.set_link(link.clone()).unwrap_err();
+        assert_eq!(named, field);
+        let refused = a.host.set_link_to(&b.host, link).unwrap_err();
+        assert!(matches!(refused, SetLinkError::Link(error) if error.field == field));
+    }
+    simulation.spawn(greet(a, b));
+    simulation.run().unwrap();
+}
+
+/// One message from one host to the other.
+async fn greet(a: Kit, b: Kit) -> Result<(), Box<dyn Error>> {
+    a.host.connect(&a.qp, &a.endpoint, &b.endpoint)?;
+    b.host.connect(&b.qp, &b.endpoint, &a.endpoint)?;
+    b.qp.recv(1, &b.memory)?;
+    a.qp.send(2, &a.memory)?;
+    b.host.completion(&b.cq, Duration::from_secs(1)).await?;
+    a.host.completion(&a.cq, Duration::from_secs(1)).await?;
+    Ok(())
 }
 
 #[test]

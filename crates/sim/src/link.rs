@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyverbs_proto::time::Time;
 use rand::Rng;
 use rand::rngs::SmallRng;
+use thiserror::Error;
 
 /// The effects of a link on packets. Probabilities are from 0 to 1, of each packet.
 #[derive(Clone, Debug)]
@@ -90,6 +91,55 @@ impl Default for Link {
     }
 }
 
+/// A link that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{field} of a link is {value}, and it has to be {rule}")]
+pub struct LinkError {
+    /// The field of [`Link`].
+    pub field: &'static str,
+    /// Its value.
+    pub value: String,
+    /// The values that it can have.
+    pub rule: &'static str,
+}
+
+impl Link {
+    /// Checks its fields.
+    ///
+    /// # Errors
+    /// [`LinkError`] names the first field that has an impossible value.
+    pub fn check(&self) -> Result<(), LinkError> {
+        let no = |field, value, rule| Err(LinkError { field, value, rule });
+        let probabilities = [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+            ("corrupt", self.corrupt),
+            ("burst.loss", self.burst.map_or(0.0, |burst| burst.loss)),
+        ];
+        for (field, value) in probabilities {
+            if !(0.0..=1.0).contains(&value) {
+                return no(field, value.to_string(), "from 0 to 1");
+            }
+        }
+        let mut times = vec![("delay", self.delay)];
+        if let Some(burst) = self.burst {
+            times.extend([("burst.good", burst.good), ("burst.bad", burst.bad)]);
+        }
+        for (field, value) in times {
+            if value.is_zero() {
+                return no(field, format!("{value:?}"), "more than zero");
+            }
+        }
+        let Some(rate) = self.rate else { return Ok(()) };
+        let sizes = [("rate.bytes_per_sec", rate.bytes_per_sec), ("rate.queue", rate.queue as u64)];
+        match sizes.into_iter().find(|(_, value)| *value == 0) {
+            Some((field, value)) => no(field, value.to_string(), "more than zero"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The effects of a link on one packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Passage {
@@ -108,7 +158,8 @@ pub(crate) enum Passage {
 pub(crate) struct LinkState {
     last_arrival: Time,
     bad: bool,
-    burst_until: Time,
+    /// When `bad` was decided.
+    decided: Time,
     /// When the packets that wait before the bottleneck will have left it.
     departures: VecDeque<Time>,
 }
@@ -164,20 +215,22 @@ impl LinkState {
 
     fn is_bad(&mut self, link: &Link, now: Time, rng: &mut SmallRng) -> bool {
         let Some(burst) = link.burst else { return false };
-        while self.burst_until <= now {
-            self.bad = !self.bad && self.burst_until != Time::default();
-            let mean = if self.bad { burst.bad } else { burst.good };
-            let length = mean.mul_f64(-(1.0 - rng.random::<f64>()).ln());
-            self.burst_until = self.burst_until + length.max(Duration::from_nanos(1));
-        }
+        // The Markov chain at this moment, by what it was at the packet before: any time costs one draw.
+        let (good, bad) = (burst.good.as_secs_f64(), burst.bad.as_secs_f64());
+        let share = bad / (good + bad);
+        let passed = now.since(self.decided).as_secs_f64();
+        let kept = (-passed * (1.0 / good + 1.0 / bad)).exp();
+        let was = if self.bad { 1.0 } else { 0.0 };
+        self.bad = rng.random_bool((share + (was - share) * kept).clamp(0.0, 1.0));
+        self.decided = now;
         self.bad
     }
 }
 
 fn up_to(most: Duration, rng: &mut SmallRng) -> Duration {
-    match u64::try_from(most.as_nanos()) {
-        Ok(0) | Err(_) => Duration::ZERO,
-        Ok(most) => Duration::from_nanos(rng.random_range(0..=most)),
+    match u64::try_from(most.as_nanos()).unwrap_or(u64::MAX) {
+        0 => Duration::ZERO,
+        most => Duration::from_nanos(rng.random_range(0..=most)),
     }
 }
 
@@ -225,6 +278,62 @@ mod tests {
         assert!((8_000..12_000).contains(&n), "{n}");
         let runs = passages.windows(2).filter(|w| lost(&w[..1]) < lost(&w[1..])).count();
         assert!((60..150).contains(&runs), "{runs}");
+    }
+
+    #[test]
+    fn bursts_cost_nothing_while_no_packet_comes() {
+        let burst =
+            Burst { good: Duration::from_nanos(1), bad: Duration::from_nanos(1), loss: 0.5 };
+        let link = Link { burst: Some(burst), ..Link::default() };
+        let mut rng = SmallRng::seed_from_u64(1);
+        let mut state = LinkState::default();
+        for hour in 1..=1000 {
+            let now = Time::default() + Duration::from_secs(3600 * hour);
+            state.pass(&link, now, 1000, &mut rng);
+        }
+    }
+
+    #[test]
+    fn an_impossible_link_is_refused_by_its_field() {
+        let (fine, ns) = (Link::default(), Duration::from_nanos(1));
+        let burst = Some(Burst { good: ns, bad: ns, loss: 1.0 });
+        let rate = Some(Rate { bytes_per_sec: 1, queue: 1, full: Full::Drop });
+        let all = Link { loss: 1.0, delay: ns, burst, rate, ..fine.clone() };
+        assert_eq!(all.check(), Ok(()));
+        let refused = |link: Link| link.check().unwrap_err().to_string();
+        for bad in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            let burst = burst.map(|burst| Burst { loss: bad, ..burst });
+            for (field, link) in [
+                ("loss", Link { loss: bad, ..fine.clone() }),
+                ("duplicate", Link { duplicate: bad, ..fine.clone() }),
+                ("reorder", Link { reorder: bad, ..fine.clone() }),
+                ("corrupt", Link { corrupt: bad, ..fine.clone() }),
+                ("burst.loss", Link { burst, ..fine.clone() }),
+            ] {
+                let text = format!("{field} of a link is {bad}, and it has to be from 0 to 1");
+                assert_eq!(refused(link), text);
+            }
+        }
+        let (good, bad) = (Duration::ZERO, Duration::ZERO);
+        for (field, link) in [
+            ("delay", Link { delay: Duration::ZERO, ..fine.clone() }),
+            (
+                "burst.good",
+                Link { burst: burst.map(|burst| Burst { good, ..burst }), ..fine.clone() },
+            ),
+            (
+                "burst.bad",
+                Link { burst: burst.map(|burst| Burst { bad, ..burst }), ..fine.clone() },
+            ),
+        ] {
+            let text = format!("{field} of a link is 0ns, and it has to be more than zero");
+            assert_eq!(refused(link), text);
+        }
+        let rate = |bytes_per_sec, queue| Some(Rate { bytes_per_sec, queue, full: Full::Block });
+        for (field, rate) in [("bytes_per_sec", rate(0, 1)), ("queue", rate(1, 0))] {
+            let text = format!("rate.{field} of a link is 0, and it has to be more than zero");
+            assert_eq!(refused(Link { rate, ..fine.clone() }), text);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use anyverbs_objects::error::{CqError, CreateError, ModifyObjectError, PostError, RegisterError};
+use anyverbs_objects::limits;
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use anyverbs_proto::types::{Mtu, Psn, QKey, Qpn};
@@ -155,6 +156,7 @@ impl Host {
         if !self.is_with(to) {
             return Err(SetLinkError::Foreign);
         }
+        link.check()?;
         self.world.sim.borrow_mut().net.set_link(self.id, to.id, link);
         Ok(())
     }
@@ -217,7 +219,13 @@ impl Verbs for Host {
         if access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
             return Err(AllocError::Register { len, access, source: RegisterError::Access });
         }
-        let mr = self.world.sim.borrow_mut().mr(self.id, pd.number, len, access);
+        let mut sim = self.world.sim.borrow_mut();
+        let addr = sim.memory(self.id).alloc(len);
+        let addr = addr.ok_or(memory(CreateError::Exhausted("memory")))?;
+        let Some(mr) = sim.try_register(self.id, pd.number, addr, len, access) else {
+            sim.memory(self.id).free(addr);
+            return Err(AllocError::Register { len, access, source: RegisterError::Exhausted });
+        };
         let region = Registered { host: self.clone(), mr };
         Ok(Slice { region: Rc::new(region), start: 0, len })
     }
@@ -226,6 +234,7 @@ impl Verbs for Host {
         if cqe == 0 {
             return Err(CreateError::Invalid("cqe"));
         }
+        CreateError::check("cqe", cqe, limits::DEFAULT.max_cqe)?;
         let id = self.world.sim.borrow_mut().cq(self.id, cqe);
         Ok(Cq(Rc::new(Completions { host: self.clone(), id })))
     }
@@ -244,8 +253,17 @@ impl Verbs for Host {
         if matches!(qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(CreateError::Unsupported("XRC in a simulation"));
         }
+        let most = limits::DEFAULT;
+        CreateError::check("max_send_wr", cap.max_send_wr, most.max_qp_wr)?;
+        CreateError::check("max_recv_wr", cap.max_recv_wr, most.max_qp_wr)?;
+        CreateError::check("max_send_sge", cap.max_send_sge, most.max_sge)?;
+        CreateError::check("max_recv_sge", cap.max_recv_sge, most.max_sge)?;
+        CreateError::check("max_inline_data", cap.max_inline_data, most.max_inline_data)?;
         let options = QpOptions { qp_type, cap, sq_sig_all: true, ..QpOptions::udp() };
         let mut sim = self.world.sim.borrow_mut();
+        if sim.qp_count(self.id) >= most.max_qp as usize {
+            return Err(CreateError::Exhausted("queue pairs"));
+        }
         let id = sim.qp(pd.number, send_cq.0.id, recv_cq.0.id, None, &options);
         let cqs = [send_cq, recv_cq].map(|cq| Rc::clone(&cq.0));
         Ok(Qp { host: self.clone(), id, _cqs: cqs })

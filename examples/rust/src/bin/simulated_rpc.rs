@@ -91,7 +91,7 @@ async fn call<V: Verbs>(end: Rc<End<V>>, server: Endpoint) -> Result<(), Box<dyn
 
 fn simulated(seed: u64, loss: f64) -> Result<(), Box<dyn Error>> {
     let mut simulation = Simulation::new(seed);
-    simulation.set_link(Link { loss, ..Link::default() });
+    simulation.set_link(Link { loss, ..Link::default() })?;
     let (server, client) = (End::new(simulation.host())?, End::new(simulation.host())?);
     // Both ends stay until both programs are done: the last ACK may be lost.
     simulation.spawn(serve(Rc::clone(&server), client.endpoint));
