@@ -61,6 +61,14 @@
 //! # }
 //! ```
 //!
+//! # Time
+//!
+//! Time stands still while a program runs, and passes when all programs wait. So a program that polls never sees an event come: it
+//! has to await one. A wait of no time lets what is due at this moment happen. A program that goes on and on at one
+//! moment ends the run: with [`RunError::Spins`] if it awaits, and with a panic if it does not.
+//!
+//! Time ends after 292 years. A longer wait, as one of `Duration::MAX`, ends by its event only.
+//!
 //! # What a host lacks
 //!
 //! A host has what [`Verbs`](crate::Verbs) has: queue pairs of the types RC, UC and UD, completion queues that are waited for, and
@@ -115,6 +123,14 @@ pub enum RunError {
         /// The number of programs that have not ended.
         waiting: usize,
     },
+    /// Programs go on without end at one moment. A program that polls has to wait between its polls, for some time or for an event.
+    #[error("programs go on and on, and no time passes (seed {seed}, at {at:?})")]
+    Spins {
+        /// The seed of the simulation.
+        seed: u64,
+        /// The virtual time.
+        at: Duration,
+    },
 }
 
 /// Why a way between two hosts was not set.
@@ -128,6 +144,15 @@ pub enum SetLinkError {
     #[error("the other host is of another simulation")]
     Foreign,
 }
+
+/// The steps of programs at one moment after which they count as endless. A loop makes as many in five seconds of a debug build.
+const ENDLESS_STEPS: u32 = 1_000_000;
+
+/// The looks of a program in one step after which it counts as endless. A loop makes as many in two seconds of a debug build.
+const ENDLESS_LOOKS: u32 = 10_000_000;
+
+/// The end of time: an event that is due later never comes. Timers that start before it end before the numbers do.
+const END: Time = Time::from_nanos(1 << 63);
 
 /// Hosts, the network between them, and programs, in virtual time.
 ///
@@ -167,6 +192,10 @@ struct World {
     last_wait: Cell<u64>,
     /// Wakers by the number of the wait, each with the queue whose next completion wakes it.
     waiting: RefCell<BTreeMap<u64, (CqId, Waker)>>,
+    /// The steps of programs at this moment.
+    steps: Cell<u32>,
+    /// The times that programs looked at something in this step.
+    looks: Cell<u32>,
 }
 
 impl fmt::Debug for World {
@@ -214,6 +243,8 @@ impl Simulation {
             timers: RefCell::default(),
             last_wait: Cell::default(),
             waiting: RefCell::default(),
+            steps: Cell::default(),
+            looks: Cell::default(),
         };
         Self { world: Rc::new(world), programs: Vec::new() }
     }
@@ -249,7 +280,7 @@ impl Simulation {
     /// Runs until all programs have ended.
     ///
     /// # Errors
-    /// [`RunError`]: the first error of a program, or that programs wait without end.
+    /// [`RunError`]: the first error of a program, or that programs wait or go on without end.
     pub fn run(&mut self) -> Result<(), RunError> {
         loop {
             self.ask_programs()?;
@@ -263,15 +294,16 @@ impl Simulation {
         }
     }
 
-    /// Runs for a time. Programs that have not ended by then go on with the next call.
+    /// Runs for a time. Programs that have not ended by then go on with the next call. If time would end before that, as with
+    /// `Duration::MAX`, runs until nothing more happens.
     ///
     /// # Errors
-    /// [`RunError::Failed`]: the first error of a program.
+    /// [`RunError::Failed`]: the first error of a program. [`RunError::Spins`].
     pub fn run_for(&mut self, time: Duration) -> Result<(), RunError> {
-        let end = self.world.time() + time;
+        let end = Some(self.world.time() + time).filter(|end| *end <= END);
         loop {
             self.ask_programs()?;
-            if !self.world.step(Some(end)) {
+            if !self.world.step(end) {
                 return Ok(());
             }
         }
@@ -285,11 +317,16 @@ impl Simulation {
             if count == 0 {
                 return Ok(());
             }
+            if self.world.steps.get() >= ENDLESS_STEPS {
+                return Err(RunError::Spins { seed: self.world.seed, at: self.now() });
+            }
             let choice = self.world.rng.borrow_mut().random_range(0..count);
             let mut awake = (0..).zip(&self.programs).filter(|(_, program)| is_awake(program));
             let (at, _): (usize, _) = awake.nth(choice).expect("there are more than this");
             let program = &mut self.programs[at];
             program.awake.0.store(false, Ordering::Relaxed);
+            self.world.steps.set(self.world.steps.get() + 1);
+            self.world.looks.set(0);
             let asked = program.future.as_mut().poll(&mut Context::from_waker(&program.waker));
             if let Poll::Ready(result) = asked {
                 // Dropped before anything else runs: what it had is gone when it has ended.
@@ -344,7 +381,10 @@ impl World {
         let mut sim = self.sim.borrow_mut();
         let now = sim.now();
         let timer = self.timers.borrow().keys().next().map(|(at, _)| (*at).max(now));
-        let next = sim.next().into_iter().chain(timer).min();
+        let next = sim.next().into_iter().chain(timer).min().filter(|next| *next <= END);
+        if next.is_some_and(|next| next > now) {
+            self.steps.set(0);
+        }
         match (next, end) {
             (Some(next), Some(end)) if next > end => {
                 sim.run_for(end.since(now));
@@ -371,6 +411,16 @@ impl World {
         }
         true
     }
+
+    /// A program looks at something. Nothing that it sees changes before it awaits.
+    fn look(&self) {
+        self.looks.set(self.looks.get() + 1);
+        assert!(
+            self.looks.get() < ENDLESS_LOOKS,
+            "a program looks again and again and does not await, so no time passes (seed {})",
+            self.seed
+        );
+    }
 }
 
 /// A program waits, until this is dropped.
@@ -379,18 +429,20 @@ struct Wait<'a> {
     world: &'a World,
     until: Time,
     number: u64,
+    /// It was not over at once: others went on.
+    began: Cell<bool>,
 }
 
 impl<'a> Wait<'a> {
     fn new(world: &'a World, time: Duration) -> Self {
         let number = world.last_wait.get() + 1;
         world.last_wait.set(number);
-        Self { world, until: world.time() + time, number }
+        Self { world, until: world.time() + time, number, began: Cell::new(false) }
     }
 
     /// Whether its time is over. If not, the waker will be woken then.
     fn is_over(&self, waker: &Waker) -> bool {
-        let over = self.world.time() >= self.until;
+        let over = self.began.replace(true) && self.world.time() >= self.until;
         if !over {
             self.world.timers.borrow_mut().insert((self.until, self.number), waker.clone());
         }

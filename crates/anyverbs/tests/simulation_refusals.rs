@@ -1,14 +1,19 @@
-//! Mistakes with simulated hosts: sizes, links and objects that are refused.
+//! Mistakes with simulated hosts: sizes, links and objects that are refused, and programs that never end.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyverbs::error::{CqError, CreateError, PostError};
 use anyverbs::prelude::*;
 use anyverbs::simulation::{
-    Cq, Full, Host, Link, LinkError, Pd, Qp, Rate, SetLinkError, Simulation, Slice,
+    Cq, Full, Host, Link, LinkError, Pd, Qp, Rate, RunError, SetLinkError, Simulation, Slice,
 };
 use anyverbs::{AllocError, QpCap, WaitError};
 
@@ -114,8 +119,8 @@ async fn greet(a: Kit, b: Kit) -> Result<(), Box<dyn Error>> {
     b.host.connect(&b.qp, &b.endpoint, &a.endpoint)?;
     b.qp.recv(1, &b.memory)?;
     a.qp.send(2, &a.memory)?;
-    b.host.completion(&b.cq, Duration::from_secs(1)).await?;
-    a.host.completion(&a.cq, Duration::from_secs(1)).await?;
+    b.host.completion(&b.cq, Duration::MAX).await?;
+    a.host.completion(&a.cq, Duration::MAX).await?;
     Ok(())
 }
 
@@ -158,4 +163,119 @@ fn a_destination_of_another_host_is_refused() {
     let (a, b) = (Kit::new(&mut simulation, QpType::Ud), Kit::new(&mut simulation, QpType::Ud));
     let to_a = b.host.destination(&b.pd, &a.endpoint).unwrap();
     assert_eq!(a.qp.send_to(1, &a.memory, to_a), Err(PostError::Foreign));
+}
+
+fn spins(simulation: &mut Simulation) {
+    let error = simulation.run().unwrap_err();
+    let RunError::Spins { seed: 5, at } = error else { panic!("{error}") };
+    assert_eq!(at, Duration::from_secs(1));
+}
+
+#[test]
+fn a_program_that_only_yields_ends_the_run() {
+    let mut simulation = Simulation::new(5);
+    let host = simulation.host();
+    simulation.spawn(async move {
+        host.sleep(Duration::from_secs(1)).await;
+        poll_fn(|task| {
+            task.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
+    });
+    spins(&mut simulation);
+}
+
+#[test]
+fn a_program_that_polls_without_a_timeout_ends_the_run() {
+    let mut simulation = Simulation::new(5);
+    let kit = Kit::new(&mut simulation, QpType::Rc);
+    simulation.spawn(async move {
+        kit.host.sleep(Duration::from_secs(1)).await;
+        while kit.host.completion(&kit.cq, Duration::ZERO).await.is_err() {}
+        Ok(())
+    });
+    spins(&mut simulation);
+}
+
+/// The programs of others go on while one polls, and then it sees what they did.
+#[test]
+fn a_wait_of_no_time_lets_others_go_on() {
+    let mut simulation = Simulation::new(5);
+    let host = simulation.host();
+    let done = Rc::new(RefCell::new(0));
+    let seen = Rc::clone(&done);
+    simulation.spawn(async move {
+        while *seen.borrow() < 10 {
+            host.sleep(Duration::ZERO).await;
+        }
+        assert_eq!(host.now(), Duration::ZERO);
+        Ok(())
+    });
+    let other = simulation.host();
+    simulation.spawn(async move {
+        for _ in 0..10 {
+            other.sleep(Duration::ZERO).await;
+            *done.borrow_mut() += 1;
+        }
+        Ok(())
+    });
+    simulation.run().unwrap();
+}
+
+#[test]
+fn a_program_that_looks_without_end_panics() {
+    let looks: [fn(&Kit); 4] = [
+        |kit| assert_eq!(kit.host.now(), Duration::ZERO),
+        |kit| assert_eq!(kit.memory.slice(..1).to_vec(), [0]),
+        |kit| assert_ne!(kit.qp.state(), QpState::Rts),
+        // It is not connected.
+        |kit| assert!(kit.qp.send(1, &kit.memory).is_err()),
+    ];
+    for look in looks {
+        let mut simulation = Simulation::new(5);
+        let kit = Kit::new(&mut simulation, QpType::Rc);
+        simulation.spawn(async move {
+            loop {
+                look(&kit);
+            }
+        });
+        let panic = catch_unwind(AssertUnwindSafe(|| simulation.run())).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains("does not await"), "{text}");
+    }
+}
+
+#[test]
+fn the_longest_times_have_an_end() {
+    let mut simulation = Simulation::new(1);
+    let host = simulation.host();
+    simulation.spawn(async move {
+        host.sleep(Duration::from_secs(1)).await;
+        host.sleep(Duration::MAX).await;
+        Ok(())
+    });
+    simulation.run_for(Duration::MAX).unwrap();
+    assert_eq!(simulation.now(), Duration::from_secs(1));
+    assert!(matches!(simulation.run(), Err(RunError::Stuck { waiting: 1, .. })));
+    simulation.run_for(Duration::from_secs(3600)).unwrap();
+    assert_eq!(simulation.now(), Duration::from_secs(3601));
+}
+
+/// On such a way nothing ever arrives, and requests fail as on one that loses everything.
+#[test]
+fn a_link_may_take_for_ever() {
+    let mut simulation = Simulation::new(1);
+    simulation.set_link(Link { delay: Duration::MAX, ..Link::default() }).unwrap();
+    let (a, b) = (Kit::new(&mut simulation, QpType::Rc), Kit::new(&mut simulation, QpType::Rc));
+    simulation.spawn(async move {
+        a.host.connect(&a.qp, &a.endpoint, &b.endpoint)?;
+        a.qp.send(1, &a.memory)?;
+        let failed = a.host.completion(&a.cq, Duration::MAX).await;
+        assert!(
+            matches!(failed, Err(WaitError::Failed(error)) if error.status == WcStatus::RetryExcErr)
+        );
+        Ok(())
+    });
+    simulation.run().unwrap();
 }

@@ -322,6 +322,7 @@ impl Verbs for Host {
     }
 
     fn now(&self) -> Duration {
+        self.world.look();
         self.world.time().since(self.world.start)
     }
 }
@@ -346,6 +347,7 @@ impl Qp {
     /// Its state.
     #[must_use]
     pub fn state(&self) -> QpState {
+        self.host.world.look();
         self.host.world.sim.borrow().get(self.id).state()
     }
 
@@ -365,11 +367,12 @@ impl QpExt<Slice> for Qp {
         if wr.ud.is_some_and(|to| to.av.sgid != own) {
             return Err(PostError::Foreign);
         }
-        Ok(sim.post_send(self.id, wr)?)
+        Ok(sim.post_send(self.id, wr).inspect_err(|_| self.host.world.look())?)
     }
 
     fn post_recv_wr(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        Ok(self.host.world.sim.borrow_mut().post_recv(self.id, wr)?)
+        let posted = self.host.world.sim.borrow_mut().post_recv(self.id, wr);
+        Ok(posted.inspect_err(|_| self.host.world.look())?)
     }
 
     fn sge_of(&self, slice: &Slice) -> Result<Sge, PostError> {
@@ -404,6 +407,7 @@ impl Memory for Slice {
     }
 
     fn to_vec(&self) -> Vec<u8> {
+        self.region.host.world.look();
         self.region.host.world.sim.borrow().bytes(self.region.mr, self.start, self.len)
     }
 
