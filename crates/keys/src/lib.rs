@@ -429,15 +429,21 @@ impl MrTable {
         (pd, qpn): (u32, u32),
         need: Access,
     ) -> Result<(Hold<'_>, u64), KeyError> {
-        let slot = self.slot(rkey).ok_or(KeyError::Key)?;
-        let iova = slot.iova.load(Ordering::Relaxed);
-        let hold = self.remote(rkey, (pd, qpn), iova, 0, need)?;
+        let range = self.range_of(rkey).ok_or(KeyError::Key)?;
+        let hold = self.remote(rkey, (pd, qpn), range.0, range.1, need)?;
         // It may have changed before it was held.
-        if slot.iova.load(Ordering::Relaxed) != iova {
+        if self.range_of(rkey) != Some(range) {
             return Err(KeyError::Key);
         }
-        let len = slot.len.load(Ordering::Relaxed);
-        Ok((hold, len))
+        Ok((hold, range.1))
+    }
+
+    /// The beginning and the length of what has this rkey.
+    #[must_use]
+    pub fn range_of(&self, rkey: u32) -> Option<(u64, u64)> {
+        let held = self.slot(rkey).and_then(Slot::hold).filter(|held| held.is_of(rkey))?;
+        let [iova, len] = [&held.slot.iova, &held.slot.len].map(|at| at.load(Ordering::Relaxed));
+        Some((iova, len))
     }
 
     #[inline]

@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 
-use crate::{Access, KeyError, MrTable, Region, Slot, index};
+use crate::{Access, Hold, KeyError, MrTable, Region, Slot, index};
 
 /// Added to an address, the same place of the kernel's half of the address space, which no program can touch.
 const NOWHERE: u64 = 0xffff_8000_0000_0000;
@@ -45,6 +45,14 @@ impl MrTable {
             region.access |= Access::MAY_VANISH;
         }
         region
+    }
+}
+
+impl Hold<'_> {
+    /// Tells whether the memory has vanished. An access that copies finds that by itself.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.addr() & NOWHERE == NOWHERE
     }
 }
 

@@ -15,6 +15,7 @@ use crate::types::{Psn, Qpn};
 use crate::wc::WcStatus;
 use crate::wire::aeth::NakCode;
 use crate::wire::bth::Bth;
+use crate::wire::feth::Selectivity;
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wr::{SendFlags, SendOp, Sge};
 
@@ -424,10 +425,12 @@ impl Qp {
             }
             (_, WcStatus::LocProtErr) => self.receive_fault(env),
             (None, _) => Reason::new(Cause::KeyNotInvalidated),
-            (Some(NakCode::RemoteAccess), _) => match self.place_of(packet) {
-                Some(place) => self.remote_fault(place, need(packet), env),
-                None => Reason::new(Cause::NoXrcSrq),
-            },
+            (Some(NakCode::RemoteAccess), _) => {
+                match flushed_whole(packet, env).or_else(|| self.place_of(packet)) {
+                    Some(place) => self.remote_fault(place, need(packet), env),
+                    None => Reason::new(Cause::NoXrcSrq),
+                }
+            }
             _ => self.reason_of_invalid(packet),
         }
     }
@@ -480,6 +483,14 @@ fn local_fault<E: Env>(sges: &[Sge], pd: u32, need: Access, env: &E) -> Reason {
         .find(|reason| reason.cause != Cause::LocalMemoryGone)
         .or_else(|| used().next().map(reason))
         .unwrap_or(Reason::new(Cause::LocalMemoryGone))
+}
+
+/// The region or window that a FLUSH names as a whole. The range in its headers counts nothing then.
+fn flushed_whole<E: Env>(packet: &Incoming<'_>, env: &E) -> Option<MemoryRange> {
+    packet.headers.feth.filter(|feth| feth.selectivity == Selectivity::Mr)?;
+    let key = packet.headers.reth?.rkey;
+    let (va, len) = env.mrs().range_of(key)?;
+    Some(MemoryRange { key, va, len })
 }
 
 /// The rights that a request needs.

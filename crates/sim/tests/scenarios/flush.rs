@@ -1,6 +1,7 @@
 //! FLUSH: earlier WRITEs are placed before it is answered (IBA A19.4).
 
 use super::prelude::*;
+use anyverbs_proto::mr::Vanishing;
 use anyverbs_proto::wire::feth::{Feth, Placement, Selectivity};
 
 const BOTH: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
@@ -110,4 +111,42 @@ fn memory_that_is_gone() {
     t.post(a, 1, op(mr.remote(0), 8, Placement::PERSISTENCE, Selectivity::Range), &[]);
     t.run();
     assert_eq!(t.sent(a), [(1, RemAccessErr)]);
+}
+
+/// The byte at this address is gone, as by a script of faults.
+#[derive(Debug)]
+struct Gone(u64);
+
+impl Vanishing for Gone {
+    fn registered(&self, _: usize, _: usize, _: u64) {}
+    fn moved(&self, _: usize, _: u64) {}
+    fn is_gone(&self, _: usize, addr: u64, len: u64) -> bool {
+        (addr..addr + len).contains(&self.0)
+    }
+    fn has_failed(&self, _: usize, _: u64, _: u64) {}
+}
+
+#[test]
+fn memory_that_a_script_lets_vanish() {
+    let (range, whole) = (Selectivity::Range, Selectivity::Mr);
+    for placement in [Placement::GLOBAL, Placement::PERSISTENCE] {
+        for (at, selectivity, is_gone) in
+            [(0, range, false), (1500, range, true), (3000, range, false), (0, whole, true)]
+        {
+            let access = BOTH | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+            let options = QpOptions { access, ..QpOptions::rc() };
+            // The receives of an SRQ are not flushed.
+            let Some((mut t, a, b)) = both_ways(options) else { return };
+            let gone = Box::leak(Box::new(Gone(b.mr.addr + 2000)));
+            t.mrs(b.device).let_vanish(gone);
+            let mr = t.register(b.device, b.pd, b.mr.addr, 4096, access);
+            t.recv(b, 7, &[b.mr.sge(0, 10)]);
+            t.post(a, 1, op(mr.remote(at), 1000, placement, selectivity), &[]);
+            t.run();
+            let status = if is_gone { RemAccessErr } else { Success };
+            assert_eq!(t.sent(a), [(1, status)], "{placement:?} {selectivity:?} at {at}");
+            let cause = t.recvs(b).first().map(|wc| wc.vendor_err);
+            assert_eq!(cause, is_gone.then_some(9901));
+        }
+    }
 }

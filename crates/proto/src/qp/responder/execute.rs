@@ -344,6 +344,10 @@ impl Qp {
                 }
                 Selectivity::Reserved(_) => return Err(Refusal::INVALID.into()),
             };
+            // It copies nothing, and so would not notice.
+            if hold.is_gone() {
+                return Err(Refusal::ACCESS.into());
+            }
             env.memory().publish();
             if need.contains(Access::FLUSH_PERSISTENT) {
                 env.memory().persist(hold.addr(), len).map_err(|_| Refusal::ACCESS)?;
