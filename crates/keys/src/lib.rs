@@ -324,6 +324,10 @@ impl MrTable {
         let slot = self.retire(keys.lkey, Bound::Refuses, release)?;
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.store(self.marked(region));
+        if let Some(vanishing) = self.vanishing() {
+            // Before it is open, or an access would be judged by the pages that it had before.
+            vanishing.moved(index(keys.lkey), region.addr);
+        }
         slot.uses.open();
         Ok(())
     }

@@ -16,7 +16,8 @@ pub trait Vanishing: Debug + Send + Sync {
     /// A device has a new region, which is entered at this place of the table.
     fn registered(&self, place: usize, device: usize, addr: u64);
 
-    /// The region at a place was changed: it begins at another address.
+    /// The region at a place is changed: it begins at another address. No access to it is in progress, and none begins before this
+    /// returns.
     fn moved(&self, place: usize, addr: u64);
 
     /// Whether some of `len` bytes at an address of the region at a place are gone.
@@ -199,10 +200,46 @@ mod tests {
         table.replace(keys, moved, |_| ()).unwrap();
         let addr = |va| table.local(keys.lkey, 7, va, 1, Access::empty()).unwrap().addr();
         assert_eq!((addr(0x1000), addr(0x1080)), (GONE | NOWHERE, 0xabc0_0100));
+        assert_eq!(seen.0.lock().unwrap().pop(), Some(("moved", index(keys.lkey), moved.addr)));
         let local = |range| table.diagnose_local(keys.lkey, 7, range, Access::empty());
         assert_eq!(local((0x1001, 1)), Finding::Nothing);
         assert!(seen.0.lock().unwrap().is_empty());
         assert_eq!(local((0x1000, 8)), Finding::Vanished);
         assert_eq!(seen.0.lock().unwrap().pop(), Some(("failed", index(keys.lkey), GONE)));
+    }
+
+    /// Tries to use a region while it is changed.
+    #[derive(Debug)]
+    struct Tries {
+        table: MrTable,
+        keys: std::sync::OnceLock<crate::Keys>,
+        found: std::sync::OnceLock<Option<KeyError>>,
+    }
+
+    impl Vanishing for Tries {
+        fn registered(&self, _: usize, _: usize, _: u64) {}
+
+        fn moved(&self, _: usize, _: u64) {
+            let keys = self.keys.get().unwrap();
+            let used = self.table.local(keys.lkey, 7, REGION.iova, 1, Access::empty());
+            self.found.set(used.err()).unwrap();
+        }
+
+        fn is_gone(&self, _: usize, _: u64, _: u64) -> bool {
+            false
+        }
+
+        fn has_failed(&self, _: usize, _: u64, _: u64) {}
+    }
+
+    #[test]
+    fn no_access_comes_before_the_script_knows_of_the_change() {
+        let (keys, found) = (Default::default(), Default::default());
+        let tries: &Tries = Box::leak(Box::new(Tries { table: MrTable::new(10, 1), keys, found }));
+        tries.table.let_vanish(tries);
+        let keys = tries.table.register(REGION).unwrap();
+        tries.keys.set(keys).unwrap();
+        tries.table.replace(keys, Region { addr: REGION.addr + 0x80, ..REGION }, |_| ()).unwrap();
+        assert_eq!(tries.found.get(), Some(&Some(KeyError::Key)));
     }
 }

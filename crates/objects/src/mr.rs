@@ -368,9 +368,6 @@ impl Mr {
             RetireError::Key => RegisterError::Foreign("memory region"),
         })?;
         state.region = region;
-        if let Some(vanishing) = self.core.mrs.vanishing() {
-            vanishing.moved(index(self.keys.lkey), region.addr);
-        }
         if let Some(pd) = held {
             state.pd = pd;
         }
