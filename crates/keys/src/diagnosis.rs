@@ -98,10 +98,10 @@ impl MrTable {
     fn fault(&self, held: &Held<'_>, pd: u32, (va, len): (u64, u64), need: Access) -> Finding {
         let found = fault(held, pd, (va, len), need);
         let addr = held.slot.addr_of(va, len).ok().filter(|_| found == Finding::Nothing);
-        let gone = addr.and_then(|addr| Some((addr, held.slot.gone(self, addr, len)?)));
-        let Some((addr, (vanishing, place))) = gone else { return found };
-        vanishing.has_failed(place, addr, len);
-        Finding::Vanished
+        let (Some(addr), Some((vanishing, place))) = (addr, held.slot.vanishing(self)) else {
+            return found;
+        };
+        if vanishing.has_failed(place, addr, len) { Finding::Vanished } else { found }
     }
 }
 

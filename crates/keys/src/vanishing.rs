@@ -20,11 +20,11 @@ pub trait Vanishing: Debug + Send + Sync {
     /// returns.
     fn moved(&self, place: usize, addr: u64);
 
-    /// Whether some of `len` bytes at an address of the region at a place are gone.
+    /// Whether some of `len` bytes at an address of the region at a place are gone. If so, an access fails by that.
     fn is_gone(&self, place: usize, addr: u64, len: u64) -> bool;
 
-    /// A request has failed because they are.
-    fn has_failed(&self, place: usize, addr: u64, len: u64);
+    /// A request has failed at these bytes. Whether that was because some of them were gone: [`is_gone`](Self::is_gone) said so to it.
+    fn has_failed(&self, place: usize, addr: u64, len: u64) -> bool;
 }
 
 impl MrTable {
@@ -72,24 +72,19 @@ impl Slot {
             return Err(KeyError::Access);
         }
         let addr = self.addr_of(va, len)?;
-        let gone = self.gone(table, addr, len).is_some();
+        let vanishing = self.vanishing(table);
+        let gone = vanishing.is_some_and(|(vanishing, place)| vanishing.is_gone(place, addr, len));
         Ok((if gone { addr | NOWHERE } else { addr }, access))
     }
 
-    /// The script by which some of these bytes are gone, and the place of their region.
-    pub(super) fn gone(
-        &self,
-        table: &MrTable,
-        addr: u64,
-        len: u64,
-    ) -> Option<(&'static dyn Vanishing, usize)> {
+    /// The script that may let the memory vanish, and the place of its region.
+    pub(super) fn vanishing(&self, table: &MrTable) -> Option<(&'static dyn Vanishing, usize)> {
         let access = self.access();
         let vanishing = table.vanishing().filter(|_| access.contains(Access::MAY_VANISH))?;
         let is_window = access.contains(Access::WINDOW);
         // A window lies in the region that it is bound to.
         let lkey = if is_window { &self.bound } else { &self.lkey };
-        let place = index(lkey.load(Ordering::Relaxed));
-        vanishing.is_gone(place, addr, len).then_some((vanishing, place))
+        Some((vanishing, index(lkey.load(Ordering::Relaxed))))
     }
 }
 
@@ -120,8 +115,12 @@ mod tests {
             (addr..addr + len).contains(&GONE)
         }
 
-        fn has_failed(&self, place: usize, addr: u64, _: u64) {
-            self.0.lock().unwrap().push(("failed", place, addr));
+        fn has_failed(&self, place: usize, addr: u64, len: u64) -> bool {
+            let is_it = (addr..addr + len).contains(&GONE);
+            if is_it {
+                self.0.lock().unwrap().push(("failed", place, addr));
+            }
+            is_it
         }
     }
 
@@ -229,7 +228,9 @@ mod tests {
             false
         }
 
-        fn has_failed(&self, _: usize, _: u64, _: u64) {}
+        fn has_failed(&self, _: usize, _: u64, _: u64) -> bool {
+            false
+        }
     }
 
     #[test]

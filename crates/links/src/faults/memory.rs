@@ -1,6 +1,6 @@
 //! Registered memory that vanishes by rules. The program has it still; the table of keys sends the device elsewhere.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyverbs_faults::{Dice, Fault, Rule, Which};
@@ -18,6 +18,9 @@ const PAGE_BITS: u32 = 12;
 /// Lines of the log for one rule; the counter and the trace have all.
 const MOST_SAID: u32 = 10;
 
+/// Accesses that found memory gone and were not diagnosed. A request is diagnosed by the thread that has failed, so a thread has few.
+const MOST_FOUND: usize = 256;
+
 /// The regions of a process, and the rules about their memory.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
@@ -34,6 +37,17 @@ struct State {
     made: BTreeMap<usize, u64>,
     /// The rules, each with the lines of the log about it.
     rules: Vec<(Active, u32)>,
+    /// Accesses that found memory gone, the last one at the end. A diagnosis looks here: the rules may say something else by then.
+    found: VecDeque<Found>,
+}
+
+/// An access found memory gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    place: usize,
+    device: usize,
+    range: (u64, u64),
+    gone: Gone,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,10 +62,11 @@ struct Region {
 }
 
 /// Memory that is gone.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gone {
-    /// The place of the rule.
-    at: usize,
+    /// The number of the rule among all that there ever were.
+    number: usize,
+    rule: &'static Rule,
     /// The number of the region, as the rule counts it.
     region: u64,
     /// The first page of it that is gone, from 1.
@@ -79,6 +94,41 @@ impl Regions {
         state.known.insert(place, Region { device, of_process, of_device, first });
     }
 
+    /// Whether some of these bytes are gone. If so, notes that an access found it.
+    fn look(&self, faults: &Faults, place: usize, range: (u64, u64), now: Time) -> bool {
+        let mut state = self.state.lock();
+        let Some(gone) = state.find(faults, place, range, now) else { return false };
+        let device = state.known.get(&place).map_or(0, |region| region.device);
+        let found = Found { place, device, range, gone };
+        state.found.retain(|other| (other.place, other.range) != (place, range));
+        if state.found.len() >= MOST_FOUND {
+            state.found.pop_front();
+        }
+        state.found.push_back(found);
+        true
+    }
+
+    /// The last access that found some of these bytes gone, and how often its rule was named with this time. It is forgotten.
+    fn take_found(&self, place: usize, range: (u64, u64)) -> Option<(Found, u32)> {
+        let mut state = self.state.lock();
+        let end = |(addr, len): (u64, u64)| addr.saturating_add(len);
+        let is_it = |found: &Found| {
+            found.place == place && found.range.0 < end(range) && range.0 < end(found.range)
+        };
+        let found = *state.found.iter().rev().find(|found| is_it(found))?;
+        state.found.retain(|found| !is_it(found));
+        let mut rules = state.rules.iter_mut();
+        let said = match rules.find(|(active, _)| active.number == found.gone.number) {
+            Some((_, said)) => {
+                *said = said.saturating_add(1);
+                *said
+            }
+            // It was cleared since.
+            None => 1,
+        };
+        Some((found, said))
+    }
+
     fn change(&self, place: usize, addr: u64) {
         if let Some(region) = self.state.lock().known.get_mut(&place) {
             region.first = addr >> PAGE_BITS;
@@ -100,22 +150,22 @@ impl State {
         let number = |page: u64| page.saturating_sub(region.first) + 1;
         let pages = (number(addr >> PAGE_BITS), number(last));
         let device = faults.name(region.device);
-        self.rules.iter().enumerate().find_map(|(at, (active, _))| {
-            let Active { number, rule, since, .. } = active;
+        self.rules.iter().find_map(|(active, _)| {
+            let Active { number, rule, since, .. } = *active;
             let Fault::Memory { pages: of_pages, regions, span } = rule.fault else { return None };
             if rule.place.device.as_deref().is_some_and(|name| name != device)
-                || !span.has(now.since(*since))
+                || !span.has(now.since(since))
             {
                 return None;
             }
             let counts_process = rule.place.device.is_none();
             let region_number = if counts_process { region.of_process } else { region.of_device };
-            if !faults.dice_of_process(*number).chooses(regions, region_number) {
+            if !faults.dice_of_process(number).chooses(regions, region_number) {
                 return None;
             }
-            let dice = Dice::new(faults.seed, *number, region.of_process);
+            let dice = Dice::new(faults.seed, number, region.of_process);
             let page = first_of(of_pages, dice, pages)?;
-            Some(Gone { at, region: region_number, page })
+            Some(Gone { number, rule, region: region_number, page })
         })
     }
 }
@@ -148,23 +198,14 @@ impl Vanishing for Links {
     fn is_gone(&self, place: usize, addr: u64, len: u64) -> bool {
         let rules = |faults: &&Faults| faults.regions.any.load(Ordering::Acquire);
         let Some(faults) = self.faults.as_ref().filter(rules) else { return false };
-        let now = self.core.now();
-        faults.regions.state.lock().find(faults, place, (addr, len), now).is_some()
+        faults.regions.look(faults, place, (addr, len), self.core.now())
     }
 
-    fn has_failed(&self, place: usize, addr: u64, len: u64) {
-        let Some(faults) = &self.faults else { return };
-        let now = self.core.now();
-        let mut state = faults.regions.state.lock();
-        let Some(Gone { at, region, page }) = state.find(faults, place, (addr, len), now) else {
-            return;
-        };
-        let device = state.known.get(&place).map_or(0, |region| region.device);
-        let (active, said) = &mut state.rules[at];
-        let rule = active.rule;
-        *said = said.saturating_add(1);
-        let said = *said;
-        drop(state);
+    fn has_failed(&self, place: usize, addr: u64, len: u64) -> bool {
+        let found =
+            self.faults.as_ref().map(|faults| faults.regions.take_found(place, (addr, len)));
+        let Some((Found { device, gone, .. }, said)) = found.flatten() else { return false };
+        let Gone { rule, region, page, .. } = gone;
         let what = format!("page {page} of region {region} has vanished: a request fails");
         self.core.count(device, Counter::InjectedFaults, 1);
         self.trace_fault(rule, &what);
@@ -172,6 +213,7 @@ impl Vanishing for Links {
             let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
             tracing::error!(target: "anyverbs", "injected fault ({}): {what}{more}", rule.named());
         }
+        true
     }
 }
 
@@ -264,6 +306,42 @@ mod tests {
         assert!(faults.regions.any.load(Ordering::Relaxed));
         faults.clear(&|_, _| ());
         assert!(!is_gone(100) && !faults.regions.any.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_failure_is_explained_by_what_the_access_found_and_not_by_the_rules_of_then() {
+        let faults = faults("page 2 of region 1 vanishes after 2s for 3s");
+        let regions = &faults.regions;
+        let look = |range, second: u64| {
+            let now = Time::from_nanos(second * 1_000_000_000);
+            regions.look(&faults, 10, range, now)
+        };
+        let explained =
+            |range| regions.take_found(10, range).map(|(found, said)| (found.gone.page, said));
+        let (page, packet) = ((at(10, 1) + 0x10, 0x2000), (at(10, 2), 0x400));
+        // The program has unmapped it: that the rule began since is no reason.
+        assert!(!look(page, 1));
+        assert_eq!(explained(page), None);
+        // The rule is over when somebody asks, for the request of which the packet was a part.
+        assert!(look(packet, 4) && look(packet, 4));
+        assert_eq!(regions.take_found(12, page), None, "another region");
+        assert_eq!(explained((at(10, 3), 0x1000)), None, "other bytes");
+        assert_eq!(explained(page), Some((2, 1)));
+        assert_eq!(explained(page), None, "another request");
+        // The rules are cleared.
+        assert!(look(packet, 4) && look(page, 4));
+        faults.clear(&|_, _| ());
+        assert_eq!(explained(page), Some((2, 1)));
+        assert_eq!(explained(packet), None);
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_forgotten() {
+        let faults = faults("region 1 vanishes");
+        for byte in 0..2 * MOST_FOUND as u64 {
+            assert!(faults.regions.look(&faults, 10, (at(10, 1) + byte, 1), Time::from_nanos(0)));
+        }
+        assert_eq!(faults.regions.state.lock().found.len(), MOST_FOUND);
     }
 
     #[test]

@@ -123,7 +123,9 @@ impl Vanishing for Gone {
     fn is_gone(&self, _: usize, addr: u64, len: u64) -> bool {
         (addr..addr + len).contains(&self.0)
     }
-    fn has_failed(&self, _: usize, _: u64, _: u64) {}
+    fn has_failed(&self, _: usize, addr: u64, len: u64) -> bool {
+        self.is_gone(0, addr, len)
+    }
 }
 
 #[test]
