@@ -1,10 +1,11 @@
 //! Calls that fail because a script of faults asks for it. In a process without a script a call looks at one word, and the posting
-//! calls, which programs make by a table, look at nothing. With a script of any kind all calls are counted, since rules may come.
+//! calls, which programs make by a table, look at nothing. With a script of any kind a call looks whether there are rules about it, since
+//! rules may come. Only those about which there are rules are counted.
 
 use std::{
     collections::HashMap,
     ffi::c_int,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     sync::{Arc, OnceLock},
 };
 
@@ -24,10 +25,19 @@ struct Plan {
     seed: u64,
     /// The rules about calls.
     rules: RwLock<Arc<[&'static CallRule]>>,
-    /// How often each of [`CALLS`] was called.
-    calls: [AtomicU64; CALLS.len()],
+    /// For each of [`CALLS`].
+    calls: [Call; CALLS.len()],
     /// The slots that the posting calls had before.
     slots: OnceLock<ibv_context_ops>,
+}
+
+/// A call, by its name.
+#[derive(Default)]
+struct Call {
+    /// Whether there are rules about it. If not, threads share nothing that they write.
+    has_rules: AtomicBool,
+    /// How often it was made while there were.
+    count: AtomicU64,
 }
 
 /// A rule about calls.
@@ -87,7 +97,7 @@ pub(crate) fn init() {
             script.rules.len()
         );
     }
-    let calls = [const { AtomicU64::new(0) }; CALLS.len()];
+    let calls = std::array::from_fn(|_| Call::default());
     let plan = Plan { seed, rules: RwLock::new(Arc::new([])), calls, slots: OnceLock::new() };
     let plan = PLAN.get_or_init(|| plan);
     for (number, rule) in script.rules.into_iter().enumerate().filter(|(_, r)| !r.is_of_device()) {
@@ -99,30 +109,55 @@ pub(crate) fn init() {
 impl FaultyCalls for Plan {
     fn add(&self, number: usize, rule: &'static Rule) {
         let Fault::Call { call, .. } = &rule.fault else { return };
-        let at = CALLS.iter().position(|name| name == call);
-        let before = at.map_or(0, |at| self.calls[at].load(Ordering::Relaxed));
+        let Call { has_rules, count } = &self.calls[place(call)];
+        let before = count.load(Ordering::Relaxed);
         let new: &'static CallRule =
             Box::leak(Box::new(CallRule { number, rule, before, met: Met::default() }));
         let mut rules = self.rules.write();
         *rules = rules.iter().copied().chain([new]).collect();
+        has_rules.store(true, Ordering::Release);
     }
 
     fn clear(&self) {
-        *self.rules.write() = Arc::new([]);
+        let mut rules = self.rules.write();
+        self.calls.iter().for_each(|call| call.has_rules.store(false, Ordering::Release));
+        *rules = Arc::new([]);
     }
 }
 
-/// The call of this name is made: fails if a rule says so.
+/// The place in [`CALLS`] of a name that is there.
+pub(crate) const fn place(name: &str) -> usize {
+    let mut at = 0;
+    while !is_same(CALLS[at].as_bytes(), name.as_bytes()) {
+        at += 1;
+    }
+    at
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// The call at this place of [`CALLS`] is made: fails if a rule says so.
 #[inline]
-pub(crate) fn call(name: &'static str) -> Result<(), Errno> {
-    PLAN.get().map_or(Ok(()), |plan| plan.call(name))
+pub(crate) fn call(at: usize) -> Result<(), Errno> {
+    PLAN.get().map_or(Ok(()), |plan| plan.made(at))
 }
 
 impl Plan {
+    #[inline]
+    fn made(&self, at: usize) -> Result<(), Errno> {
+        if self.calls[at].has_rules.load(Ordering::Acquire) { self.call(at) } else { Ok(()) }
+    }
+
     #[cold]
-    fn call(&self, name: &'static str) -> Result<(), Errno> {
-        let Some(at) = CALLS.iter().position(|call| *call == name) else { return Ok(()) };
-        let n = self.calls[at].fetch_add(1, Ordering::Relaxed) + 1;
+    fn call(&self, at: usize) -> Result<(), Errno> {
+        let name = CALLS[at];
+        let n = self.calls[at].count.fetch_add(1, Ordering::Relaxed) + 1;
         // A call may wait for long below, and others change the rules meanwhile.
         let rules = Arc::clone(&self.rules.read());
         for CallRule { number, rule, before, met } in rules.iter() {
@@ -171,7 +206,7 @@ impl Plan {
 /// Returns from a function of C with the error that a script asks for.
 macro_rules! may_fail {
     ($name:literal, $report:path) => {
-        if let Err(errno) = $crate::faults::call($name) {
+        if let Err(errno) = $crate::faults::call(const { $crate::faults::place($name) }) {
             return $report(Err(errno));
         }
     };
@@ -201,7 +236,7 @@ unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    if let Err(errno) = call("ibv_post_send") {
+    if let Err(errno) = call(const { place("ibv_post_send") }) {
         // SAFETY: the caller's promise.
         return unsafe { refuse_wr(bad, wr, errno) };
     }
@@ -217,7 +252,7 @@ unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    if let Err(errno) = call("ibv_post_recv") {
+    if let Err(errno) = call(const { place("ibv_post_recv") }) {
         // SAFETY: the caller's promise.
         return unsafe { refuse_wr(bad, wr, errno) };
     }
@@ -233,7 +268,7 @@ unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    if let Err(errno) = call("ibv_post_srq_recv") {
+    if let Err(errno) = call(const { place("ibv_post_srq_recv") }) {
         // SAFETY: the caller's promise.
         return unsafe { refuse_wr(bad, wr, errno) };
     }
@@ -245,10 +280,68 @@ unsafe extern "C" fn post_srq_recv(
 /// # Safety
 /// As for [`verbs::req_notify_cq`].
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    if let Err(errno) = call("ibv_req_notify_cq") {
+    if let Err(errno) = call(const { place("ibv_req_notify_cq") }) {
         return errno.set();
     }
     let notify = slots().and_then(|slots| slots.req_notify_cq).unwrap_or(verbs::req_notify_cq);
     // SAFETY: the caller's promise.
     unsafe { notify(cq, solicited_only) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plan with rules, which stays.
+    fn plan(rules: &str) -> &'static Plan {
+        let calls = std::array::from_fn(|_| Call::default());
+        let none = RwLock::new(Arc::new([]) as Arc<[_]>);
+        let plan = Plan { seed: 1, rules: none, calls, slots: OnceLock::new() };
+        add(&plan, rules);
+        Box::leak(Box::new(plan))
+    }
+
+    fn add(plan: &Plan, rules: &str) {
+        for rule in anyverbs_faults::Script::parse(rules).unwrap().rules {
+            plan.add(0, Box::leak(Box::new(rule)));
+        }
+    }
+
+    const SEND: usize = place("ibv_post_send");
+    const RECV: usize = place("ibv_post_recv");
+
+    #[test]
+    fn only_a_call_with_rules_is_counted_and_takes_the_lock() {
+        let plan = plan("ibv_post_recv 2 fails with ENOMEM");
+        // Whoever waits for this lock waits for ever.
+        let held = plan.rules.write();
+        for _ in 0..3 {
+            assert!(plan.made(SEND).is_ok());
+        }
+        assert_eq!(plan.calls[SEND].count.load(Ordering::Relaxed), 0);
+        drop(held);
+        assert_eq!([1, 2, 3].map(|_| plan.made(RECV).is_err()), [false, true, false]);
+        assert_eq!(plan.calls[RECV].count.load(Ordering::Relaxed), 3);
+        plan.clear();
+        assert!(plan.made(RECV).is_ok());
+        assert_eq!(plan.calls[RECV].count.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_rule_counts_from_when_it_comes() {
+        let plan = plan("ibv_post_send 2 fails with EIO");
+        let fails = |count| (0..count).map(|_| plan.made(SEND).is_err()).collect::<Vec<_>>();
+        assert_eq!(fails(3), [false, true, false]);
+        add(plan, "ibv_post_send 2 fails with EIO");
+        assert_eq!(fails(3), [false, true, false]);
+        plan.clear();
+        assert_eq!(fails(3), [false; 3]);
+        add(plan, "ibv_post_send 3 fails with EIO");
+        assert_eq!(fails(3), [false, false, true]);
+    }
+
+    #[test]
+    fn every_name_has_its_place() {
+        assert!(CALLS.iter().enumerate().all(|(at, name)| place(name) == at));
+    }
 }
