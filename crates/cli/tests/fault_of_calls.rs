@@ -80,8 +80,8 @@ impl Works {
 
 #[test]
 fn rules_about_calls_come_to_a_program_that_runs_and_go() {
-    // The first of all calls is one of the ten of the first function.
-    let mut works = Works::start("ibv_reg_mr 1 fails with EIO; drop packet 100000");
+    // The first of all calls is one of the ten of the first function. The script is about calls alone.
+    let mut works = Works::start("ibv_reg_mr 1 fails with EIO");
     assert_eq!(works.failed(), "1 0");
     assert_eq!(works.failed(), "0 0");
     let rules = "ibv_reg_mr 1 to 3 fails with ENOMEM\nibv_reg_mr 5 from grow fails with EFAULT\n";
@@ -90,7 +90,7 @@ fn rules_about_calls_come_to_a_program_that_runs_and_go() {
     assert_eq!(works.failed(), "2 2");
     assert_eq!(works.failed(), "0 0");
     assert!(works.fault("list").ends_with(rules));
-    works.fault("ibv_reg_mr from setup fails with EAGAIN");
+    works.fault("ibv_reg_mr from setup fails with EAGAIN; drop packet 100000");
     assert_eq!([works.failed(), works.failed()], ["10 0", "10 0"]);
     assert_eq!(works.fault("clear"), "rules of this process that do not hold any more: 5\n");
     assert_eq!(works.failed(), "0 0");

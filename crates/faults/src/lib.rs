@@ -329,7 +329,8 @@ impl Rule {
 }
 
 impl Script {
-    /// Whether any rule is [of a device](Rule::is_of_device). A script of a seed alone waits for some that are.
+    /// Whether any rule is [of a device](Rule::is_of_device). A script of a seed alone waits for some that are. The log names the script when
+    /// the first thing begins that it is about.
     #[must_use]
     pub fn is_of_device(&self) -> bool {
         self.rules.is_empty() || self.rules.iter().any(Rule::is_of_device)

@@ -164,9 +164,9 @@ pub struct QpPlace {
 }
 
 impl Faults {
-    /// The faults of a configuration, if it has any for devices.
+    /// The faults of a configuration, if it has a script. One about calls alone counts: rules about devices may come later.
     pub fn new(config: &Config) -> Option<Self> {
-        let script = config.faults.as_ref().filter(|script| script.is_of_device())?;
+        let script = config.faults.as_ref()?;
         let port = |(at, port): (usize, &anyverbs_objects::config::PortConfig)| FaultyPort {
             name: port.name.clone(),
             number: port.port,
@@ -174,11 +174,14 @@ impl Faults {
             ..FaultyPort::default()
         };
         let seed = script.seed_or(Some(config.fault_seed));
-        tracing::warn!(
-            target: "anyverbs",
-            "faults are injected: seed {seed}, rules: {}; `anyverbs faults --explain` explains them",
-            script.rules.len()
-        );
+        // The library of the calls, where there is one, has said it of a script about calls alone.
+        if script.is_of_device() || CALLS.get().is_none() {
+            tracing::warn!(
+                target: "anyverbs",
+                "faults are injected: seed {seed}, rules: {}; `anyverbs faults --explain` explains them",
+                script.rules.len()
+            );
+        }
         let faults = Self {
             seed,
             ports: config.ports.iter().enumerate().map(port).collect(),
@@ -573,6 +576,16 @@ mod tests {
         assert!(due(30).is_some());
         assert_eq!(faults.clear(&|_, _| ()), (2, vec![]));
         assert!(faults.is_down(0));
+    }
+
+    #[test]
+    fn a_script_about_calls_alone_takes_rules_about_devices() {
+        let faults = faults("ibv_reg_mr 1 fails with EIO");
+        assert_eq!(faults.add("drop packet 1", Time::from_nanos(1)), Ok(1));
+        let (_, rules) = faults.news(&mut Known::default());
+        let rules = rules.iter().map(|active| (active.number, &*active.rule.text));
+        let wanted = [(0, "ibv_reg_mr 1 fails with EIO"), (1, "drop packet 1")];
+        assert_eq!(rules.collect::<Vec<_>>(), wanted);
     }
 
     #[test]

@@ -401,7 +401,7 @@ impl Config {
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         let faults = script(env.value("FAULTS").or(file.faults), &ports)?;
         let partitioned = ports.iter().any(|port| port.pkeys != [PKey::DEFAULT]);
-        let injects = faults.as_ref().is_some_and(Script::is_of_device);
+        let injects = faults.is_some();
         Ok(Self {
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
@@ -651,8 +651,10 @@ mod tests {
             assert!(said.contains(reason), "{said}");
         }
         std::fs::remove_file(file).unwrap();
-        let config = config(&[("ANYVERBS_FAULTS", "seed 1")]).unwrap();
-        assert!(!config.direct && config.faults.unwrap().is_of_device(), "rules may come later");
+        for script in ["seed 1", "ibv_reg_mr 1 fails with EIO"] {
+            let config = config(&[("ANYVERBS_FAULTS", script)]).unwrap();
+            assert!(!config.direct && config.faults.is_some(), "rules may come later");
+        }
     }
 
     #[test]
