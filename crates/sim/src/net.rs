@@ -93,7 +93,7 @@ pub(crate) struct Delivery {
     pub(crate) beside: Beside,
 }
 
-/// What a link carries beside a packet's own bytes.
+/// The things that a link carries beside a packet's own bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Beside {
     /// A piggybacked ACK.
