@@ -9,15 +9,19 @@ fail() {
 
 bin=$RUNNER_TEMP/anyverbs/bin
 mkdir -p "$bin"
+# Under a new name first: an earlier step of the job may have exported a device, whose launcher still runs.
+fresh=$bin/anyverbs.new
 if [ -n "$ANYVERBS_SETUP_FILE" ]; then
-    cp "$ANYVERBS_SETUP_FILE" "$bin/anyverbs" || fail "cannot copy the file $ANYVERBS_SETUP_FILE"
+    cp "$ANYVERBS_SETUP_FILE" "$fresh" || fail "cannot copy the file $ANYVERBS_SETUP_FILE"
 else
     name=anyverbs-$ANYVERBS_SETUP_VERSION-$(uname -m)-linux-gnu
     url=https://github.com/anyverbs/anyverbs/releases/download/v$ANYVERBS_SETUP_VERSION/$name
-    curl --fail --silent --show-error --location --retry 3 --output "$bin/anyverbs" "$url" ||
+    curl --fail --silent --show-error --location --retry 3 --output "$fresh" "$url" ||
         fail "cannot download $url"
 fi
-chmod +x "$bin/anyverbs"
+chmod +x "$fresh"
+"$fresh" --version || fail "the command does not run on this runner"
+mv "$fresh" "$bin/anyverbs"
 echo "$bin" >> "$GITHUB_PATH"
 echo "ANYVERBS_DEVICE=$ANYVERBS_SETUP_DEVICE" >> "$GITHUB_ENV"
 export ANYVERBS_DEVICE="$ANYVERBS_SETUP_DEVICE"

@@ -78,5 +78,17 @@ runner "file=$file" export=true device=named0 << 'END'
 ibv_devinfo -d named0 | grep -q PORT_ACTIVE
 [ "$(ls /sys/class/infiniband)" = named0 ]
 END
+# Twice in one job: the second runs with the first's environment, while the first's launcher runs.
+cat > "$out/second" << 'END'
+ibv_devinfo -d second0 | grep -q PORT_ACTIVE
+[ "$(ls /sys/class/infiniband)" = second0 ]
+END
+export out file
+runner "file=$file" export=true device=first0 << 'END'
+[ "$(ls /sys/class/infiniband)" = first0 ]
+python3 "$out/runner.py" /packages/action "file=$file" export=true device=second0 < "$out/second"
+END
 refused "export is true or false, not perhaps" "file=$file" export=perhaps
 refused "cannot copy the file /nonexistent" file=/nonexistent
+echo text > "$out/text"
+refused "the command does not run on this runner" "file=$out/text"
