@@ -1,5 +1,5 @@
 #!/bin/sh
-# Debian's packages, installed, used and removed.
+# Debian's packages, installed, used, removed, and installed again.
 set -eu
 
 architecture=$(dpkg --print-architecture)
@@ -8,23 +8,35 @@ state() {
     dpkg -V
     find /usr /etc /lib /bin ! -name ld.so.cache | sort
 }
-before=$(state)
-dpkg -i /packages/anyverbs_*_"$architecture".deb > /tmp/log || { cat /tmp/log; exit 1; }
-[ "$(anyverbs lib-dir)" = /usr/lib/anyverbs ]
-sh /cases/use.sh anyverbs
+package() {
+    dpkg "$@" > /tmp/log 2>&1 || { cat /tmp/log; exit 1; }
+}
 # Without the launcher the system's own library is in use, which finds no device.
-if ibv_devinfo > /tmp/out 2>&1; then
-    echo "a program found a device without the launcher"
-    exit 1
-fi
+no_device() {
+    if ibv_devinfo > /tmp/out 2>&1; then
+        echo "a program found a device without the launcher, $1"
+        exit 1
+    fi
+}
+before=$(state)
+for time in first second; do
+    package -i /packages/anyverbs_*_"$architecture".deb
+    [ "$(anyverbs lib-dir)" = /usr/lib/anyverbs ]
+    sh /cases/use.sh anyverbs
+    no_device "the $time time"
 
-dpkg -i /packages/anyverbs-libibverbs_*_"$architecture".deb > /tmp/log || { cat /tmp/log; exit 1; }
-ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }
-grep -q PORT_ACTIVE /tmp/out
-dpkg -P anyverbs-libibverbs anyverbs > /tmp/log || { cat /tmp/log; exit 1; }
-if ibv_devinfo > /tmp/out 2>&1; then
-    echo "the device stayed after the package was removed"
-    exit 1
-fi
-after=$(state)
-[ "$before" = "$after" ] || { echo "the packages left something, or took something along"; exit 1; }
+    package -i /packages/anyverbs-libibverbs_*_"$architecture".deb
+    ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }
+    grep -q PORT_ACTIVE /tmp/out
+    # Over itself, as for a new version.
+    package -i /packages/anyverbs*_"$architecture".deb
+    ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }
+    # Removed, not purged, and the libraries stay.
+    package -r anyverbs-libibverbs
+    no_device "after the package was removed"
+    package -r anyverbs
+    [ "$before" = "$(state)" ] || { echo "the packages left something, or took something along"; exit 1; }
+done
+package -i /packages/anyverbs*_"$architecture".deb
+package -P anyverbs-libibverbs anyverbs
+[ "$before" = "$(state)" ] || { echo "the purged packages left something"; exit 1; }

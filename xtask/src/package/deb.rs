@@ -94,13 +94,8 @@ fn finish(
             env!("CARGO_PKG_REPOSITORY"),
         ),
     );
-    if tree.iter().any(|(path, _)| path.starts_with("etc/")) {
-        let files: Vec<String> = tree
-            .iter()
-            .filter(|(path, _)| path.starts_with("etc/"))
-            .map(|(path, _)| format!("/{path}\n"))
-            .collect();
-        control.file("conffiles", files.concat());
+    // The file in /etc is no `conffile`: dpkg would keep one after the package is removed, and the loader would obey it.
+    if tree.iter().any(|(path, _)| path.starts_with("etc/ld.so.conf.d/")) {
         // The system's cache of libraries is made anew after installing and removing.
         control.file("triggers", "activate-noawait ldconfig\n");
     }
