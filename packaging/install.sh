@@ -1,37 +1,63 @@
 #!/bin/sh
-# Installs anyverbs below a prefix. Needs no root where the prefix is yours.
+# Installs anyverbs below a prefix, or removes it. Needs no root where the prefix is yours.
 set -eu
 
-usage="usage: install.sh [--prefix DIR]   (without it: ~/.local)"
-prefix=${HOME:-}/.local
+usage="usage: install.sh [--uninstall] [--prefix DIR]   (without a prefix: ~/.local)"
+fail() {
+    echo "install.sh: $1" >&2
+    exit 1
+}
+
+prefix=${HOME:+$HOME/.local} uninstall=
 while [ $# -gt 0 ]; do
     case $1 in
         --prefix) [ $# -ge 2 ] || { echo "$usage" >&2; exit 2; }; prefix=$2; shift ;;
         --prefix=*) prefix=${1#--prefix=} ;;
+        --uninstall) uninstall=yes ;;
         -h | --help) echo "$usage"; exit 0 ;;
         *) echo "$usage" >&2; exit 2 ;;
     esac
     shift
 done
 case $prefix in
+    "") fail "no directory to install into: name one with --prefix DIR" ;;
     /*) ;;
     *) prefix=$(pwd)/$prefix ;;
 esac
 
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
+lib=$prefix/lib/anyverbs bin=$prefix/bin/anyverbs
+if [ -n "$uninstall" ]; then
+    [ -e "$lib" ] || [ -e "$bin" ] || fail "anyverbs is not installed in $prefix"
+    rm -rf "$lib" "$bin"
+    (cd "$here/share" && find . -type f) | while read -r file; do
+        rm -f "$prefix/share/$file"
+    done
+    echo "removed anyverbs from $prefix"
+    exit 0
+fi
+
+# The loader separates names of directories by these, and has no escape.
+case $prefix in
+    *" "* | *:* | *\;*) fail "no program can load libraries from $prefix: its name has a space, a colon or a semicolon" ;;
+esac
+# What root installs is for all users.
+[ "$(id -u)" != 0 ] || umask 022
+trap 'rm -rf "$lib.new" "$bin.new"' EXIT
 # The libraries get a directory of their own: in PREFIX/lib they would stand before the system's libibverbs.
 mkdir -p "$prefix/bin" "$prefix/lib" "$prefix/share"
-rm -rf "$prefix/lib/anyverbs.new" "$prefix/lib/anyverbs.old"
-cp -R -P "$here/lib" "$prefix/lib/anyverbs.new"
-if [ -e "$prefix/lib/anyverbs" ]; then
-    mv "$prefix/lib/anyverbs" "$prefix/lib/anyverbs.old"
-fi
-mv "$prefix/lib/anyverbs.new" "$prefix/lib/anyverbs"
-rm -rf "$prefix/lib/anyverbs.old"
+rm -rf "$lib.new" "$lib.old"
+# All that can fail for want of room comes before the older libraries and command are replaced.
+cp -R -P "$here/lib" "$lib.new"
+cp "$here/bin/anyverbs" "$bin.new"
 cp -R -P "$here/share/." "$prefix/share"
-cp "$here/bin/anyverbs" "$prefix/bin/anyverbs.new"
-mv "$prefix/bin/anyverbs.new" "$prefix/bin/anyverbs"
-echo "installed $prefix/bin/anyverbs"
+if [ -e "$lib" ]; then
+    mv "$lib" "$lib.old"
+fi
+mv "$lib.new" "$lib"
+mv "$bin.new" "$bin"
+rm -rf "$lib.old"
+echo "installed $bin"
 case :${PATH:-}: in
     *":$prefix/bin:"*) ;;
     *) echo "$prefix/bin is not in PATH" ;;
