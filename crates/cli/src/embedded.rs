@@ -128,7 +128,11 @@ impl Objects {
         make_private(&folder, user)?;
         let dir = folder.join(&self.digits);
         match fs::symlink_metadata(&dir) {
-            Ok(meta) if is_private(&meta, user) => return Ok(dir),
+            Ok(meta) if is_private(&meta, user) => {
+                if libraries::missing(&dir).is_empty() {
+                    return Ok(dir);
+                }
+            }
             Ok(_) => bail!("{} is not a directory of yours alone", dir.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
@@ -136,13 +140,12 @@ impl Objects {
         let fresh = self.unpack_beside(&folder)?;
         match fs::rename(&fresh, &dir) {
             Ok(()) => Ok(dir),
-            // Another process was faster, and has laid out the same objects.
+            // Another process was faster and has laid out the same objects, or somebody removed some of them, as the cleaners of
+            // /tmp do with files that nobody read for days.
             Err(error) => {
+                let completed = complete(&dir, &fresh, user);
                 fs::remove_dir_all(&fresh)?;
-                let meta = fs::symlink_metadata(&dir).map_err(|_| error)?;
-                if !is_private(&meta, user) {
-                    bail!("{} is not a directory of yours alone", dir.display());
-                }
+                completed.context(error)?;
                 Ok(dir)
             }
         }
@@ -196,6 +199,17 @@ impl Objects {
         }
         Ok(())
     }
+}
+
+/// Moves what `dir` lacks from `fresh` to it. Programs may use the rest.
+fn complete(dir: &Path, fresh: &Path, user: u32) -> anyhow::Result<()> {
+    if !is_private(&fs::symlink_metadata(dir)?, user) {
+        bail!("{} is not a directory of yours alone", dir.display());
+    }
+    for name in libraries::missing(dir) {
+        fs::rename(fresh.join(name), dir.join(name))?;
+    }
+    Ok(())
 }
 
 /// Makes a directory that is the user's alone, or accepts one that is there.
@@ -306,6 +320,22 @@ mod tests {
         assert_eq!(objects.lay_out(&scratch.place(true), me()).unwrap(), dir);
         assert_eq!(fs::metadata(&dir).unwrap().ino(), inode);
         // No unfinished file stays.
+        assert_eq!(fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_was_removed_is_laid_out_again() {
+        let scratch = Scratch::new("removed");
+        let mut objects = objects(&scratch, &OBJECTS);
+        let dir = objects.lay_out(&scratch.place(true), me()).unwrap();
+        let inode = |name: &str| fs::metadata(dir.join(name)).unwrap().ino();
+        let kept = inode(OBJECTS[1]);
+        for removed in [OBJECTS[0], OBJECTS[2], NAMES[3]] {
+            fs::remove_file(dir.join(removed)).unwrap();
+            assert_eq!(objects.lay_out(&scratch.place(true), me()).unwrap(), dir);
+            assert!(libraries::missing(&dir).is_empty(), "{removed}");
+        }
+        assert_eq!(inode(OBJECTS[1]), kept);
         assert_eq!(fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
     }
 

@@ -83,14 +83,14 @@ fn candidates(executable: &Path) -> Vec<PathBuf> {
     ["lib", "lib/anyverbs", "dist/lib"].map(|dir| above.join(dir)).into()
 }
 
+/// The files that the directory should have, and has not.
+pub(crate) fn missing(dir: &Path) -> Vec<&'static str> {
+    NAMES.iter().chain(&OBJECTS[1..]).copied().filter(|name| !dir.join(name).exists()).collect()
+}
+
 /// Fails if one of the shared objects is missing.
 fn check(dir: &Path) -> anyhow::Result<()> {
-    let missing: Vec<&str> = NAMES
-        .iter()
-        .chain(&OBJECTS[1..])
-        .copied()
-        .filter(|name| !dir.join(name).exists())
-        .collect();
+    let missing = missing(dir);
     if !missing.is_empty() {
         bail!(
             "{} is incomplete, without {}; install anyverbs again, or run `cargo xtask dist` in a checkout",
