@@ -15,6 +15,15 @@ case $dir in
     *) echo "the libraries lie in $dir"; exit 1 ;;
 esac
 
+# A directory without room for a file is passed over, and nothing is left there.
+mkdir /tmp/full
+mount -t tmpfs -o size=4k,mode=700,uid=12345 tmpfs /tmp/full
+XDG_RUNTIME_DIR=/tmp/full $as_user env -u HOME "$anyverbs" run -- ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }
+grep -q PORT_ACTIVE /tmp/out
+[ -z "$(find /tmp/full ! -type d)" ]
+[ "$(ls /tmp/full)" = anyverbs ]
+umount /tmp/full
+
 # A directory that another user made before is not trusted.
 rm -rf /tmp/anyverbs-12345
 mkdir -m 777 /tmp/anyverbs-12345

@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use anyverbs::abandoned::Membership;
 use anyverbs::config::Config;
 
@@ -39,32 +39,25 @@ pub(crate) struct ViewTree {
 }
 
 impl ViewTree {
-    /// Makes the tree under `$XDG_RUNTIME_DIR`, or the directory for temporary files, and removes the trees of
-    /// launchers that died before they could.
+    /// Makes the tree in the first of the [`bases`] that can hold it, and removes the trees of launchers that died before they
+    /// could.
     pub(crate) fn new(devices: &[Device]) -> anyhow::Result<Self> {
-        let mut failure = None;
-        let bases = anyverbs_environment::variable("XDG_RUNTIME_DIR")
-            .map(PathBuf::from)
-            .into_iter()
-            .chain([std::env::temp_dir()]);
-        for base in bases.filter(|base| base.is_absolute()) {
-            match Self::create(&base) {
+        let mut refused = Vec::new();
+        for base in bases() {
+            // One that is full takes a directory, and then no file.
+            match Self::create(&base)
+                .and_then(|tree| write_devices(&tree.path, devices).map(|()| tree))
+            {
                 Ok(tree) => {
                     sweep(&base);
-                    write_devices(&tree.path, devices).with_context(|| {
-                        format!("cannot write the view to {}", tree.path.display())
-                    })?;
                     return Ok(tree);
                 }
-                Err(error) => failure = Some((base, error)),
+                Err(error) => refused.push(format!("{}: {error}", base.display())),
             }
         }
-        let (base, error) = failure.context(
-            "the directory for temporary files is not an absolute path; set TMPDIR to one",
-        )?;
         bail!(
-            "cannot make a directory in {} ({error}); set TMPDIR to a directory that you can write to, or use --no-view",
-            base.display()
+            "no directory can hold the view of the device ({}); set TMPDIR to a directory that you can write to, or use --no-view",
+            refused.join("; ")
         )
     }
 
@@ -79,14 +72,13 @@ impl ViewTree {
                 done => break done.map(|()| path)?,
             }
         };
-        let mut lock = File::create(path.join(LOCK))?;
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
-            return Err(io::Error::last_os_error());
+        match lock(&path) {
+            Ok(lock) => Ok(ViewTree { path, _lock: lock, service: None }),
+            Err(error) => {
+                fs::remove_dir_all(&path)?;
+                Err(error)
+            }
         }
-        // Whoever finds the mark finds the lock held, as long as this process lives.
-        lock.write_all(MARK)?;
-        Ok(ViewTree { path, _lock: lock, service: None })
     }
 
     /// Makes the files that change, from now on whenever a program wants them. Without them a program finds no counters.
@@ -113,6 +105,27 @@ impl Drop for ViewTree {
             eprintln!("anyverbs: cannot remove {}: {error}", self.path.display());
         }
     }
+}
+
+/// Directories that may hold a tree, best first. A container with a read-only root may have the last alone.
+fn bases() -> impl Iterator<Item = PathBuf> {
+    anyverbs_environment::variable("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain([std::env::temp_dir(), "/var/tmp".into(), "/dev/shm".into()])
+        .filter(|base| base.is_absolute())
+}
+
+/// Makes the lock of a tree, and takes it.
+fn lock(tree: &Path) -> io::Result<File> {
+    let mut lock = File::create(tree.join(LOCK))?;
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Whoever finds the mark finds the lock held, as long as this process lives.
+    lock.write_all(MARK)?;
+    Ok(lock)
 }
 
 /// A new name, which another user cannot make in advance.

@@ -9,12 +9,20 @@ use std::process::{Command, Output};
 
 use anyverbs_testing::unshare_or_skip;
 
-/// Asks in a network namespace of its own, where not even the loopback interface is up.
+/// Asks in a network namespace of its own, where not even the loopback interface is up, with directories for temporary files that
+/// hold nothing: in `/var/tmp` there is room for a directory, and for no file in it.
 fn doctor(variables: &[(&str, &str)]) -> Output {
     let place = env::temp_dir().join(format!("anyverbs-doctor-asked-{}", std::process::id()));
     library_names::fill(&place);
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--net", env!("CARGO_BIN_EXE_anyverbs"), "doctor"]);
+    command.args(["--user", "--map-root-user", "--net", "--mount", "sh", "-c"]).arg(
+        "mount -t tmpfs -o nr_inodes=2 tmpfs /var/tmp && mount -t tmpfs -o ro tmpfs /dev/shm || exit
+         \"$0\" doctor
+         status=$?
+         ls -A /var/tmp
+         exit $status",
+    );
+    command.arg(env!("CARGO_BIN_EXE_anyverbs"));
     command.env("ANYVERBS_LIB_DIR", &place).env_remove("XDG_RUNTIME_DIR");
     let output = command.envs(variables.iter().copied()).output().unwrap();
     fs::remove_dir_all(place).unwrap();
@@ -32,7 +40,7 @@ fn each_problem_has_its_cause_and_its_remedy() {
     for wanted in [
         "STOP  there is no device: no network interface is up\n      -> bring one up, for instance `ip link set lo up`\n",
         "STOP  no datagram can be sent to 127.0.0.1: Network is unreachable (os error 101)\n      -> ip link set lo up (as root)\n",
-        "STOP  there is no place for the files that show the device in /sys and /dev: cannot make a directory in /nonexistent (No such file or directory (os error 2))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
+        "STOP  there is no place for the files that show the device in /sys and /dev: no directory can hold the view of the device (/nonexistent: No such file or directory (os error 2); /var/tmp: No space left on device (os error 28); /dev/shm: Read-only file system (os error 30))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
     ] {
         assert!(said.contains(wanted), "{wanted}\n{said}");
     }

@@ -39,7 +39,7 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(interfaces(&devices));
     findings.push(loopback());
     findings.push(port(udp_port()));
-    findings.push(view_directory());
+    findings.push(view_directory(devices.as_deref().unwrap_or_default()));
     findings.extend(libraries::find(&args.settings).ok().map(|_| rsockets(&rsocket_settings())));
     findings.push(buffers());
     findings.extend(offloads());
@@ -229,8 +229,8 @@ fn owner(inode: u64) -> String {
     "a process that this user cannot see".into()
 }
 
-fn view_directory() -> Finding {
-    match crate::view_tree::ViewTree::new(&[]) {
+fn view_directory(devices: &[Device]) -> Finding {
+    match crate::view_tree::ViewTree::new(devices) {
         Ok(tree) => {
             let base = tree.path().parent().unwrap_or(Path::new("/")).display().to_string();
             Finding::good(format!(
