@@ -22,6 +22,9 @@ use crate::workspace::{cargo, root, shown, succeed, target};
 const GLIBC: (u32, u32) = (2, 28);
 /// Zig's C compiler links for any glibc. Its version is fixed so that two builds give the same bytes.
 const ZIGLANG: &str = "ziglang==0.17.1";
+/// What the shipped files are built from.
+pub(super) const SHIPPED: [&str; 4] =
+    ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"];
 /// The greatest total size of the files that a package installs.
 const MOST: usize = 10 << 20;
 
@@ -86,9 +89,7 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
 
     let mut build = cargo();
     build.args(["build", "--release", "--locked", "--target", machine.triple]);
-    for package in ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"] {
-        build.args(["-p", package]);
-    }
+    build.args(SHIPPED.iter().flat_map(|package| ["-p", package]));
     let variable = machine.triple.to_uppercase().replace('-', "_");
     build.env(format!("CARGO_TARGET_{variable}_LINKER"), linker);
     build.env("RUSTFLAGS", remapped()?).env_remove("CARGO_ENCODED_RUSTFLAGS");

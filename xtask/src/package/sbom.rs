@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::build::{Machine, output, read};
+use super::build::{Machine, SHIPPED, output, read};
 use crate::workspace::{cargo, root};
-
-const SHIPPED: [&str; 4] = ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"];
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -24,7 +22,6 @@ struct Package {
     version: String,
     license: Option<String>,
     description: Option<String>,
-    source: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -68,34 +65,54 @@ pub(super) fn cyclonedx(machine: Machine, version: &str) -> anyhow::Result<Vec<u
         ["metadata", "--locked", "--format-version=1", "--filter-platform", machine.triple];
     let metadata: Metadata = serde_json::from_str(&output(cargo().args(arguments))?)?;
     let lock: Lock = toml::from_str(&String::from_utf8(read(&root().join("Cargo.lock"))?)?)?;
-    let document = document(&metadata, &lock, version)?;
+    let listed = output(cargo().args(tree(machine)))?;
+    let document = document(&metadata, &lock, &inside(&listed)?, version)?;
     let mut text = serde_json::to_vec_pretty(&document)?;
     text.push(b'\n');
     Ok(text)
 }
 
-fn document(metadata: &Metadata, lock: &Lock, version: &str) -> anyhow::Result<Value> {
-    let packages: BTreeMap<&str, &Package> =
-        metadata.packages.iter().map(|package| (&*package.id, package)).collect();
-    let linked: BTreeMap<&str, Vec<&str>> =
-        metadata.resolve.nodes.iter().map(|node| (&*node.id, linked(node))).collect();
-    let mut inside = BTreeSet::new();
-    let mut open: Vec<&str> = metadata
+/// The command for cargo that prints a line for each package linked into the shipped ones. Its metadata cannot tell: they have the
+/// features that any package of the workspace asks for.
+fn tree(machine: Machine) -> Vec<&'static str> {
+    let mut arguments = vec!["tree", "--locked", "--target", machine.triple];
+    arguments.extend(["--edges=normal,no-proc-macro", "--prefix=none", "--no-dedupe"]);
+    arguments.extend(SHIPPED.iter().flat_map(|package| ["-p", package]));
+    arguments
+}
+
+/// Names and versions, from lines such as `anyhow v1.0.104` with words about the place after them.
+fn inside(lines: &str) -> anyhow::Result<BTreeSet<(&str, &str)>> {
+    let mut packages = BTreeSet::new();
+    for line in lines.lines().filter(|line| !line.is_empty()) {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default();
+        let version = words.next().and_then(|word| word.strip_prefix('v'));
+        packages.insert((name, version.with_context(|| format!("no version in {line:?}"))?));
+    }
+    Ok(packages)
+}
+
+fn document(
+    metadata: &Metadata,
+    lock: &Lock,
+    inside: &BTreeSet<(&str, &str)>,
+    version: &str,
+) -> anyhow::Result<Value> {
+    let packages: BTreeMap<&str, &Package> = metadata
         .packages
         .iter()
-        .filter(|package| package.source.is_none() && SHIPPED.contains(&&*package.name))
-        .map(|package| &*package.id)
+        .filter(|package| inside.contains(&(&*package.name, &*package.version)))
+        .map(|package| (&*package.id, package))
         .collect();
-    while let Some(id) = open.pop() {
-        if inside.insert(id) {
-            open.extend(linked.get(id).context("cargo names a package that it does not describe")?);
-        }
+    if packages.len() != inside.len() {
+        bail!("cargo names {} packages, and describes {} of them", inside.len(), packages.len());
     }
+    let linked: BTreeMap<&str, Vec<&str>> =
+        metadata.resolve.nodes.iter().map(|node| (&*node.id, linked(node))).collect();
     let mut components = Vec::new();
     let mut dependencies = Vec::new();
-    for id in &inside {
-        let package =
-            packages.get(id).context("cargo names a package that it does not describe")?;
+    for (id, package) in &packages {
         let checksum = lock
             .package
             .iter()
@@ -118,7 +135,9 @@ fn document(metadata: &Metadata, lock: &Lock, version: &str) -> anyhow::Result<V
             component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]);
         }
         components.push((purl(package), component));
-        let mut on: Vec<String> = linked[id]
+        let mut on: Vec<String> = linked
+            .get(id)
+            .context("cargo resolves no dependencies of a package")?
             .iter()
             .filter_map(|id| packages.get(id).map(|package| purl(package)))
             .collect();
@@ -156,28 +175,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_for_building_or_testing_are_left_out() {
+    fn what_cargo_links_alone_is_listed() {
         let metadata: Metadata = serde_json::from_value(json!({
             "packages": [
                 { "id": "cli", "name": "anyverbs-cli", "version": "1.0.0", "license": "MIT/Apache-2.0" },
-                { "id": "a", "name": "a", "version": "2.0.0", "source": "registry" },
-                { "id": "b", "name": "b", "version": "3.0.0", "source": "registry" },
-                { "id": "c", "name": "c", "version": "4.0.0", "source": "registry" },
+                { "id": "a", "name": "a", "version": "2.0.0" },
+                { "id": "old", "name": "a", "version": "1.0.0" },
+                { "id": "b", "name": "b", "version": "3.0.0" },
+                { "id": "c", "name": "c", "version": "4.0.0" },
+                { "id": "d", "name": "d", "version": "5.0.0" },
             ],
             "resolve": { "nodes": [
                 { "id": "cli", "deps": [
                     { "pkg": "a", "dep_kinds": [{ "kind": "build" }, { "kind": null }] },
                     { "pkg": "b", "dep_kinds": [{ "kind": "dev" }] },
+                    { "pkg": "d", "dep_kinds": [{ "kind": null }] },
                 ] },
                 { "id": "a", "deps": [{ "pkg": "c", "dep_kinds": [{ "kind": null }] }] },
+                { "id": "old", "deps": [] },
                 { "id": "b", "deps": [] },
                 { "id": "c", "deps": [] },
+                { "id": "d", "deps": [] },
             ] },
         }))
         .unwrap();
         let lock: Lock =
             toml::from_str("[[package]]\nname = 'a'\nversion = '2.0.0'\nchecksum = 'abc'").unwrap();
-        let document = document(&metadata, &lock, "1.0.0").unwrap();
+        let listed = "anyverbs-cli v1.0.0 (/checkout/cli)\na v2.0.0\nc v4.0.0\n\na v2.0.0\n";
+        let document = document(&metadata, &lock, &inside(listed).unwrap(), "1.0.0").unwrap();
         let names: Vec<&str> = document["components"]
             .as_array()
             .unwrap()
@@ -188,5 +213,17 @@ mod tests {
         assert_eq!(document["components"][0]["hashes"][0]["content"], "abc");
         assert_eq!(document["components"][1]["licenses"][0]["expression"], "MIT OR Apache-2.0");
         assert_eq!(document["dependencies"][1]["dependsOn"], json!(["pkg:cargo/a@2.0.0"]));
+        assert_eq!(document["dependencies"][0]["dependsOn"], json!(["pkg:cargo/c@4.0.0"]));
+    }
+
+    /// The crate has async-await on tokio, for Rust programs, which no shipped file has.
+    #[test]
+    fn a_feature_that_is_not_shipped_adds_nothing() {
+        let text = cyclonedx(super::super::build::MACHINES[0], "1.0.0").unwrap();
+        let document: Value = serde_json::from_slice(&text).unwrap();
+        let components = document["components"].as_array().unwrap();
+        let has = |name: &str| components.iter().any(|component| component["name"] == name);
+        assert!(has("anyverbs") && has("libc"));
+        assert!(!has("tokio") && !has("syn"));
     }
 }
