@@ -110,6 +110,9 @@ impl Objects {
     /// Finds them laid out in `place`, or lays them out there.
     fn lay_out(&mut self, place: &Candidate, user: u32) -> anyhow::Result<PathBuf> {
         if !place.shared {
+            if !place.base.exists() {
+                check_owner(&place.base, user)?;
+            }
             make_private(&place.base, user)?;
         }
         // The loader gets this name: no link in it may change later.
@@ -208,6 +211,16 @@ fn complete(dir: &Path, fresh: &Path, user: u32) -> anyhow::Result<()> {
     }
     for name in libraries::missing(dir) {
         fs::rename(fresh.join(name), dir.join(name))?;
+    }
+    Ok(())
+}
+
+/// Fails if the directory around `base` is another user's. Root with the HOME of a user, as after `sudo -E`, would leave that user
+/// a cache directory of root's.
+fn check_owner(base: &Path, user: u32) -> anyhow::Result<()> {
+    let around = base.parent().context("the root directory is missing")?;
+    if fs::metadata(around)?.uid() != user {
+        bail!("{} belongs to another user", around.display());
     }
     Ok(())
 }
@@ -395,6 +408,18 @@ mod tests {
         let dir = objects.lay_out(&scratch.place(true), me()).unwrap();
         mode(&dir, 0o722);
         refused(&mut objects, true);
+    }
+
+    #[test]
+    fn no_cache_is_made_in_the_home_of_another_user() {
+        let scratch = Scratch::new("home");
+        let mut objects = objects(&scratch, &OBJECTS);
+        let base = scratch.0.join(".cache");
+        let place = Candidate { base: base.clone(), folder: "anyverbs".into(), shared: false };
+        let error = objects.lay_out(&place, me() + 1).unwrap_err();
+        assert!(error.to_string().contains("belongs to another user"), "{error:#}");
+        assert!(!base.exists());
+        objects.lay_out(&place, me()).unwrap();
     }
 
     #[test]
