@@ -18,6 +18,9 @@ no_device() {
         exit 1
     fi
 }
+# A launcher that runs a program as it is.
+printf '#!/bin/sh\nshift 2\nexec "$@"\n' > /tmp/plain
+chmod +x /tmp/plain
 before=$(state)
 for time in first second; do
     package -i /packages/anyverbs_*_"$architecture".deb
@@ -26,8 +29,8 @@ for time in first second; do
     no_device "the $time time"
 
     package -i /packages/anyverbs-libibverbs_*_"$architecture".deb
-    ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }
-    grep -q PORT_ACTIVE /tmp/out
+    sh /cases/use.sh /tmp/plain
+    sh /cases/use.sh anyverbs
     # Over itself, as for a new version.
     package -i /packages/anyverbs*_"$architecture".deb
     ibv_devinfo > /tmp/out || { cat /tmp/out; exit 1; }

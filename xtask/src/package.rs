@@ -1,5 +1,6 @@
 //! `cargo xtask package`: the files that users install, in `target/package`.
 
+mod aliases;
 mod archive;
 mod build;
 mod crates;

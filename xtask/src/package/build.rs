@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader};
 
+use super::aliases;
 use super::archive::Tree;
 use super::debian_rust;
 use crate::dist::{LINKS, SHELLS};
@@ -52,6 +53,8 @@ pub(super) struct Built {
     pub(super) anyverbs: Vec<u8>,
     /// The shared objects, without the links to them.
     pub(super) objects: Tree,
+    /// Further names of the device's library, for the loader of a whole system.
+    pub(super) aliases: Tree,
     /// The debugging information of all of it.
     pub(super) debug: Tree,
     /// Manual pages and completions.
@@ -91,7 +94,7 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
     build.args(["build", "--release", "--locked", "--target", machine.triple]);
     build.args(SHIPPED.iter().flat_map(|package| ["-p", package]));
     let variable = machine.triple.to_uppercase().replace('-', "_");
-    build.env(format!("CARGO_TARGET_{variable}_LINKER"), linker);
+    build.env(format!("CARGO_TARGET_{variable}_LINKER"), &linker);
     build.env("RUSTFLAGS", remapped()?).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(compiler) = &rust.compiler {
         // Objects of two compilers do not mix.
@@ -121,9 +124,10 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
     ] {
         objects.executable(name, stripped(file, name)?);
     }
+    let aliases = aliases::make(&linker, &folder.join("libanyverbs_capi.so"), &tools)?;
     let share = share(machine, &folder)?;
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, debug, share })
+    Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, aliases, debug, share })
 }
 
 /// The compiler for this machine's code.
@@ -247,7 +251,7 @@ fn remapped() -> anyhow::Result<OsString> {
 }
 
 /// Fails if a path of this machine is in an object: another machine would build other bytes.
-fn check_paths(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+pub(super) fn check_paths(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     for (dir, _) in local_directories()? {
         let dir = dir.join("");
         let dir = dir.as_os_str().as_encoded_bytes();

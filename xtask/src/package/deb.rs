@@ -10,6 +10,8 @@ use super::build::{Built, check_size, read};
 use crate::workspace::root;
 
 const LIB: &str = "usr/lib/anyverbs";
+/// What the system's loader finds.
+const FOR_EVERY: &str = "usr/lib/anyverbs-libibverbs";
 
 /// File names and packages.
 pub(super) fn make(built: &Built) -> anyhow::Result<[(String, Vec<u8>); 2]> {
@@ -50,7 +52,12 @@ fn command(built: &Built) -> anyhow::Result<(String, Vec<u8>)> {
 fn for_every_program(built: &Built) -> anyhow::Result<(String, Vec<u8>)> {
     let mut tree = Tree::default();
     // The first of the loader's directories that has a library wins, and they are read in the order of their names.
-    tree.file("etc/ld.so.conf.d/00-anyverbs.conf", format!("/{LIB}\n"));
+    tree.file("etc/ld.so.conf.d/00-anyverbs.conf", format!("/{FOR_EVERY}\n"));
+    tree.link(format!("{FOR_EVERY}/libibverbs.so.1"), "../anyverbs/libibverbs.so.1");
+    for name in ["libibverbs.so", "librdmacm.so"] {
+        tree.link(format!("{FOR_EVERY}/{name}"), format!("{name}.1"));
+    }
+    tree.graft(&format!("{FOR_EVERY}/"), &built.aliases);
     let fields = format!(
         "Depends: anyverbs (= {})\n\
          Description: RDMA device in user space for every program of this system\n \
