@@ -8,6 +8,14 @@ anyverbs-*-linux-gnu/install.sh --prefix /opt/anyverbs > /dev/null
 /opt/anyverbs/bin/anyverbs cdi --output /etc/cdi/anyverbs.json
 /opt/anyverbs/bin/anyverbs cdi | cmp - /etc/cdi/anyverbs.json
 
+# The directory in place of a file. Nothing is left beside it.
+if /opt/anyverbs/bin/anyverbs cdi --output /etc/cdi 2> /tmp/out; then
+    echo "a directory was taken as a file"
+    exit 1
+fi
+grep -q "name a file in it" /tmp/out || { cat /tmp/out; exit 1; }
+[ ! -e /etc/cdi.new ]
+
 mkdir /container
 mount --bind / /container
 mount -t tmpfs tmpfs /container/opt

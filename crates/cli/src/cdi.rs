@@ -38,6 +38,9 @@ pub(crate) fn print(args: &Cdi) -> anyhow::Result<ExitCode> {
     let Some(file) = &args.output else {
         return crate::write_out(text.as_bytes());
     };
+    if file.is_dir() {
+        bail!("{} is a directory: name a file in it, such as anyverbs.json", file.display());
+    }
     if let Some(dir) = file.parent() {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
