@@ -243,7 +243,21 @@ impl Drop for Service {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
+
+    /// A program that runs in a view, until it is killed.
+    fn process_of(view: &Path) -> Child {
+        let mut command = Command::new("cat");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.env("ANYVERBS_VIEW", view).spawn().unwrap();
+        // Its environment shows in /proc when it runs, which may be after it was spawned.
+        child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    }
 
     /// The files of two devices, in a tree of this name.
     fn two_rails(name: &str) -> (PathBuf, Files) {
@@ -283,11 +297,7 @@ mod tests {
         use anyverbs::watch::{Condition, Snapshot};
         let (tree, mut files) = two_rails("down");
         let netlink = tree.join("netlink");
-        let process = |view: &Path| {
-            let mut command = std::process::Command::new("sleep");
-            command.arg("60").env("ANYVERBS_VIEW", view).spawn().unwrap()
-        };
-        let [mut own, mut other] = [&tree, &tree.join("other")].map(|view| process(view));
+        let [mut own, mut other] = [&tree, &tree.join("other")].map(|view| process_of(view));
         let seen = |pid: u32, down: &str| Seen {
             pid,
             slot: 1,
@@ -328,8 +338,7 @@ mod tests {
         let host = Membership::join(&files.devices[0].registry, 4791).unwrap();
         files.totals = Totals::new(host, 3);
         let netlink = tree.join("netlink");
-        let mut own = std::process::Command::new("sleep");
-        let mut own = own.arg("60").env("ANYVERBS_VIEW", &tree).spawn().unwrap();
+        let mut own = process_of(&tree);
         let counted = |value| vec![Counter { name: "sent_pkts".into(), value }];
         let queue_pair = |number, port| QueuePair { number, port, ..QueuePair::default() };
         let page = Snapshot {
