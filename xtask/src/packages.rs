@@ -60,6 +60,9 @@ pub(crate) const ARCH_TEST: Package = ("arch-test", "/usr/bin/arch-test");
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
 /// Builds programs with MemorySanitizer.
 pub(crate) const CLANG: Package = ("clang", "/usr/bin/clang");
+/// MemorySanitizer and ThreadSanitizer themselves, which clang only recommends.
+pub(crate) const CLANG_RT: Package =
+    ("libclang-rt-14-dev", "/usr/share/doc/libclang-rt-14-dev/copyright");
 /// Builds libFuzzer.
 pub(crate) const CXX: Package = ("g++", "/usr/bin/c++");
 /// The headers that C programs for verbs and librdmacm are compiled with.

@@ -52,6 +52,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::CC,
         packages::CXX,
         packages::CLANG,
+        packages::CLANG_RT,
         packages::LIBC6_DEV,
         packages::VALGRIND,
         packages::LIBIBVERBS_DEV,
