@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 
 use anyverbs_testing::unshare_or_skip;
 
-/// Asks in a network namespace of its own, where not even the loopback interface is up, with directories for temporary files that
-/// hold nothing: in `/var/tmp` there is room for a directory, and for no file in it.
+/// Asks in a network namespace of its own, where not even the loopback interface is up. The directories for temporary files hold
+/// nothing: in `/var/tmp` there is room for a directory, and for no file in it.
 fn doctor(variables: &[(&str, &str)]) -> Output {
     let place = env::temp_dir().join(format!("anyverbs-doctor-asked-{}", std::process::id()));
     library_names::fill(&place);

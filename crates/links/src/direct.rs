@@ -42,15 +42,6 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Whether nothing of it has changed.
-    #[inline]
-    fn stands(&self, seen: &Seen<'_>) -> bool {
-        let (qp, region) = (qp_at(self.dest), region_at(self.target.rkey));
-        seen.0.published(qp) == Some(self.qp[0])
-            && seen.0.published(qp + PEER) == Some(self.qp[1])
-            && seen.0.published(region) == Some(self.target.state)
-    }
-
     /// The device of the peer's queue pair.
     #[inline]
     fn device(&self) -> u8 {
@@ -77,7 +68,10 @@ impl LastTarget {
         if !is_same {
             return None;
         }
-        let stands = last.stands(seen);
+        let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
+        let stands = seen.0.published(qp)? == last.qp[0]
+            && seen.0.published(qp + PEER)? == last.qp[1]
+            && seen.0.published(region)? == last.target.state;
         let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
         stands.then_some((last.target, offset, last.device()))
     }

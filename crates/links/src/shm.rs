@@ -4,7 +4,7 @@
 //! on the wire, and room for a piggybacked ACK. So the ACK that the responder owes goes along with its program's reply,
 //! in the same cache line. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at
 //! the path MTU, which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on
-//! one.
+//! one. A long SEND may say where its payload lies instead ([`super::direct`]).
 //!
 //! No packet is lost on the way, unless the peer has not read for [`SILENCE`]. Packets to it then vanish, and
 //! connections end by their retries, as they would on a network.

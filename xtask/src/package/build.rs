@@ -23,7 +23,7 @@ use crate::workspace::{cargo, root, shown, succeed, target};
 const GLIBC: (u32, u32) = (2, 28);
 /// Zig's C compiler links for any glibc. Its version is fixed so that two builds give the same bytes.
 const ZIGLANG: &str = "ziglang==0.17.1";
-/// What the shipped files are built from.
+/// The crates that the shipped files are built from.
 pub(super) const SHIPPED: [&str; 4] =
     ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"];
 /// The greatest total size of the files that a package installs.

@@ -10,7 +10,7 @@ use super::build::{Built, check_size, read};
 use crate::workspace::root;
 
 const LIB: &str = "usr/lib/anyverbs";
-/// What the system's loader finds.
+/// The directory that the system's loader searches.
 const FOR_EVERY: &str = "usr/lib/anyverbs-libibverbs";
 
 /// File names and packages.

@@ -34,9 +34,10 @@ const SOLICITED: u64 = 1 << 8;
 /// The number of SENDs of that length behind the first.
 const MORE_AT: u32 = 9;
 const MOST_MORE: u64 = 0xf;
+const PSN_AT: u32 = 32;
+
 /// Most SENDs in the cells of a lane.
 pub const MOST_IN_LANE: usize = CELLS as usize * (MOST_MORE as usize + 1);
-const PSN_AT: u32 = 32;
 
 /// The queue pair of the lanes, and its protection domain.
 #[derive(Clone, Copy, Debug)]

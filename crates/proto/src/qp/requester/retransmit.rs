@@ -101,8 +101,6 @@ impl Qp {
 
     /// The peer says that packet `una` is missing.
     pub(super) fn receive_sequence_nak<E: Env>(&mut self, env: &mut E) {
-        // A request with an answer of its own forbids it, since the order of the answers counts. So does an XRC target,
-        // which keeps no packets. Where payloads are fetched, links lose nothing, and nobody keeps packets.
         let requester = &mut self.requester;
         let was_to_fetch =
             requester.last_fetched.is_some_and(|last| last.since(requester.una) >= 0);
@@ -111,6 +109,8 @@ impl Qp {
             let decision = recovery.on_not_fetched(moment);
             return self.carry_out(decision, env);
         }
+        // A request with an answer of its own forbids it, since the order of the answers counts. So does an XRC target,
+        // which keeps no packets. Where payloads are fetched, links lose nothing, and nobody keeps packets.
         let alone = self.init.qp_type == QpType::Rc
             && !env.props().immediate
             && self.requester.responses.is_empty()
