@@ -10,6 +10,7 @@ pub mod drops;
 pub mod facts;
 pub mod grh;
 mod joining;
+pub mod lane;
 pub mod pacing;
 mod posting;
 mod requester;

@@ -10,7 +10,7 @@ use anyverbs_net::shm::lane::{CELL_PAYLOAD, CELLS, Cell};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::mr::{Access, LastLocal};
-use anyverbs_proto::payload::Data;
+use anyverbs_proto::qp::lane::{LaneData, LanePayload, LaneSend, NotASend};
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
@@ -48,39 +48,27 @@ pub struct Keeper {
     pub pd: u32,
 }
 
-/// The data of a short SEND.
-#[derive(Clone, Copy, Debug)]
-pub enum ShortData<'a> {
-    /// Bytes that were inline.
-    Inline(&'a [u8]),
-    /// One element.
-    Element(&'a Sge),
-}
-
-impl ShortData<'_> {
-    /// Copies `len` bytes of it to an address of this process. False where its key or its memory does not allow that.
-    #[inline]
-    fn copy(
-        &self,
-        links: &'static Links,
-        (of, region): (Keeper, &mut LastLocal<'static>),
-        guard: Guard,
-        to: u64,
-        len: usize,
-    ) -> bool {
-        let from = match self {
-            _ if len == 0 => return true,
-            Self::Inline(bytes) => bytes.as_ptr() as u64,
-            Self::Element(sge) => {
-                let (mrs, range) = (&links.core.mrs, (sge.addr, len as u64));
-                let need = Access::empty();
-                let from = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
-                let Ok(Some(from)) = from else { return false };
-                from
-            }
-        };
-        links.core.memory.copy_by(guard, to, from, len).is_ok()
-    }
+/// Copies `len` bytes of a SEND's data to an address of this process. False where its key or its memory does not allow that.
+#[inline]
+fn copy(
+    links: &'static Links,
+    (of, region): (Keeper, &mut LastLocal<'static>),
+    guard: Guard,
+    data: LaneData<'_>,
+    (to, len): (u64, usize),
+) -> bool {
+    let from = match data {
+        _ if len == 0 => return true,
+        LaneData::Inline(bytes) => bytes.as_ptr() as u64,
+        LaneData::Element(sge) => {
+            let (mrs, range) = (&links.core.mrs, (sge.addr, len as u64));
+            let need = Access::empty();
+            let from = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
+            let Ok(Some(from)) = from else { return false };
+            from
+        }
+    };
+    links.core.memory.copy_by(guard, to, from, len).is_ok()
 }
 
 /// The lane to the peer.
@@ -158,31 +146,6 @@ pub struct Lanes {
     regions: [LastLocal<'static>; 2],
 }
 
-/// A short SEND that has come by a lane.
-#[derive(Clone, Copy, Debug)]
-pub struct Short {
-    /// Its headers.
-    pub send: ShortRequest,
-    /// Its payload, which is good until it is taken.
-    pub payload: CellData,
-    /// No other follows in its cell.
-    pub is_last: bool,
-}
-
-/// The payload of a cell. Its sender may be changing it.
-#[derive(Clone, Copy, Debug)]
-pub struct CellData {
-    addr: u64,
-    /// The number of bytes.
-    pub len: usize,
-}
-
-impl From<CellData> for Data<'static> {
-    fn from(CellData { addr, len }: CellData) -> Self {
-        Self::Shared { addr, len }
-    }
-}
-
 impl Lanes {
     /// Whether there is one.
     #[inline]
@@ -205,7 +168,7 @@ impl Lanes {
         &mut self,
         links: &'static Links,
         (of, guard): (Keeper, Guard),
-        (data, solicited): (ShortData<'_>, bool),
+        (data, solicited): (LaneData<'_>, bool),
         planned: &ShortSend,
         acks: Option<Psn>,
     ) -> bool {
@@ -227,7 +190,7 @@ impl Lanes {
         }
         let [region, _] = &mut self.regions;
         let to = lane.payload_ptr() as u64 + at as u64;
-        if !data.copy(links, (of, region), guard, to, len) {
+        if !copy(links, (of, region), guard, data, (to, len)) {
             return false;
         }
         if at > 0 {
@@ -245,7 +208,7 @@ impl Lanes {
         links: &'static Links,
         (of, guard): (Keeper, Guard),
         sge: &Sge,
-        payload: CellData,
+        payload: LanePayload,
     ) -> bool {
         let [_, region] = &mut self.regions;
         let (mrs, range) = (&links.core.mrs, (sge.addr, sge.len.into()));
@@ -351,7 +314,7 @@ impl Lanes {
 
     /// The next SEND, if one has come. An error: no writer writes such a cell.
     #[inline(always)]
-    pub fn peek(&self) -> Result<Option<Short>, NotACell> {
+    pub fn peek(&self) -> Result<Option<LaneSend>, NotASend> {
         let Some((lane, cell)) = self.from_peer.as_ref().and_then(|l| Some((l, l.peek()?))) else {
             return Ok(None);
         };
@@ -366,7 +329,7 @@ impl Lanes {
         }
         // The peer may have put another cell there since the last look.
         if end > CELL_PAYLOAD || self.taken > more {
-            return Err(NotACell);
+            return Err(NotASend);
         }
         let send = ShortRequest {
             psn: Psn::new(psn & 0xff_ffff),
@@ -374,8 +337,8 @@ impl Lanes {
             ack_req: true,
             acks: (low & ACKS != 0).then(|| Psn::new(low & 0xff_ffff)),
         };
-        let payload = CellData { addr, len };
-        Ok(Some(Short { send, payload, is_last: self.taken == more }))
+        let payload = LanePayload { addr, len };
+        Ok(Some(LaneSend { send, payload, is_last: self.taken == more }))
     }
 
     /// Notes that the next SEND is there before its turn.
@@ -387,14 +350,6 @@ impl Lanes {
     #[must_use]
     pub fn was_out_of_turn(&self, psn: Psn) -> bool {
         self.out_of_turn == Some(psn)
-    }
-
-    /// Counts SENDs that have come by the lane from the peer.
-    #[inline]
-    pub fn count_received(&self, sends: usize, bytes: u64) {
-        if let Some(tally) = &self.tally {
-            tally.received.add(sends as u64, bytes, 0);
-        }
     }
 
     /// The SEND that was looked at is done, which `is_last` in its cell.
@@ -426,12 +381,17 @@ impl Lanes {
         }
     }
 
-    /// Says how far SENDs are taken, and everything up to `executed` is executed.
+    /// Counts the SENDs and bytes that were taken. Tells the peer how far that is, and that everything up to `executed` is
+    /// executed.
     #[inline]
-    pub fn answer(&self, executed: Option<Psn>) {
+    pub fn answer(&self, (sends, bytes): (usize, u64), executed: Option<Psn>) {
+        if let Some(tally) = &self.tally {
+            tally.received.add(sends as u64, bytes, 0);
+        }
         if let Some(lane) = &self.from_peer {
             lane.answer(executed.map(Psn::get));
         }
+        self.tell_answer();
     }
 
     fn close(&mut self) {
@@ -453,10 +413,6 @@ impl Lanes {
         self.release_regions();
     }
 }
-
-/// The peer has written something that is no cell.
-#[derive(Clone, Copy, Debug)]
-pub struct NotACell;
 
 #[cfg(test)]
 mod tests {

@@ -223,7 +223,8 @@ impl Driver {
                 let (arrival, packet) = source.packet();
                 if S::HAS_LANES && packet.headers.bth.opcode.is_request() {
                     let psn = packet.headers.bth.psn;
-                    self.catch_up(&mut state, &mut call, &mut arrivals, psn);
+                    let State { machine, link, .. } = &mut *state;
+                    machine.read_lane_before(psn, &mut call.env_with(link, &mut arrivals));
                 }
                 let is_elsewhere = is_target
                     && self

@@ -16,6 +16,7 @@ use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::lane::{LaneEnds, LaneEnv, LaneSend, NotASend};
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::run::Run;
@@ -34,7 +35,7 @@ use super::transport::Transport;
 use super::{QpCell, State};
 use crate::probes;
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
-use anyverbs_links::shm::Digest;
+use anyverbs_links::shm::{Digest, MOST_IN_LANE};
 use anyverbs_links::udp::Asked;
 use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::publish_qp;
@@ -314,6 +315,62 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     fn admits(&self, operation: &Direct<'_>) -> bool {
         let route = self.link.to.route.as_ref();
         route.is_some_and(|route| route.admits(self.transport.links, self.cell.qpn, operation))
+    }
+}
+
+impl LaneEnds for DeviceEnv<'_, '_> {
+    const MOST: usize = MOST_IN_LANE;
+
+    #[inline(always)]
+    fn peek(&mut self) -> Result<Option<LaneSend>, NotASend> {
+        self.link.same_host.lanes.peek()
+    }
+
+    #[inline]
+    fn take(&mut self, sent: &LaneSend) {
+        self.link.same_host.lanes.take(sent.is_last);
+    }
+
+    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>) {
+        self.link.same_host.lanes.answer(taken, executed);
+    }
+
+    #[inline]
+    fn take_answer(&mut self) -> Option<Option<Psn>> {
+        self.link.same_host.lanes.take_answer()
+    }
+
+    fn received(&mut self, psn: Psn, len: usize) {
+        probes::receive_short(self.cell.qpn, psn, len);
+    }
+}
+
+impl LaneEnv for DeviceEnv<'_, '_> {
+    #[inline]
+    fn is_read(&self) -> bool {
+        self.link.same_host.lanes.are_read()
+    }
+
+    #[inline]
+    fn has_answer(&self) -> bool {
+        self.link.same_host.lanes.has_answer()
+    }
+
+    #[cold]
+    fn leave(&mut self) {
+        self.link.leave_lanes();
+    }
+
+    fn peer_arrival(&self) -> Option<Arrival> {
+        self.link.peer_arrival()
+    }
+
+    fn note_out_of_turn(&mut self, psn: Psn) {
+        self.link.same_host.lanes.note_out_of_turn(psn);
+    }
+
+    fn was_out_of_turn(&self, psn: Psn) -> bool {
+        self.link.same_host.lanes.was_out_of_turn(psn)
     }
 }
 

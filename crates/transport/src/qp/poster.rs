@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyverbs_links::Links;
-use anyverbs_links::shm::{CELL_PAYLOAD, Keeper, ShortData};
+use anyverbs_links::shm::{CELL_PAYLOAD, Keeper};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
@@ -42,27 +42,19 @@ impl State {
         if !link.same_host.short_ways.sends {
             return false;
         }
-        let Some(planned) = machine.plan_open(flags, sge.len, &link.to.props) else { return false };
         let of = Keeper { qpn: machine.qpn(), pd: machine.init().pd };
         let solicited = flags.contains(SendFlags::SOLICITED);
-        let acks = machine.executed();
-        let data = if flags.contains(SendFlags::INLINE) {
-            let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
-            ShortData::Inline(bytes)
-        } else {
-            ShortData::Element(&sge)
-        };
-        let sent = link.same_host.lanes.send(links, (of, guard), (data, solicited), &planned, acks);
-        if sent {
-            // Here, where the values are at hand: they need not be kept for it.
-            probes::post_as(probes::SEND, machine.qpn(), wr_id, sge.len);
-            probes::transmit_short(machine.qpn(), planned.psn, sge.len);
-            machine.book_short_send(wr_id, flags, sge, planned, &link.to.props);
-            if acks.is_some() {
-                machine.note_told();
+        let (lanes, props) = (&mut link.same_host.lanes, &link.to.props);
+        let memory = &links.core.memory;
+        machine.send_by_lane((wr_id, flags, sge), props, memory, |data, planned, acks| {
+            let sent = lanes.send(links, (of, guard), (data, solicited), planned, acks);
+            if sent {
+                // Here, where the values are at hand: they need not be kept for it.
+                probes::post_as(probes::SEND, of.qpn, wr_id, sge.len);
+                probes::transmit_short(of.qpn, planned.psn, sge.len);
             }
-        }
-        sent
+            sent
+        })
     }
 
     /// Posts a WRITE or READ of one element and does it without a message, where that is open.

@@ -103,7 +103,12 @@ impl Qp {
     /// Plans a SEND of one element and `len` bytes that leaves while it is posted, where the [short way](Self::short_ways) is
     /// open. It carries no ACK.
     #[inline]
-    pub fn plan_open(&self, flags: SendFlags, len: u32, props: &LinkProps) -> Option<ShortSend> {
+    pub(in crate::qp) fn plan_open(
+        &self,
+        flags: SendFlags,
+        len: u32,
+        props: &LinkProps,
+    ) -> Option<ShortSend> {
         debug_assert!(self.may_send_short(props), "the short way of sends is open");
         let (sq, requester) = (&self.sq, &self.requester);
         let psn = requester.fresh_psn;
@@ -122,7 +127,7 @@ impl Qp {
     /// way](Self::short_ways) is open. False if one of them is something else: then [`receive_executed`](Self::receive_executed)
     /// takes the answer, or the rest of it.
     #[inline]
-    pub fn complete_short(&mut self, psn: Psn, mut each: impl FnMut(Wc)) -> bool {
+    pub(in crate::qp) fn complete_short(&mut self, psn: Psn, mut each: impl FnMut(Wc)) -> bool {
         let requester = &mut self.requester;
         let is_plain =
             requester.unfenced == 0 && requester.local == 0 && psn.since(requester.max_sent) < 0;
@@ -163,7 +168,7 @@ impl Qp {
 
     /// The link has taken a SEND that was planned.
     #[inline]
-    pub fn book_short_send(
+    pub(in crate::qp) fn book_short_send(
         &mut self,
         wr_id: u64,
         flags: SendFlags,

@@ -104,7 +104,7 @@ impl Qp {
     /// `write` copies the data to an element of a protection domain. `None`: nothing has changed, but for bytes of that
     /// element, and the general way takes it. The peer has to be told of everything [`executed`](Self::executed).
     #[inline]
-    pub fn execute_short(
+    pub(in crate::qp) fn execute_short(
         &mut self,
         psn: Psn,
         len: u32,
@@ -136,7 +136,7 @@ impl Qp {
     /// The next PSN of the peer.
     #[inline]
     #[must_use]
-    pub fn expected(&self) -> Psn {
+    pub(in crate::qp) fn expected(&self) -> Psn {
         self.responder.expected
     }
 
@@ -153,7 +153,7 @@ impl Qp {
 
     /// The peer was told of everything [`executed`](Self::executed).
     #[inline]
-    pub fn note_told(&mut self) {
+    pub(in crate::qp) fn note_told(&mut self) {
         self.acknowledged();
     }
 
