@@ -23,6 +23,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 
 use crate::direct::Chance;
+use crate::lane::{AllLanes, Ends};
 use crate::memory::Arena;
 use crate::net::{Beside, Net};
 
@@ -174,6 +175,7 @@ pub(crate) struct QpPlace {
     pub(crate) more: bool,
     /// The next packet finds the link gone, and takes this one.
     pub(crate) next_link: Option<LinkProps>,
+    pub(crate) lanes: Ends,
 }
 
 #[derive(Debug)]
@@ -222,6 +224,7 @@ pub(crate) struct Around<'a> {
     pub(crate) gids: &'a [Gid],
     pub(crate) groups: &'a [(Gid, QpId)],
     pub(crate) chance: &'a mut Chance,
+    pub(crate) lanes: &'a mut AllLanes,
     /// The other devices.
     pub(crate) before: &'a [Device],
     pub(crate) behind: &'a [Device],
@@ -268,6 +271,7 @@ impl LinkEnv for Around<'_> {
         let mut acks = acks;
         if let Some(link) = self.place.next_link.take() {
             (self.place.link, acks) = (link, None);
+            self.lanes.leave(self.place);
         }
         let ip_version_has_flow = av.dgid.to_ip().is_ipv6();
         let arrival = Arrival {

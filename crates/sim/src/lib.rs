@@ -21,6 +21,7 @@
 
 mod device;
 mod direct;
+mod lane;
 pub mod link;
 mod memory;
 pub mod net;

@@ -7,10 +7,11 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyverbs_proto::direct::Place;
-use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::qp::{Arrival, ShortRequest};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Psn};
-use anyverbs_proto::wire::opcode::Operation;
+use anyverbs_proto::types::{Gid, Psn, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -266,6 +267,29 @@ impl Net {
         }
         self.last = is_request.then_some(first..=self.sent);
         Ok(())
+    }
+
+    /// Whether everything to and from this device is lost.
+    pub(crate) fn is_dead(&self, device: DeviceId) -> bool {
+        self.dead.contains(&device)
+    }
+
+    /// The link from a device to another.
+    pub(crate) fn link(&self, from: DeviceId, to: DeviceId) -> &Link {
+        self.links.get(&(from, to)).unwrap_or(&self.default_link)
+    }
+
+    /// Shows a SEND in the trace that took a lane.
+    pub(crate) fn note_by_lane(
+        &mut self,
+        at: Time,
+        (from, to): (DeviceId, Option<DeviceId>),
+        (qpn, send): (Qpn, &ShortRequest),
+        payload_len: usize,
+    ) {
+        let opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+        let headers = Headers::new(Bth::new(opcode, qpn, send.psn));
+        self.trace.push(Record { at, from, to, headers, payload_len, fate: "by a lane" });
     }
 
     /// The last request carries an ACK, which is lost or doubled with it.

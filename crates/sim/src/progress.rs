@@ -11,7 +11,7 @@ use anyverbs_proto::types::{Gid, PKey, Qpn};
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
 
-use crate::device::{Around, DeviceId, QpId};
+use crate::device::{Around, DeviceId, QpId, QpSlot};
 use crate::net::{self, Beside, Delivery};
 use crate::sim::Sim;
 
@@ -55,7 +55,9 @@ impl Sim {
     #[must_use]
     pub fn next(&self) -> Option<Time> {
         self.qps()
-            .flat_map(|slot| [slot.qp.deadline(), slot.place.blocked_until, slot.place.ack_at])
+            .flat_map(|QpSlot { qp, place, .. }| {
+                [qp.deadline(), place.blocked_until, place.ack_at, self.lanes.next(place)]
+            })
             .flatten()
             .chain(self.net.next())
             .min()
@@ -82,6 +84,9 @@ impl Sim {
             let now = self.now;
             let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
             let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
+            for &id in &ids {
+                self.look_at_lanes(id);
+            }
             for &id in &ids {
                 self.with(id, |qp, env| {
                     if std::mem::take(&mut env.place.more) {
@@ -147,10 +152,18 @@ impl Sim {
                 let payload = elsewhere.map_or(packet.payload, |(at, n)| Data::Elsewhere(at, n));
                 let packets = if segments { payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
                 let packet = Incoming { payload, packets, acks, ..packet };
+                let is_beside_lane =
+                    env.props().immediate && packet.headers.bth.opcode.is_request();
+                if is_beside_lane {
+                    qp.read_lane_before(packet.headers.bth.psn, env);
+                }
                 if receive_short(qp, &delivery.arrival, &packet, env) {
                     qp.transmit_rest(env);
                 } else {
                     qp.receive(&delivery.arrival, &packet, env);
+                }
+                if is_beside_lane {
+                    env.lanes.look_soon(env.place, env.now);
                 }
             });
         }

@@ -28,6 +28,7 @@ use crate::device::{
     SrqSlot, XrcSrq,
 };
 use crate::direct::Chance;
+use crate::lane::{AllLanes, Ends};
 use crate::memory::Arena;
 use crate::net::Net;
 use crate::options::QpOptions;
@@ -38,12 +39,13 @@ pub struct Sim {
     seed: u64,
     pub(crate) now: Time,
     pub(crate) devices: Vec<Device>,
-    gids: Vec<Gid>,
+    pub(crate) gids: Vec<Gid>,
     /// Members of multicast groups, sorted by device.
     pub(crate) groups: Vec<(Gid, QpId)>,
     /// The delay of ACKs; zero: as long as packets of the same instant are left.
     pub ack_delay: Duration,
     chance: Chance,
+    pub(crate) lanes: AllLanes,
     /// The network.
     pub net: Net,
 }
@@ -73,6 +75,7 @@ impl Sim {
             groups: Vec::new(),
             ack_delay: Duration::ZERO,
             chance: Chance { rng: SmallRng::seed_from_u64(!seed), probability: 0.0 },
+            lanes: AllLanes::new(seed.rotate_left(32)),
             net: Net::new(seed),
         }
     }
@@ -357,6 +360,7 @@ impl Sim {
             ack_at: None,
             more: false,
             next_link: None,
+            lanes: Ends::default(),
         };
         let slot = Some(QpSlot { qp, credit, place });
         match qps.get_mut(index) {
@@ -376,10 +380,9 @@ impl Sim {
     pub fn destroy(&mut self, qp: QpId) {
         self.with(qp, |qp, env| qp.repeat_last_answers(env));
         let slot = self.devices[qp.device.0].qps[qp.index].take();
-        assert!(slot.is_some(), "destroyed twice");
-        if let Some(slot) = slot {
-            self.purge(&slot.place);
-        }
+        let mut slot = slot.expect("a queue pair is destroyed once");
+        self.lanes.leave(&mut slot.place);
+        self.purge(&slot.place);
         let events = &mut self.devices[qp.device.0].shared.events;
         events.retain(|event| !matches!(event, Event::Qp(of, _) if *of == qp));
     }
@@ -404,8 +407,9 @@ impl Sim {
     pub fn set_segment(&mut self, qp: QpId, segment: u32) {
         self.net.segments |= segment > 0;
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
-        let link = &mut slot.expect("the queue pair lives").place.link;
-        (link.segment, link.immediate) = (segment, segment > 0);
+        let place = &mut slot.expect("the queue pair lives").place;
+        (place.link.segment, place.link.immediate) = (segment, segment > 0);
+        self.lanes.leave(place);
     }
 
     /// The next packet of a queue pair finds its link gone, and takes one by UDP: that carries no ACKs, and loses packets.
@@ -433,6 +437,7 @@ impl Sim {
             gids: &self.gids,
             groups: &self.groups,
             chance: &mut self.chance,
+            lanes: &mut self.lanes,
             before,
             behind,
         };
@@ -522,7 +527,8 @@ impl Sim {
         if result.is_ok() && self.get(qp).state() == QpState::Reset {
             let device = &mut self.devices[qp.device.0];
             let slot = device.qps[qp.index].take();
-            if let Some(slot) = slot {
+            if let Some(mut slot) = slot {
+                self.lanes.leave(&mut slot.place);
                 self.purge(&slot.place);
                 self.devices[qp.device.0].qps[qp.index] = Some(slot);
             }
@@ -573,6 +579,9 @@ impl Sim {
 
     /// Queues a send; [`Sim::transmit`] sends it.
     pub fn queue_send(&mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        if self.post_by_lane(qp, wr) {
+            return Ok(());
+        }
         self.with(qp, |qp, env| qp.post_send(wr, env))
     }
 

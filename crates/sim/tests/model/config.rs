@@ -10,6 +10,8 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 
+use crate::Ways;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) devices: usize,
@@ -28,6 +30,8 @@ pub(crate) struct Config {
     pub(crate) shared_cq: bool,
     /// The probability that an operation is done without a message if it can be.
     pub(crate) direct: f64,
+    /// The probability that a short SEND takes a lane if it can.
+    pub(crate) lanes: f64,
     /// Frequent requests take their short ways.
     pub(crate) short_ways: bool,
 }
@@ -41,7 +45,7 @@ fn us(n: u64) -> Duration {
 }
 
 impl Config {
-    pub(crate) fn new(rng: &mut SmallRng, short_ways: bool) -> Self {
+    pub(crate) fn new(rng: &mut SmallRng, ways: Ways) -> Self {
         use QpType::{Rc, Uc, Ud, XrcSend};
         let max_len = match rng.random_range(0..30) {
             // READs in pieces, and paced.
@@ -53,9 +57,13 @@ impl Config {
             _ => 65_536,
         };
         let most = if max_len > 100_000 { 2 } else { 4 };
-        let pairs = (0..rng.random_range(1..=most))
-            .map(|_| one_of(rng, &[Rc, Rc, Rc, Rc, XrcSend, XrcSend, Uc, Ud]))
-            .collect();
+        let lanes = one_of(rng, &[0.0, 0.5, 1.0]) * f64::from(ways == Ways::Lanes);
+        let types = if lanes > 0.0 {
+            [Rc, Rc, Rc, Rc, Rc, Rc, XrcSend, Uc]
+        } else {
+            [Rc, Rc, Rc, Rc, XrcSend, XrcSend, Uc, Ud]
+        };
+        let pairs = (0..rng.random_range(1..=most)).map(|_| one_of(rng, &types)).collect();
         Self {
             devices: rng.random_range(2..=3),
             pairs,
@@ -68,7 +76,8 @@ impl Config {
             srq: rng.random_bool(0.4),
             shared_cq: rng.random_bool(0.5),
             direct: one_of(rng, &[0.0, 0.0, 0.5, 0.9, 1.0]),
-            short_ways,
+            lanes,
+            short_ways: ways != Ways::General,
         }
     }
 
@@ -107,7 +116,11 @@ impl Config {
                 &[Psn::new(0), Psn::new(0xff_ffff), Psn::new(0xff_ffe0), Psn::new(77)],
             ),
             window: one_of(rng, &[1, 3000, 10_000, 64 << 10, 64 << 10, 1 << 20]),
-            segment: one_of(rng, &[0, 0, 0, 2048, 7000, 32 << 10]),
+            segment: match one_of(rng, &[0, 0, 0, 2048, 7000, 32 << 10]) {
+                // Lanes need segments.
+                0 if self.lanes > 0.0 => 4096,
+                segment => segment,
+            },
             batch: one_of(rng, &[0, 10_000, 65_000]),
             certain: false,
             probe_after: one_of(rng, &[None, Some(us(100)), Some(us(2000))]),

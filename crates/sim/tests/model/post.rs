@@ -63,13 +63,18 @@ impl World {
 
     /// `len` bytes of noise, gathered or inline.
     fn data(&mut self, q: usize, len: usize) -> Data {
+        self.data_in(q, len, 4)
+    }
+
+    /// The same in at most so many elements.
+    fn data_in(&mut self, q: usize, len: usize, most: usize) -> Data {
         let qp = &self.qps[q];
         let host = &self.hosts[qp.host];
         if len <= qp.max_inline && self.rng.random_bool(0.5) {
             let bytes: Vec<u8> = (0..len).map(|_| self.rng.random()).collect();
             self.sim.write(host.scratch, 0, &bytes);
             let mut at = 0;
-            let pieces = cut(&mut self.rng, len, 4).into_iter().map(|len| {
+            let pieces = cut(&mut self.rng, len, most).into_iter().map(|len| {
                 at += len;
                 Sge { lkey: 0, ..host.scratch.sge(at - len, len) }
             });
@@ -77,7 +82,7 @@ impl World {
         }
         let mut bytes = Vec::new();
         let mut sges = Vec::new();
-        for len in cut(&mut self.rng, len, 4) {
+        for len in cut(&mut self.rng, len, most) {
             let at = self.rng.random_range(0..=host.source.len - len);
             bytes.extend(&host.source_bytes[at..at + len]);
             sges.push(host.source.sge(at, len));
@@ -87,6 +92,10 @@ impl World {
 
     /// A random request on a queue pair; nothing if there is no buffer for it.
     pub(crate) fn post_random(&mut self, q: usize) {
+        if self.qps[q].qp_type() == QpType::Rc && self.rng.random_bool(self.config.lanes * 0.6) {
+            let draft = self.short_send(q);
+            return self.post(q, draft);
+        }
         let len = self.len(q);
         let draft = match self.qps[q].qp_type() {
             QpType::Ud => Some(self.datagram(q, len)),
@@ -155,6 +164,17 @@ impl World {
         let mut draft = Draft::new(op, data.sges, len);
         draft.flags.set(SendFlags::INLINE, data.inline);
         draft.message = Some((peer, message));
+        draft
+    }
+
+    /// A SEND that may take a lane.
+    fn short_send(&mut self, q: usize) -> Draft {
+        let len = self.rng.random_range(0..=48);
+        let data = self.data_in(q, len, 1);
+        let message = self.to_receiver(q, WcOpcode::Recv, data.bytes);
+        let mut draft = Draft::new(SendOp::Send, data.sges, len);
+        draft.flags.set(SendFlags::INLINE, data.inline);
+        draft.message = Some((self.qps[q].peer, message));
         draft
     }
 

@@ -8,6 +8,7 @@ use anyverbs_sim::Event;
 use anyverbs_sim::link::Link;
 use rand::Rng;
 
+use crate::Ways;
 use crate::world::{COUNTERS, World};
 
 /// The result of a run, as its devices and their programs saw it.
@@ -20,9 +21,9 @@ pub(crate) struct Outcome {
     memory: Vec<Vec<u8>>,
 }
 
-/// Runs a seed; `short_ways`: frequent requests take them.
-pub(crate) fn run(seed: u64, short_ways: bool) -> Outcome {
-    let mut world = World::new(seed, short_ways);
+/// Runs a seed.
+pub(crate) fn run(seed: u64, ways: Ways) -> Outcome {
+    let mut world = World::new(seed, ways);
     world.act();
     world.finish();
     world.check_memory();

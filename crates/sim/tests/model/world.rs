@@ -11,6 +11,7 @@ use anyverbs_sim::{CqId, DeviceId, Mr, QpId, QpOptions, Sim, SrqId};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::Ways;
 use crate::config::Config;
 use crate::slots::{Slot, Slots};
 
@@ -171,13 +172,14 @@ impl QpModel {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, short_ways: bool) -> Self {
+    pub(crate) fn new(seed: u64, ways: Ways) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let config = Config::new(&mut rng, short_ways);
+        let config = Config::new(&mut rng, ways);
         let mut sim = Sim::new(rng.random());
         sim.net.default_link = config.link.clone();
         sim.ack_delay = config.ack_delay;
         sim.do_directly(config.direct);
+        sim.use_lanes(config.lanes);
         let mut world = Self {
             sim,
             rng,

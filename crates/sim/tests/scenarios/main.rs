@@ -22,6 +22,7 @@ mod foreign;
 mod frozen;
 mod inline_reuse;
 mod invalid_request;
+mod lanes;
 mod lending;
 mod local_errors;
 mod long_messages;
