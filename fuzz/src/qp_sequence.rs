@@ -1,5 +1,5 @@
-//! Two connected queue pairs, and a sequence of events: verbs of the program, requests and answers that a peer forged,
-//! losses, pages that vanish.
+//! Two connected queue pairs, and a sequence of events: verbs of the program, requests and answers that a peer forged, as
+//! packets or by a lane, losses, pages that vanish.
 //!
 //! In no case does anything panic or loop. Completions come once each, in order, and after the first error only
 //! flushes. Memory that no key names stays as it is. In the end both queue pairs can be flushed.
@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyverbs_proto::mr::Access;
+use anyverbs_proto::qp::ShortRequest;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
 use anyverbs_proto::types::{Mtu, PKey, Psn, QKey};
 use anyverbs_proto::wc::{Wc, WcStatus};
@@ -63,6 +64,7 @@ struct Side {
 struct Run<'a> {
     input: Input<'a>,
     options: QpOptions,
+    lanes: bool,
     t: Pair,
     sides: [Side; 2],
     /// The last PSNs that were forged for each side, or are likely.
@@ -79,13 +81,17 @@ pub fn run(input: &[u8]) {
         2 => QpOptions::uc(),
         _ => QpOptions::ud(),
     };
+    let [second, third] = [input.byte(), input.byte()];
+    // Both on one host, where short SENDs take lanes.
+    let lanes = third >> 2 & 7 == 5 && options.qp_type == QpType::Rc;
     let options = QpOptions {
         mtu: Mtu::ALL[usize::from(first >> 2) % 5],
         timeout: 1,
         retry_cnt: first >> 5,
-        rnr_retry: input.byte() & 7,
+        rnr_retry: second & 7,
         window: if first & 0x10 != 0 { 3000 } else { 1 << 20 },
-        srq: (input.byte() & 3 == 3).then_some(8),
+        srq: (third & 3 == 3).then_some(8),
+        segment: if lanes { 4096 } else { 0 },
         sq_psn: Psn::new(u32::from(input.word()).wrapping_sub(0x7fff)),
         max_rd_atomic: 2,
         max_dest_rd_atomic: 2,
@@ -98,6 +104,7 @@ pub fn run(input: &[u8]) {
         }
         _ => Pair::new(1, options),
     };
+    t.use_lanes(if lanes { 0.8 } else { 0.0 });
     let sides = [t.a, t.b].map(|end| {
         let pd = t.pd(end.device);
         let guard = t.mr(end.device, pd, PAGE, Access::empty());
@@ -105,7 +112,7 @@ pub fn run(input: &[u8]) {
         Side { end, sends: Queue::default(), recvs: Queue::default(), guard }
     });
     let guards = sides.each_ref().map(|side| t.bytes(side.guard, 0, PAGE));
-    let mut run = Run { input, options, t, sides, psn: [options.sq_psn; 2] };
+    let mut run = Run { input, options, lanes, t, sides, psn: [options.sq_psn; 2] };
     for _ in 0..MAX_ACTIONS {
         if run.input.0.is_empty() {
             break;
@@ -125,6 +132,8 @@ impl Run<'_> {
         match action & 0x7f {
             0..30 => self.post_send(s),
             30..45 => self.post_recv(s),
+            45..60 if self.lanes => self.forge_by_lane(s),
+            75..85 if self.lanes => self.forge_lane_answer(s),
             45..75 => self.forge_request(s),
             75..95 => self.forge_answer(s),
             95..105 => {
@@ -313,6 +322,28 @@ impl Run<'_> {
             std::mem::replace(&mut self.psn[s], asked.plus(u32::from(self.input.byte() & 15)));
         self.forge(s, code);
         self.psn[s] = saved;
+    }
+
+    /// The peer of side `s` writes into its lane.
+    fn forge_by_lane(&mut self, s: usize) {
+        let (flags, len) = (self.input.byte(), usize::from(self.input.byte()) % 49);
+        let acks = (flags & 1 != 0).then(|| self.near_asked());
+        let (psn, solicited) = (self.near(s), flags & 2 != 0);
+        let send = ShortRequest { psn, solicited, ack_req: true, acks };
+        let bytes = vec![self.input.byte(); len];
+        let from = self.sides[1 - s].end.qp;
+        self.t.forge_by_lane(from, (flags & 0xf0 != 0xf0).then_some(send), &bytes);
+    }
+
+    /// The peer of side `s` answers to its lane.
+    fn forge_lane_answer(&mut self, s: usize) {
+        let executed = (self.input.byte() & 7 != 0).then(|| self.near_asked());
+        self.t.forge_lane_answer(self.sides[1 - s].end.qp, executed);
+    }
+
+    /// A PSN of a request, or near those.
+    fn near_asked(&mut self) -> Psn {
+        self.options.sq_psn.plus(u32::from(self.input.byte() & 63)).plus(0xff_fff8)
     }
 
     fn poll(&mut self, s: usize) {

@@ -88,7 +88,8 @@ struct Answer {
 struct Cell {
     /// It can be seen from then on.
     at: Time,
-    send: ShortRequest,
+    /// None is nonsense.
+    send: Option<ShortRequest>,
     bytes: Vec<u8>,
 }
 
@@ -204,7 +205,7 @@ impl Sim {
                 false
             }
             Some(_) if !is_open => false,
-            Some(lane) if lane.written - lane.known_taken >= ROOM => false,
+            Some(lane) if lane.written.saturating_sub(lane.known_taken) >= ROOM => false,
             Some(_) => self.with(qp, |machine, env| {
                 let Around { now, shared, place, lanes, net, .. } = env;
                 let (mrs, memory, pd) = (&shared.mrs, &shared.memory, machine.init().pd);
@@ -213,12 +214,28 @@ impl Sim {
                 machine.send_by_lane(request, &place.link, memory, |data, planned, acks| {
                     let Some(bytes) = bytes(data, (mrs, pd), memory) else { return false };
                     let send = ShortRequest { psn: planned.psn, solicited, ack_req: true, acks };
-                    lanes.send(*now, number, send, bytes);
+                    lanes.sends += 1;
+                    lanes.send(*now, number, Some(send), bytes);
                     net.note_by_lane(*now, (shared.id, peer), (dest, &send), sge.len as usize);
                     true
                 })
             }),
         }
+    }
+
+    /// A queue pair's process writes any SEND into the lane to its peer, or nonsense.
+    pub fn forge_by_lane(&mut self, from: QpId, send: Option<ShortRequest>, bytes: &[u8]) {
+        let bytes = bytes[..bytes.len().min(MOST_BYTES)].to_vec();
+        if self.slot(from).place.lanes.to_peer.is_none() {
+            self.open_lane(from);
+        }
+        let (now, number) = (self.now, self.slot(from).place.lanes.to_peer);
+        self.lanes.send(now, number, send, bytes);
+    }
+
+    /// A queue pair's process says of the lane from its peer that everything up to this PSN is executed.
+    pub fn forge_lane_answer(&mut self, from: QpId, executed: Option<Psn>) {
+        self.with(from, |_, env| env.answer((0, 0), executed));
     }
 
     /// Opens a lane to the peer, if that is connected to this queue pair and on the same kind of link.
@@ -317,11 +334,10 @@ fn bytes(data: LaneData<'_>, (mrs, pd): (&MrTable, u32), memory: &Arena) -> Opti
 }
 
 impl AllLanes {
-    fn send(&mut self, now: Time, number: Option<u64>, send: ShortRequest, bytes: Vec<u8>) {
+    fn send(&mut self, now: Time, number: Option<u64>, send: Option<ShortRequest>, bytes: Vec<u8>) {
         let Some(delay) = self.get(number).map(|lane| lane.delay) else { return };
         let at = now + delay;
         let look = self.look_after(at, delay);
-        self.sends += 1;
         let Some(lane) = self.get(number) else { return };
         lane.written += 1;
         lane.cells.push_back(Cell { at, send, bytes });
@@ -337,9 +353,10 @@ impl LaneEnds for Around<'_> {
         let lane = self.lanes.get(self.place.lanes.from_peer);
         let cell = lane.and_then(|lane| lane.cells.front()).filter(|cell| cell.at <= self.now);
         let Some(cell) = cell else { return Ok(None) };
+        let Some(send) = cell.send else { return Err(NotASend) };
         self.shared.memory.write(room, &cell.bytes).expect("the room is mapped");
         let payload = LanePayload { addr: room, len: cell.bytes.len() };
-        Ok(Some(LaneSend { send: cell.send, payload, is_last: true }))
+        Ok(Some(LaneSend { send, payload, is_last: true }))
     }
 
     fn take(&mut self, _sent: &LaneSend) {

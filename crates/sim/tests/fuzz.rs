@@ -50,6 +50,16 @@ fn random_inputs() {
     random(2000, qp_sequence::run);
 }
 
+/// With a peer that writes anything into its lane.
+#[test]
+fn random_inputs_with_lanes() {
+    random(1000, |input| {
+        let mut input = input.to_vec();
+        (input[0], input[2]) = (input[0] & !3, 5 << 2);
+        qp_sequence::run(&input);
+    });
+}
+
 #[test]
 fn random_packets_to_a_responder() {
     random(1000, responder::run);
