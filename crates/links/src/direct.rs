@@ -121,11 +121,10 @@ pub fn perform(
     };
     let len = operation.len as usize;
     let far = Far { links, copying: &copying, target, offset, len, mapped };
+    let bytes_at = |addr: u64| shm::Local { iov_base: addr as usize as *mut _, iov_len: len };
     let copied = match operation.local {
-        Local::Inline(bytes) => {
-            let base = bytes.as_ptr().cast_mut().cast();
-            far.write(&[shm::Local { iov_base: base, iov_len: bytes.len() }])
-        }
+        Local::Inline(bytes) => far.write(&[bytes_at(bytes.as_ptr() as u64)]),
+        Local::Program(addr) => far.write(&[bytes_at(addr)]),
         Local::Sges(sges) if sges.len() <= 4 => with_pieces::<4>(operation, sges, &far),
         Local::Sges(sges) => with_pieces::<MAX_SGE>(operation, sges, &far),
     };

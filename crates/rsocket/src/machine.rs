@@ -16,9 +16,8 @@ use anyverbs::RemoteAddr;
 
 use crate::wire::{ByteOrder, ConnData, Control, Message, Target};
 use receiver::Receiver;
-use sender::Sender;
 
-pub(crate) use sender::Piece;
+pub(crate) use sender::{Piece, Sender};
 
 /// Control messages and grants that may be on their way; the rest of the send queue is for data.
 pub(crate) const CONTROL_SLOTS: u32 = 4;

@@ -3,19 +3,16 @@
 //! The peer may write a ring at any time, and a program's pointer may be wrong. So all copies are the device's guarded
 //! ones, and nothing here ever makes a reference to such memory.
 
-use std::ffi::c_void;
-use std::ptr;
-
-use anyverbs::{Access, Mr, Pd, RemoteAddr, Sge};
+use anyverbs::{Access, Buf, Mr, Pd, RemoteAddr, Sge};
 
 use crate::errno::{Errno, Result};
 
-/// Registered memory, zero at first.
+/// Registered memory, zero at first. Peers on this host may map it.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// None once it is deregistered, which is before it is unmapped.
-    mr: Option<Mr>,
-    base: *mut u8,
+    // Dropped in this order: the region before the memory.
+    mr: Mr,
+    memory: Buf,
     len: usize,
 }
 
@@ -27,38 +24,28 @@ unsafe impl Sync for Ring {}
 impl Ring {
     pub(crate) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let len = len.max(1);
-        let (prot, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new private anonymous mapping touches no existing memory.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        let mut ring = Self { mr: None, base: base.cast(), len };
-        // SAFETY: the mapping is the ring's own, is never referenced, and outlives the region.
-        let mr = unsafe { pd.reg_mr(base as u64, len as u64, base as u64, access) }?;
-        ring.mr = Some(mr);
-        Ok(ring)
-    }
-
-    fn mr(&self) -> &Mr {
-        self.mr.as_ref().expect("registered from the constructor to the drop")
+        let memory = pd.alloc_buf(len as u64)?;
+        let base = memory.as_ptr() as u64;
+        // SAFETY: the memory is the ring's own, is never referenced, and outlives the region.
+        let mr = unsafe { pd.reg_mr(base, len as u64, base, access) }?;
+        Ok(Self { mr, memory, len })
     }
 
     /// Its beginning, as peers see it.
     pub(crate) fn remote(&self) -> RemoteAddr {
-        RemoteAddr { va: self.base as u64, rkey: self.mr().rkey() }
+        RemoteAddr { va: self.memory.as_ptr() as u64, rkey: self.mr.rkey() }
     }
 
     pub(crate) fn sge(&self, at: usize, len: usize) -> Sge {
         debug_assert!(at + len <= self.len);
-        Sge { addr: self.base as u64 + at as u64, len: len as u32, lkey: self.mr().lkey() }
+        let base = self.memory.as_ptr() as u64;
+        Sge { addr: base + at as u64, len: len as u32, lkey: self.mr.lkey() }
     }
 
     fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at, "inside the ring");
         // SAFETY: inside the mapping.
-        unsafe { self.base.add(at) }
+        unsafe { self.memory.as_ptr().add(at) }
     }
 
     /// Copies the program's bytes into the ring.
@@ -84,14 +71,6 @@ impl Ring {
         // SAFETY: the array is ours to write; the ring stays mapped while `self` lives.
         let _ = unsafe { anyverbs::copy_guarded(bytes.as_mut_ptr(), self.at(at, N), N) };
         bytes
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        drop(self.mr.take());
-        // SAFETY: our mapping, which nothing reaches any more.
-        unsafe { libc::munmap(self.base.cast::<c_void>(), self.len) };
     }
 }
 
@@ -188,6 +167,8 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
 
     #[test]

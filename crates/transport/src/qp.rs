@@ -39,7 +39,7 @@ use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpTyp
 use anyverbs_proto::qp::drops::{DropReason, Drops};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
 
@@ -503,6 +503,18 @@ impl Qp {
             }
             _ => false,
         }
+    }
+
+    /// Copies bytes of the program to the peer's memory as a WRITE would, if the peer's process is on this host and that needs no
+    /// message. It is done when the call returns, also before requests that are outstanding. With false nothing may be
+    /// assumed of the bytes there, and the caller posts a WRITE.
+    ///
+    /// # Safety
+    /// The device may read the `len` bytes from `from` on. They need not be mapped.
+    #[must_use]
+    pub unsafe fn write_at_once(&self, remote: RemoteAddr, from: *const u8, len: u32) -> bool {
+        let is_current = self.0.transport.core.is_current();
+        is_current && self.0.state.lock().write_at_once(&self.0, remote, (from as u64, len))
     }
 
     /// Queues a receive of one element, if nothing is unusual. With false nothing was posted, and [`post`](Self::post)

@@ -3,7 +3,7 @@
 use super::bells::{BellPlace, Spot};
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;

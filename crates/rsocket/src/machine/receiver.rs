@@ -67,7 +67,8 @@ impl Receiver {
     }
 
     pub(super) fn on_data(&mut self, len: u32, written: u32) -> Result<(), Violation> {
-        if len != written || len > self.granted {
+        // On one host the sender may have written them before.
+        if (written > 0 && len != written) || len > self.granted {
             return Err(Violation("data beyond what was granted"));
         }
         if self.messages.len() >= self.queue.into() {

@@ -8,6 +8,9 @@ use crate::wire::{ConnData, IoMapEntry, Message, SGL_LEN, Target};
 /// The longest message. Long ones let the copy of the next overlap with the transmission of the last.
 const MAX_PIECE: u32 = 64 << 10;
 
+/// Fewest bytes that are written to the peer at once. Fewer are copied twice more, and take less time so.
+const MIN_AT_ONCE: u32 = 4 << 10;
+
 /// A write to be posted: `len` bytes, which lie in the send ring in up to two parts or are given inline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
@@ -115,12 +118,31 @@ impl Sender {
 
     /// Takes room for the stream's next `want` bytes, or fewer.
     pub(crate) fn plan(&mut self, want: usize) -> Option<Piece> {
-        if want == 0 || !self.can_send() {
+        let before = (self.current, self.ring_at);
+        let (len, to) = self.take_target(want, self.ring_free)?;
+        Some(self.piece(len, to, Some(Message::Data(len)), before))
+    }
+
+    /// As [`plan`](Self::plan), for bytes that are written to the peer before their message is posted. They need no room in the
+    /// ring. `None` if they are too few for that.
+    pub(crate) fn plan_at_once(&mut self, want: usize) -> Option<Piece> {
+        if clamp(want).min(self.targets[self.current].len) < MIN_AT_ONCE {
             return None;
         }
         let before = (self.current, self.ring_at);
+        let (len, to) = self.take_target(want, MAX_PIECE)?;
+        self.slots -= 1;
+        let imm = Some(Message::Data(len).encode());
+        Some(Piece { len, ring: None, to, imm, posted: Posted::Data(0), before })
+    }
+
+    /// Takes a place at the peer for `want` bytes, or fewer.
+    fn take_target(&mut self, want: usize, most: u32) -> Option<(u32, RemoteAddr)> {
+        if want == 0 || !self.can_send() {
+            return None;
+        }
         let target = &mut self.targets[self.current];
-        let len = clamp(want).min(MAX_PIECE).min(target.len).min(self.ring_free);
+        let len = clamp(want).min(MAX_PIECE).min(target.len).min(most);
         let to = RemoteAddr { va: target.addr, rkey: target.key };
         target.addr = target.addr.wrapping_add(len.into());
         target.len -= len;
@@ -128,7 +150,7 @@ impl Sender {
             self.current = (self.current + 1) % SGL_LEN;
         }
         self.sent = self.sent.wrapping_add(1);
-        Some(self.piece(len, to, Some(Message::Data(len)), before))
+        Some((len, to))
     }
 
     /// Gives back a piece that was not posted, before another one is planned.

@@ -275,6 +275,28 @@ fn tiny_messages_end_at_the_credits() {
 }
 
 #[test]
+fn pieces_that_are_written_at_once_need_no_ring() {
+    let sizes = Sizes {
+        send_queue: 64,
+        recv_queue: 64,
+        send_buffer: 4096,
+        recv_buffer: 64 << 10,
+        inline: 64,
+    };
+    let [mut side, _] = pair(sizes, sizes);
+    let sender = &mut side.machine.sender;
+    assert_eq!(sender.plan_at_once(4095), None, "too few bytes");
+    let first = sender.plan_at_once(20_000).unwrap();
+    assert_eq!((first.len, first.ring), (20_000, None));
+    sender.cancel(&first);
+    let again = sender.plan_at_once(100_000).unwrap();
+    assert_eq!((again.len, again.to), (32 << 10, first.to), "as much as was granted");
+    assert_eq!(sender.plan_at_once(100_000), None, "until more is granted");
+    sender.cancel(&again);
+    assert_eq!(sender.plan(100_000).map(|piece| (piece.len, piece.to)), Some((4096, first.to)));
+}
+
+#[test]
 fn forbidden_messages_are_violations() {
     let sizes =
         Sizes { send_queue: 64, recv_queue: 2, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
@@ -289,6 +311,9 @@ fn forbidden_messages_are_violations() {
     assert!(fresh()(Message::Data(2049), 2049, none).is_err());
     // A length that was not written.
     assert!(fresh()(Message::Data(100), 99, none).is_err());
+    // Bytes that were written before their message, and more of them than fit.
+    assert!(fresh()(Message::Data(100), 0, none).is_ok());
+    assert!(fresh()(Message::Data(2049), 0, none).is_err());
     // More messages than credits.
     let mut side = fresh();
     assert!(side(Message::Data(1), 1, none).is_ok() && side(Message::Data(1), 1, none).is_ok());

@@ -269,6 +269,22 @@ impl Connection {
         Ok(true)
     }
 
+    /// Writes a piece to the peer at once, from the next bytes of the program, and posts its message. False if the link cannot,
+    /// or the bytes do not lie together.
+    pub(super) fn post_at_once(&self, piece: &Piece, from: &mut Cursor<'_>) -> Result<bool> {
+        let len = piece.len as usize;
+        let (Some((at, n)), Some(imm)) = (from.contiguous(len), piece.imm) else {
+            return Ok(false);
+        };
+        // SAFETY: the maker of the cursor vouched that the program lets its buffers be read.
+        if n < len || !unsafe { self.qp.write_at_once(piece.to, at, piece.len) } {
+            return Ok(false);
+        }
+        self.post_message(piece.posted, imm)?;
+        from.advance(len);
+        Ok(true)
+    }
+
     /// Posts a piece, with the next bytes of the program.
     pub(super) fn post_piece(&self, piece: &Piece, from: &mut Cursor<'_>) -> Result<()> {
         let op = match piece.imm {

@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 use super::Stream;
 use super::connection::Connection;
 use crate::errno::{Errno, Result};
-use crate::machine::Machine;
+use crate::machine::{Machine, Piece, Sender};
 use crate::ring::Cursor;
 use crate::sleep::{Wake, wait_readable};
 
@@ -61,25 +61,52 @@ impl Stream {
             return Ok(());
         }
         loop {
-            let piece = {
-                let mut core = connection.core.lock();
-                if !core.writable {
-                    drop(core);
-                    return Err(self.broken(connection));
-                }
-                core.sender.plan(from.left())
+            let together = from.contiguous(from.left()).map_or(0, |(_, n)| n);
+            let plan = |sender: &mut Sender| sender.plan_at_once(together);
+            let sent = self.send_piece(connection, from, plan, Connection::post_at_once)?;
+            if sent == Some(true) {
+                continue;
+            }
+            let left = from.left();
+            let plan = |sender: &mut Sender| sender.plan(left);
+            let post = |connection: &Connection, piece: &Piece, from: &mut Cursor<'_>| {
+                connection.post_piece(piece, from).map(|()| true)
             };
-            let Some(piece) = piece else { return Ok(()) };
-            let before = from.clone();
-            if let Err(errno) = connection.post_piece(&piece, from) {
-                *from = before;
-                connection.core.lock().sender.cancel(&piece);
-                if errno.0 != libc::EFAULT {
-                    connection.fail(errno.0);
-                }
-                return Err(errno);
+            if self.send_piece(connection, from, plan, post)?.is_none() {
+                return Ok(());
             }
         }
+    }
+
+    /// Posts the piece that `plan` plans, if there is one. False if `post` refuses it. With `send` held.
+    fn send_piece<'a>(
+        &self,
+        connection: &Connection,
+        from: &mut Cursor<'a>,
+        plan: impl FnOnce(&mut Sender) -> Option<Piece>,
+        post: impl FnOnce(&Connection, &Piece, &mut Cursor<'a>) -> Result<bool>,
+    ) -> Result<Option<bool>> {
+        let piece = {
+            let mut core = connection.core.lock();
+            if !core.writable {
+                drop(core);
+                return Err(self.broken(connection));
+            }
+            plan(&mut core.sender)
+        };
+        let Some(piece) = piece else { return Ok(None) };
+        let before = from.clone();
+        let posted = post(connection, &piece, from);
+        if posted != Ok(true) {
+            *from = before;
+            connection.core.lock().sender.cancel(&piece);
+        }
+        if let Err(errno) = posted
+            && errno.0 != libc::EFAULT
+        {
+            connection.fail(errno.0);
+        }
+        posted.map(Some)
     }
 
     /// The error of a send on a connection that has ended: the reason once, then `EPIPE`.

@@ -287,3 +287,67 @@ fn a_close_does_not_wait_for_ever() {
     assert!(waited >= Duration::from_secs(9), "{waited:?}: a peer may be slow");
     assert!(waited < Duration::from_secs(30), "{waited:?}");
 }
+
+/// The client of [`long_messages_are_written_straight_to_the_peer`], in a process of its own.
+fn send_long_messages(port: u16) {
+    let peer = stream();
+    peer.connect(&v4(port)).unwrap();
+    let data = pattern(3_000_000, 11);
+    for part in data[..2_000_000].chunks(70_001) {
+        assert_eq!(peer.send(part, 0).unwrap(), part.len());
+    }
+    // All but the first 8 KiB is not there.
+    let pages = 2 * (64 << 10);
+    let (prot, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, of which nothing else knows.
+    let hole = unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), pages, prot, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::munmap(at.wrapping_byte_add(8192), pages - 8192), 0);
+        at
+    };
+    let list = [libc::iovec { iov_base: hole, iov_len: pages }];
+    // SAFETY: the device finds the hole.
+    assert_eq!(errno(unsafe { peer.send_message(&list, 0, None) }), libc::EFAULT);
+    let iov = |part: &[u8]| libc::iovec {
+        iov_base: part.as_ptr().cast_mut().cast(),
+        iov_len: part.len(),
+    };
+    for part in data[2_000_000..].chunks(100_000) {
+        let list = [iov(&part[..3000]), iov(&part[3000..60_000]), iov(&part[60_000..])];
+        // SAFETY: live slices that are only read.
+        assert_eq!(unsafe { peer.send_message(&list, 0, None) }.unwrap(), part.len());
+    }
+    let device = anyverbs::devices().unwrap().remove(0).name;
+    let context = anyverbs::Context::open(&device).unwrap();
+    let written = context.counters().unwrap().read(anyverbs::Counter::ShmDirectWrites);
+    assert!(written > 20, "{written} pieces went straight to the peer");
+    assert_eq!(peer.recv_exactly(3), b"end");
+}
+
+#[test]
+fn long_messages_are_written_straight_to_the_peer() {
+    const TO: &str = "ANYVERBS_TEST_PEER_OF";
+    if let Ok(port) = std::env::var(TO) {
+        return send_long_messages(port.parse().unwrap());
+    }
+    let listener = stream();
+    listener.bind(&v4(0)).unwrap();
+    listener.listen(1).unwrap();
+    let mut peer = std::process::Command::new(std::env::current_exe().unwrap());
+    peer.args(["--exact", "transfer::long_messages_are_written_straight_to_the_peer"]);
+    let mut peer = peer.env(TO, listener.local().port().to_string()).spawn().unwrap();
+    let socket = listener.accept();
+    let expected = pattern(3_000_000, 11);
+    let mut at = 0;
+    for len in (1..).map(|i| i * 7919 % 200_000 + 1) {
+        let len = len.min(expected.len() - at);
+        if len == 0 {
+            break;
+        }
+        assert!(socket.recv_exactly(len) == expected[at..at + len], "{len} bytes from {at}");
+        at += len;
+    }
+    socket.send(b"end", 0).unwrap();
+    assert!(peer.wait().unwrap().success());
+}

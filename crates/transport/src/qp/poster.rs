@@ -99,6 +99,34 @@ impl State {
     }
 }
 
+impl State {
+    /// Copies bytes of the program to the peer's memory, if that needs no message ([`Qp::write_at_once`](super::Qp::write_at_once)).
+    pub(super) fn write_at_once(
+        &mut self,
+        cell: &QpCell,
+        remote: RemoteAddr,
+        (addr, len): (u64, u32),
+    ) -> bool {
+        let State { machine, link, .. } = self;
+        // Whoever watches sees a message.
+        if link.watch.is_some() || !machine.may_write_at_once(len) {
+            return false;
+        }
+        let Some(route) = &link.to.route else { return false };
+        let operation = Direct {
+            dest_qpn: machine.dest_qpn(),
+            direction: Direction::Write,
+            payload_of: None,
+            remote,
+            len,
+            local: Local::Program(addr),
+            pd: machine.init().pd,
+        };
+        let this = (cell.qpn, cell.port.counters());
+        route.direct(cell.transport.links, &mut link.same_host.last_target, this, &operation)
+    }
+}
+
 /// The direction and the far side of a request that the device may do by itself.
 #[inline]
 pub(super) fn one_sided(op: SendOp) -> Option<(Direction, RemoteAddr)> {

@@ -32,6 +32,12 @@ impl Qp {
             && !self.rate.is_limited()
     }
 
+    /// Tells whether the device may write to the peer's memory in place of a WRITE that keeps no order with other requests.
+    #[must_use]
+    pub fn may_write_at_once(&self, len: u32) -> bool {
+        self.may_post_direct() && (1..=MAX_DIRECT).contains(&len)
+    }
+
     /// Tells whether the device may do a WRITE or READ of one element while it is posted, where the [short
     /// way](Self::short_ways) is open: everything before it was executed.
     #[inline]
