@@ -107,9 +107,10 @@ impl State {
         remote: RemoteAddr,
         (addr, len): (u64, u32),
     ) -> bool {
+        let is_dead = self.is_dead();
         let State { machine, link, .. } = self;
         // Whoever watches sees a message.
-        if link.watch.is_some() || !machine.may_write_at_once(len) {
+        if is_dead || link.watch.is_some() || !machine.may_write_at_once(len) {
             return false;
         }
         let Some(route) = &link.to.route else { return false };
