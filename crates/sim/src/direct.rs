@@ -38,7 +38,10 @@ impl Around<'_> {
             return false;
         }
         let Some((device, pd)) = self.open_peer(operation) else { return false };
-        self.copy(device, pd, operation).is_some()
+        let copied = self.copy(device, pd, operation).is_some();
+        // The second look behind the copy of a payload may find that its sender has changed.
+        let stands = operation.payload_of.is_none() || self.chance.rng.random_bool(probability);
+        copied && stands
     }
 
     /// The peer of an operation and its protection domain, if it would execute the request.
