@@ -13,6 +13,7 @@ use crate::same_host::{OFFERED, Peer, exercise};
 
 mod beside;
 mod memory;
+mod one_end;
 mod stopped;
 
 /// Runs a test of this module in a process of its own, with a script and variables.

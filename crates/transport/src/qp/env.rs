@@ -537,7 +537,8 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
 
     #[cold]
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
-        if self.is_cut() {
+        // It would carry the data past the script.
+        if self.is_decided(headers) {
             return;
         }
         // An earlier reason counts unless another one comes now.

@@ -131,7 +131,8 @@ impl QpFaults {
             if self.is_of(rule) {
                 let dice = self.plan.dice(number, self.place);
                 let busy_until = busy_until.get(self.place.port);
-                let new = Armed { rule, dice, since, seen: 0, said: 0, busy_until };
+                let last_due = Time::default();
+                let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, busy_until };
                 self.rules.add(new, self.work);
             }
         }
@@ -214,6 +215,17 @@ impl QpFaults {
             return (verdict, Some(Injected { rule, at, what }));
         }
         (Verdict::Times(1), None)
+    }
+
+    /// Whether a rule may decide about a packet that is sent.
+    pub(super) fn may_decide(&self, headers: &Headers) -> bool {
+        self.is_cut() || self.rules.of_packet(false, headers.bth.opcode).next().is_some()
+    }
+
+    /// When a packet that a rule delays until `due` leaves.
+    pub(super) fn delays(&mut self, injected: Option<&Injected>, due: Time) -> Time {
+        let rule = injected.and_then(|injected| self.rules.at(injected.at));
+        rule.map_or(due, |rule| rule.delays(due))
     }
 
     /// Counts a packet that was judged.

@@ -46,6 +46,11 @@ impl DeviceEnv<'_, '_> {
         }
     }
 
+    /// Whether the script may decide about a packet that is sent.
+    pub(super) fn is_decided(&mut self, headers: &Headers) -> bool {
+        self.faults().is_some_and(|faults| faults.may_decide(headers))
+    }
+
     /// Whether its port is down.
     pub(super) fn is_cut(&mut self) -> bool {
         self.faults().is_some_and(|faults| faults.is_cut())
@@ -104,8 +109,10 @@ impl DeviceEnv<'_, '_> {
                 }
                 first
             }
-            Verdict::Later(due, is_overtaken) => {
-                self.park(av, (headers, payload), |_| (due, is_overtaken))
+            Verdict::Later(due, true) => self.park(av, (headers, payload), |_| (due, true)),
+            Verdict::Later(due, false) => {
+                let due = |faults: &mut QpFaults| (faults.delays(injected.as_ref(), due), false);
+                self.park(av, (headers, payload), due)
             }
             Verdict::Limited(at, limit) => {
                 let bytes = payload.len() + FRAME;

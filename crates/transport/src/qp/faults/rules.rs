@@ -17,11 +17,19 @@ pub(super) struct Armed {
     pub(super) seen: u64,
     /// Lines of the log about it.
     pub(super) said: u32,
+    /// When the last packet that it delayed leaves.
+    pub(super) last_due: Time,
     /// When the device is done with the packets before, in nanoseconds, if the rule limits their rate.
     pub(super) busy_until: Option<&'static AtomicU64>,
 }
 
 impl Armed {
+    /// When a packet that it delays leaves: not before one that it delayed earlier.
+    pub(super) fn delays(&mut self, due: Time) -> Time {
+        self.last_due = self.last_due.max(due);
+        self.last_due
+    }
+
     /// A packet of so many bytes is sent at a limited rate: when it has left.
     pub(super) fn leaves(&self, limit: Limit, bytes: usize, now: Time) -> Time {
         let takes = limit.time(bytes);
@@ -152,7 +160,9 @@ mod tests {
         let mut rules = Rules::default();
         for (n, rule) in script.rules.iter().enumerate() {
             let (dice, since) = (Dice::new(1, n, 1), Time::from_nanos(0));
-            rules.add(Armed { rule, dice, since, seen: 0, said: 0, busy_until: None }, [0; 2]);
+            let last_due = since;
+            let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, busy_until: None };
+            rules.add(new, [0; 2]);
         }
         rules
     }
