@@ -13,6 +13,7 @@ use anyverbs_net::shm::{self, Copying};
 use anyverbs_objects::base::directory::{
     FETCHES, LAYOUT, PEER, QpEntry, VALID, bit_of, generation_in, qp_at, region_at,
 };
+use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::direct::{Direct, Direction, Local, Place};
 use anyverbs_proto::mr::{Access, Hold};
@@ -121,10 +122,11 @@ pub fn perform(
     };
     let len = operation.len as usize;
     let far = Far { links, copying: &copying, target, offset, len, mapped };
-    let bytes_at = |addr: u64| shm::Local { iov_base: addr as usize as *mut _, iov_len: len };
     let copied = match operation.local {
-        Local::Inline(bytes) => far.write(&[bytes_at(bytes.as_ptr() as u64)]),
-        Local::Program(addr) => far.write(&[bytes_at(addr)]),
+        Local::Inline(bytes) => {
+            let base = bytes.as_ptr().cast_mut().cast();
+            far.write(&[shm::Local { iov_base: base, iov_len: bytes.len() }])
+        }
         Local::Sges(sges) if sges.len() <= 4 => with_pieces::<4>(operation, sges, &far),
         Local::Sges(sges) => with_pieces::<MAX_SGE>(operation, sges, &far),
     };
@@ -150,6 +152,44 @@ pub fn perform(
     counters.add(times, 1);
     counters.add(bytes, len as u64);
     true
+}
+
+/// Memory of a peer that this process has mapped. The mapping stays while this is held, also when the peer takes its region
+/// back meanwhile.
+#[derive(Debug)]
+pub struct MappedMemory {
+    _region: Arc<Mapped>,
+    addr: u64,
+}
+
+impl MappedMemory {
+    /// Copies bytes of this process there. They need not be mapped; false: not all were.
+    #[must_use]
+    pub fn write(&self, memory: &ProcessMemory, from: *const u8, len: usize) -> bool {
+        let piece = shm::Local { iov_base: from.cast_mut().cast(), iov_len: len };
+        memory.write_shared(&[piece], self.addr, len)
+    }
+}
+
+/// The memory that a WRITE of the queue pair `from` is about, if this process has mapped it and the peer admits that. The WRITE is
+/// counted.
+pub fn mapped_memory(
+    links: &'static Links,
+    route: &ShmRoute,
+    (from, counters): (Qpn, &Counters),
+    operation: &Direct<'_>,
+) -> Option<MappedMemory> {
+    let copying = begin(links, route)?;
+    let (admitted, offset) = Seen(&copying).admitted(route, from, operation)?;
+    let Lookup::Mapped { region, .. } = route.mapped(links, &copying, &admitted.target) else {
+        return None;
+    };
+    let len = operation.len as usize;
+    let addr = region.addr(offset, len)?;
+    copying.count_write(admitted.device().into(), len);
+    counters.add(Counter::ShmDirectWrites, 1);
+    counters.add(Counter::ShmDirectWrittenBytes, len as u64);
+    Some(MappedMemory { _region: region, addr })
 }
 
 /// Tells whether the peer takes an operation of the queue pair `from` without a message.

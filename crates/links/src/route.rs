@@ -18,7 +18,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
 use anyverbs_record::capture::Way;
 
-use crate::direct::{self, LastTarget};
+use crate::direct::{self, LastTarget, MappedMemory};
 pub use crate::outgoing::{Outgoing, Refused};
 use crate::path::Path;
 use crate::shm::{self, Lanes, Peer, ShmRoute, Spare, Unflushed};
@@ -274,6 +274,20 @@ impl Route {
         match self {
             Self::Shm(route) => direct::perform(links, route, last, this, operation),
             Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
+        }
+    }
+
+    /// The memory that a WRITE of a queue pair is about, if this process has mapped it.
+    #[must_use]
+    pub fn mapped_memory(
+        &self,
+        links: &'static Links,
+        this: (Qpn, &Counters),
+        operation: &Direct<'_>,
+    ) -> Option<MappedMemory> {
+        match self {
+            Self::Shm(route) => direct::mapped_memory(links, route, this, operation),
+            Self::Inproc | Self::Udp(_) | Self::HandingOn => None,
         }
     }
 

@@ -23,8 +23,6 @@ pub const MAX_FETCH: u32 = 64 << 10;
 pub enum Local<'a> {
     /// Inline data to write.
     Inline(&'a [u8]),
-    /// Bytes of the program to write, by the address of the first. They need not be mapped.
-    Program(u64),
     /// Elements to gather from or to scatter to, whose keys have not been looked at.
     Sges(&'a [Sge]),
 }

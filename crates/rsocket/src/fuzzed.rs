@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use anyverbs::RemoteAddr;
 
 use crate::dgram;
-use crate::machine::{Machine, Piece, Posted, SEND_LOW_WATER, Sizes};
+use crate::machine::{Machine, Piece, Posted, SEND_LOW_WATER, Sizes, Source};
 use crate::wire::{ByteOrder, ConnData, Control, Message, SGL_LEN, Target};
 
 const MAX_STEPS: usize = 400;
@@ -122,6 +122,9 @@ impl World {
             5..8 => {
                 let want = usize::from(input.word()) << (input.byte() % 8);
                 let cancels = input.byte() & 1 == 1;
+                if self.machine.writable && want.is_multiple_of(3) {
+                    self.write_at_once(input, want, cancels);
+                }
                 if self.machine.writable
                     && let Some(piece) = self.machine.sender.plan(want)
                 {
@@ -160,6 +163,21 @@ impl World {
             _ => {
                 self.complete();
             }
+        }
+    }
+
+    /// A piece that is written at once, or cannot be after all. Meanwhile the peer may say something.
+    fn write_at_once(&mut self, input: &mut Input<'_>, want: usize, cancels: bool) {
+        let Some(piece) = self.machine.sender.plan_at_once(want) else { return };
+        let says = input.byte();
+        if says & 1 == 1 {
+            let imm = self.message(input);
+            self.receive(imm, says.into());
+        }
+        if cancels {
+            self.machine.sender.cancel(&piece);
+        } else {
+            self.posted.push_back((piece.posted, Default::default()));
         }
     }
 
@@ -213,9 +231,12 @@ impl World {
             assert_eq!(again.as_ref(), Some(piece));
         }
         assert!(piece.len > 0);
-        let parts = piece.ring.unwrap_or_default();
+        let (is_in_ring, parts) = match piece.source {
+            Source::Ring(parts) => (true, parts),
+            _ => (false, Default::default()),
+        };
         let size = self.sizes.send_buffer;
-        if piece.ring.is_some() {
+        if is_in_ring {
             assert_eq!(parts[0].1 + parts[1].1, piece.len);
         } else {
             assert!(piece.len <= self.sizes.inline);

@@ -17,7 +17,7 @@ use anyverbs::RemoteAddr;
 use crate::wire::{ByteOrder, ConnData, Control, Message, Target};
 use receiver::Receiver;
 
-pub(crate) use sender::{Piece, Sender};
+pub(crate) use sender::{Piece, Sender, Source};
 
 /// Control messages and grants that may be on their way; the rest of the send queue is for data.
 pub(crate) const CONTROL_SLOTS: u32 = 4;

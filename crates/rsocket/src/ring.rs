@@ -3,17 +3,62 @@
 //! The peer may write a ring at any time, and a program's pointer may be wrong. So all copies are the device's guarded
 //! ones, and nothing here ever makes a reference to such memory.
 
+use std::ptr;
+
 use anyverbs::{Access, Buf, Mr, Pd, RemoteAddr, Sge};
 
 use crate::errno::{Errno, Result};
 
-/// Registered memory, zero at first. Peers on this host may map it.
+/// Registered memory, zero at first.
 #[derive(Debug)]
 pub(crate) struct Ring {
     // Dropped in this order: the region before the memory.
     mr: Mr,
-    memory: Buf,
+    memory: Memory,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// A file that peers on this host may map. It holds a descriptor.
+    Shared(Buf),
+    Private(Pages),
+}
+
+impl Memory {
+    fn base(&self) -> *mut u8 {
+        match self {
+            Self::Shared(buf) => buf.as_ptr(),
+            Self::Private(pages) => pages.base,
+        }
+    }
+}
+
+/// A mapping of our own.
+#[derive(Debug)]
+struct Pages {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Pages {
+    fn new(len: usize) -> Result<Self> {
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new private anonymous mapping touches no existing memory.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(Self { base: base.cast(), len })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, which nothing reaches any more.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
 }
 
 // SAFETY: the memory is only reached by guarded copies through a raw pointer.
@@ -22,10 +67,19 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
+    /// Memory that peers reach by the device alone.
     pub(crate) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let len = len.max(1);
-        let memory = pd.alloc_buf(len as u64)?;
-        let base = memory.as_ptr() as u64;
+        Self::of(pd, Memory::Private(Pages::new(len)?), len, access)
+    }
+
+    /// Memory that peers on this host may map.
+    pub(crate) fn shared(pd: &Pd, len: usize, access: Access) -> Result<Self> {
+        Self::of(pd, Memory::Shared(pd.alloc_buf(len as u64)?), len, access)
+    }
+
+    fn of(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
+        let base = memory.base() as u64;
         // SAFETY: the memory is the ring's own, is never referenced, and outlives the region.
         let mr = unsafe { pd.reg_mr(base, len as u64, base, access) }?;
         Ok(Self { mr, memory, len })
@@ -33,19 +87,19 @@ impl Ring {
 
     /// Its beginning, as peers see it.
     pub(crate) fn remote(&self) -> RemoteAddr {
-        RemoteAddr { va: self.memory.as_ptr() as u64, rkey: self.mr.rkey() }
+        RemoteAddr { va: self.memory.base() as u64, rkey: self.mr.rkey() }
     }
 
     pub(crate) fn sge(&self, at: usize, len: usize) -> Sge {
         debug_assert!(at + len <= self.len);
-        let base = self.memory.as_ptr() as u64;
+        let base = self.memory.base() as u64;
         Sge { addr: base + at as u64, len: len as u32, lkey: self.mr.lkey() }
     }
 
     fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at, "inside the ring");
         // SAFETY: inside the mapping.
-        unsafe { self.memory.as_ptr().add(at) }
+        unsafe { self.memory.base().add(at) }
     }
 
     /// Copies the program's bytes into the ring.
@@ -167,8 +221,6 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr;
-
     use super::*;
 
     #[test]

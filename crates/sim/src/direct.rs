@@ -82,7 +82,7 @@ impl Around<'_> {
                 let data = Data::Bytes(&bytes);
                 return scatter(sges, 0, data, operation.pd, self.mrs(), self.memory()).ok();
             }
-            (_, Local::Program(_)) | (Direction::Read, Local::Inline(_)) => return None,
+            (Direction::Read, Local::Inline(_)) => return None,
         }
         peer.memory.write(hold.addr(), &bytes).ok()
     }

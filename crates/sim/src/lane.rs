@@ -1,5 +1,6 @@
 //! Lanes: between queue pairs on links of one host, a SEND of few bytes may leave without a packet (`docs/design/lanes.md`).
-//! The queue pairs execute them by their own code; here are the cells, the answers and the moments of looking.
+//! The queue pairs execute them by their own code; here are the cells, the answers and the moments of looking. A cell has one
+//! SEND here: the sharing of cells is the link's affair.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

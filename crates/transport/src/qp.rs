@@ -505,16 +505,23 @@ impl Qp {
         }
     }
 
-    /// Copies bytes of the program to the peer's memory as a WRITE would, if the peer's process is on this host and that needs no
-    /// message. It is done when the call returns, also before requests that are outstanding. With false nothing may be
-    /// assumed of the bytes there, and the caller posts a WRITE.
+    /// Copies bytes of the program to the peer's memory as a WRITE would, if this process has mapped that memory. It is done when
+    /// the call returns, also before requests that are outstanding. With false nothing may be assumed of the bytes there, and
+    /// the caller posts a WRITE.
+    ///
+    /// No lock is held meanwhile, and the peer waits for nothing: the copy may end after the peer has deregistered the region.
+    /// So it is for memory that serves nothing else then.
     ///
     /// # Safety
     /// The device may read the `len` bytes from `from` on. They need not be mapped.
     #[must_use]
     pub unsafe fn write_at_once(&self, remote: RemoteAddr, from: *const u8, len: u32) -> bool {
-        let is_current = self.0.transport.core.is_current();
-        is_current && self.0.state.lock().write_at_once(&self.0, remote, (from as u64, len))
+        let transport = self.0.transport;
+        if !transport.core.is_current() {
+            return false;
+        }
+        let to = self.0.state.lock().mapped_memory(&self.0, remote, len);
+        to.is_some_and(|to| to.write(&transport.core.memory, from, len as usize))
     }
 
     /// Queues a receive of one element, if nothing is unusual. With false nothing was posted, and [`post`](Self::post)

@@ -2,7 +2,7 @@
 
 use super::bells::{BellPlace, Spot};
 
-/// The layout and the protocol on it.
+/// The layout and the protocol on it, and that of stream sockets for bytes that are written before their message.
 pub(crate) const VERSION: u32 = 11;
 
 /// Bytes of a cache line, the unit in which a ring is used.

@@ -68,7 +68,7 @@ pub trait LaneEnds {
     /// The SEND that was looked at is done.
     fn take(&mut self, sent: &LaneSend);
 
-    /// Answers the peer: as many SENDs and bytes were taken, and everything up to this PSN is executed.
+    /// Tells the peer that so many SENDs of so many bytes were taken, and that everything up to a PSN is executed.
     fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>);
 
     /// Takes the peer's answer, if it is new: the PSN of the last request that it has executed, if it has any.

@@ -11,18 +11,34 @@ const MAX_PIECE: u32 = 64 << 10;
 /// Fewest bytes that are written to the peer at once. Fewer are copied twice more, and take less time so.
 const MIN_AT_ONCE: u32 = 4 << 10;
 
-/// A write to be posted: `len` bytes, which lie in the send ring in up to two parts or are given inline.
+/// The place of a piece's bytes when its message is posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// The send ring, in up to two parts: offset and length. The second is empty unless the ring's end lies between.
+    Ring([(u32, u32); 2]),
+    Inline,
+    /// They are with the peer already.
+    AtOnce,
+}
+
+/// A write to be posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     pub(crate) len: u32,
-    /// Offset and length in the ring; the second part is empty unless the ring's end lies between. `None`: inline.
-    pub(crate) ring: Option<[(u32, u32); 2]>,
+    pub(crate) source: Source,
     pub(crate) to: RemoteAddr,
     /// Immediate data; none for writes that the peer need not notice.
     pub(crate) imm: Option<u32>,
     pub(crate) posted: Posted,
-    /// The target and the place in the ring before it was planned.
-    before: (usize, u32),
+    before: Before,
+}
+
+/// The state of a sender before it planned a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Before {
+    current: usize,
+    target: Target,
+    ring_at: u32,
 }
 
 /// See the [module](super).
@@ -118,22 +134,27 @@ impl Sender {
 
     /// Takes room for the stream's next `want` bytes, or fewer.
     pub(crate) fn plan(&mut self, want: usize) -> Option<Piece> {
-        let before = (self.current, self.ring_at);
+        let before = self.now();
         let (len, to) = self.take_target(want, self.ring_free)?;
         Some(self.piece(len, to, Some(Message::Data(len)), before))
     }
 
-    /// As [`plan`](Self::plan), for bytes that are written to the peer before their message is posted. They need no room in the
-    /// ring. `None` if they are too few for that.
+    /// As [`plan`](Self::plan), for bytes that are written to the peer before their message is posted, and lie nowhere in the ring.
+    /// `None` if they are too few for that.
     pub(crate) fn plan_at_once(&mut self, want: usize) -> Option<Piece> {
         if clamp(want).min(self.targets[self.current].len) < MIN_AT_ONCE {
             return None;
         }
-        let before = (self.current, self.ring_at);
+        let before = self.now();
         let (len, to) = self.take_target(want, MAX_PIECE)?;
         self.slots -= 1;
         let imm = Some(Message::Data(len).encode());
-        Some(Piece { len, ring: None, to, imm, posted: Posted::Data(0), before })
+        Some(Piece { len, source: Source::AtOnce, to, imm, posted: Posted::Data(0), before })
+    }
+
+    fn now(&self) -> Before {
+        let Self { current, ring_at, .. } = *self;
+        Before { current, target: self.targets[current], ring_at }
     }
 
     /// Takes a place at the peer for `want` bytes, or fewer.
@@ -158,15 +179,12 @@ impl Sender {
         let Posted::Data(ring_bytes) = piece.posted else { return };
         self.slots += 1;
         self.ring_free += ring_bytes;
-        (self.current, self.ring_at) = piece.before;
-        let message = piece.imm.map(Message::decode);
-        if message.is_some() {
+        let Before { current, target, ring_at } = piece.before;
+        (self.current, self.ring_at) = (current, ring_at);
+        // A peer that granted this half meanwhile had no right to.
+        self.targets[current] = target;
+        if piece.imm.is_some() {
             self.sent = self.sent.wrapping_sub(1);
-        }
-        if let Some(Message::Data(len)) = message {
-            let target = &mut self.targets[self.current];
-            target.addr = target.addr.wrapping_sub(len.into());
-            target.len += len;
         }
     }
 
@@ -176,7 +194,8 @@ impl Sender {
             return None;
         }
         let len = clamp(want).min(MAX_PIECE).min(self.ring_free);
-        Some(self.piece(len, to, None, (self.current, self.ring_at)))
+        let before = self.now();
+        Some(self.piece(len, to, None, before))
     }
 
     /// Entries of the peer's I/O map.
@@ -192,7 +211,7 @@ impl Sender {
         self.sent = self.sent.wrapping_add(1);
         let at = u64::from(index) * IoMapEntry::LEN as u64;
         let to = RemoteAddr { va: self.iomap.addr.wrapping_add(at), rkey: self.iomap.key };
-        let before = (self.current, self.ring_at);
+        let before = self.now();
         Some(self.piece(IoMapEntry::LEN as u32, to, Some(Message::IoMap(index)), before))
     }
 
@@ -201,12 +220,13 @@ impl Sender {
         len: u32,
         to: RemoteAddr,
         message: Option<Message>,
-        before: (usize, u32),
+        before: Before,
     ) -> Piece {
         self.slots -= 1;
         let imm = message.map(Message::encode);
         if len <= self.inline {
-            return Piece { len, ring: None, to, imm, posted: Posted::Data(0), before };
+            let posted = Posted::Data(0);
+            return Piece { len, source: Source::Inline, to, imm, posted, before };
         }
         let first = len.min(self.ring_size - self.ring_at);
         let ring = [(self.ring_at, first), (0, len - first)];
@@ -215,7 +235,7 @@ impl Sender {
             self.ring_at = 0;
         }
         self.ring_free -= len;
-        Piece { len, ring: Some(ring), to, imm, posted: Posted::Data(len), before }
+        Piece { len, source: Source::Ring(ring), to, imm, posted: Posted::Data(len), before }
     }
 
     #[cfg(test)]

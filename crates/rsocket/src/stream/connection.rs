@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::config::config;
 use crate::device::Device;
 use crate::errno::Result;
-use crate::machine::{Grant, Machine, Piece, Posted, Sizes};
+use crate::machine::{Grant, Machine, Piece, Posted, Sizes, Source};
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
 use crate::wire::{ByteOrder, ConnData, Control, IoMapEntry, SGL_LEN, Target};
@@ -75,7 +75,7 @@ impl Connection {
         let qp = device.context.create_qp(pd, &init)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let send_ring = Ring::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
-        let recv_ring = Ring::new(pd, sizes.recv_buffer as usize, written)?;
+        let recv_ring = Ring::shared(pd, sizes.recv_buffer as usize, written)?;
         let table_len = SGL_LEN * Target::LEN + usize::from(iomap_len) * IoMapEntry::LEN;
         let table = Ring::new(pd, table_len, written)?;
         let machine = Machine::new(sizes, recv_ring.remote());
@@ -292,7 +292,7 @@ impl Connection {
             None => SendOp::Write(piece.to),
         };
         let len = piece.len as usize;
-        let Some(parts) = piece.ring else {
+        let Source::Ring(parts) = piece.source else {
             if let Some((at, n)) = from.contiguous(len)
                 && n == len
             {

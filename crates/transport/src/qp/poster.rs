@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyverbs_links::Links;
+use anyverbs_links::direct::MappedMemory;
 use anyverbs_links::shm::{CELL_PAYLOAD, Keeper};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
@@ -100,31 +101,30 @@ impl State {
 }
 
 impl State {
-    /// Copies bytes of the program to the peer's memory, if that needs no message ([`Qp::write_at_once`](super::Qp::write_at_once)).
-    pub(super) fn write_at_once(
+    /// The peer's memory that a WRITE is about, if this process has mapped it.
+    pub(super) fn mapped_memory(
         &mut self,
         cell: &QpCell,
         remote: RemoteAddr,
-        (addr, len): (u64, u32),
-    ) -> bool {
+        len: u32,
+    ) -> Option<MappedMemory> {
         let is_dead = self.is_dead();
         let State { machine, link, .. } = self;
         // Whoever watches sees a message.
         if is_dead || link.watch.is_some() || !machine.may_write_at_once(len) {
-            return false;
+            return None;
         }
-        let Some(route) = &link.to.route else { return false };
         let operation = Direct {
             dest_qpn: machine.dest_qpn(),
             direction: Direction::Write,
             payload_of: None,
             remote,
             len,
-            local: Local::Program(addr),
+            local: Local::Sges(&[]),
             pd: machine.init().pd,
         };
         let this = (cell.qpn, cell.port.counters());
-        route.direct(cell.transport.links, &mut link.same_host.last_target, this, &operation)
+        link.to.route.as_ref()?.mapped_memory(cell.transport.links, this, &operation)
     }
 }
 
