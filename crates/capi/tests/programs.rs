@@ -5,6 +5,7 @@
 use std::env;
 use std::fs;
 use std::fs::Permissions;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -476,6 +477,9 @@ fn the_checker_says_whose_datagram_was_dropped() {
         let (whose, first) =
             line.split_once("; the first came from queue pair 0x").unwrap_or_default();
         assert!(whose.ends_with(" (1 so far)") && first.ends_with(why), "{said}");
+        // As the log shows addresses.
+        let from = first.split_once(" at ").and_then(|(_, rest)| rest.split_once(", "));
+        assert!(from.is_some_and(|(ip, _)| ip.parse::<Ipv4Addr>().is_ok()), "{said}");
     }
 }
 
@@ -534,6 +538,25 @@ fn the_checker_reports_each_call_of_a_second_thread() {
 fn the_checker_tells_places_apart_by_the_frames_of_the_program() {
     let (status, said, found) = check(["leaks-of-five-places", "wrong", "plain"], "1", "");
     assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 5]), "{said}");
+}
+
+#[test]
+fn the_checker_tells_the_protection_domain_of_the_connection_manager_from_a_leak() {
+    let run = |kind| check(["leak-beside-the-connection-manager", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned()]), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
+fn the_checker_says_how_many_leaks_it_leaves_out() {
+    let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 20]), "{said}");
+    assert!(said.contains(" further objects were not ended\n"), "{said}");
+    let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "leak");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+    assert!(!said.contains("anyverbs check"), "{said}");
 }
 
 #[test]

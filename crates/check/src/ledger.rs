@@ -38,6 +38,8 @@ struct Object {
     unacknowledged: Vec<Unacknowledged>,
     /// The program is in the call that ends it.
     is_ending: bool,
+    /// The library made it for itself.
+    is_own: bool,
 }
 
 /// Events of one type, of one object.
@@ -124,7 +126,6 @@ pub struct Ledger {
     /// The fields of failed completions that the program read, each once.
     undefined: Vec<&'static str>,
     has_told_of_poison: bool,
-    uses_cm: bool,
 }
 
 /// Registered memory that a device would pin.
@@ -152,7 +153,6 @@ impl Ledger {
             has_posted_in_child: false,
             undefined: Vec::new(),
             has_told_of_poison: false,
-            uses_cm: false,
         }
     }
 
@@ -181,12 +181,18 @@ impl Ledger {
 
     /// The program made an object.
     pub fn made(&mut self, address: usize, kind: Kind) {
-        self.uses_cm |= kind == Kind::CmId;
         self.dead.remove(address);
         let (uses, unacknowledged) = (Vec::new(), Vec::new());
         let stack = Stack::here();
-        let object = Object { kind, stack, uses, unacknowledged, is_ending: false };
+        let object = Object { kind, stack, uses, unacknowledged, is_ending: false, is_own: false };
         self.objects.insert(address, object);
+    }
+
+    /// The library made this object for itself, and keeps it until the process ends.
+    pub fn is_own(&mut self, address: usize) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.is_own = true;
+        }
     }
 
     /// The objects that an object uses, which cannot end before it.

@@ -12,6 +12,7 @@ use std::{
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, give, pointer},
     object,
     verbs::{self, MOST_DEVICES, Pd, Xrcd},
@@ -53,6 +54,7 @@ impl SharedDevice {
             unsafe { verbs::ibv_close_device(context) };
             return Err(error);
         }
+        check::is_own(pd);
         let xrcd = AtomicPtr::new(ptr::null_mut());
         Ok(Self { context, pd, xrcd, process: std::process::id() })
     }

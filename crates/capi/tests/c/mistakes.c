@@ -3,6 +3,7 @@
 #include "check.h"
 #include <linux/capability.h>
 #include <pthread.h>
+#include <rdma/rdma_cma.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -681,6 +682,30 @@ static void leaks_of_five_places(struct end *a, struct end *b)
 	TRUE(cqs[0] && cqs[1] && cqs[2] && cqs[3] && cqs[4]);
 }
 
+/* Many from one place, which are reported three times. Then one from each of 25 places. */
+static void leaks_of_many_places(struct end *a, struct end *b)
+{
+	(void)b;
+	int made = 0;
+	for (int n = 0; n < 30; n++)
+		made += !!ibv_create_cq(a->cq->context, 8, NULL, NULL, 0);
+#define ONE made += !!ibv_create_cq(a->cq->context, 8, NULL, NULL, 0)
+#define FIVE ONE, ONE, ONE, ONE, ONE
+	FIVE, FIVE, FIVE, FIVE, FIVE;
+	TRUE(made == 55);
+}
+
+/* The connection manager keeps a protection domain of its own. */
+static void leak_beside_the_connection_manager(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_context **list = rdma_get_devices(NULL);
+	TRUE(list);
+	rdma_free_devices(list);
+	if (wrong)
+		TRUE(ibv_alloc_pd(a->cq->context));
+}
+
 int main(int argc, char **argv)
 {
 	TRUE(argc == 4);
@@ -729,6 +754,8 @@ int main(int argc, char **argv)
 		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },
 		{ "leak", IBV_QPT_RC, leak },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
+		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
+		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },
 	};
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::catalogue::Check;
 use crate::facts::{Activity, Kind, LONGEST_WAIT, Region, Work};
+use crate::report;
 use crate::stack::Stack;
 
 use super::{Abandoned, Ledger, Posted, Unacknowledged, here};
@@ -11,8 +12,8 @@ use super::{Abandoned, Ledger, Posted, Unacknowledged, here};
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
 const LAST_WQE_REACHED: u32 = 16;
 
-/// Leaked objects that are reported one by one.
-const MOST_LEAKS: usize = 20;
+/// Reports of leaks.
+const MOST_LEAKS: u32 = 20;
 
 impl Ledger {
     /// The program ends an object. `activity` tells of the address of a queue pair what it does. Returns whether the call waits for
@@ -156,14 +157,20 @@ impl Ledger {
         let mut left: Vec<_> = self.objects.drain().collect();
         left.sort_by_key(|(address, _)| *address);
         let leaks = left.into_iter().filter_map(|(address, object)| {
-            // The connection manager has protection domains of its own.
-            let is_ours = !(self.uses_cm && object.kind == Kind::Pd);
-            let is_leak = is_ours && object.kind.can_leak();
+            let is_leak = object.kind.can_leak() && !object.is_own;
             is_leak.then(|| (address, object.kind.name(), object.stack))
         });
-        for (address, name, stack) in leaks.take(MOST_LEAKS).collect::<Vec<_>>() {
+        let mut leaks = leaks.collect::<Vec<_>>().into_iter();
+        let before = self.reporter.findings;
+        while self.reporter.findings - before < MOST_LEAKS
+            && let Some((address, name, stack)) = leaks.next()
+        {
             let what = format!("the {name} at {address:#x} was not ended when the program did");
             self.report(Check::Leak, what, vec![("It was made here".into(), stack)]);
+        }
+        let more = leaks.len();
+        if more > 0 {
+            report::say(&format!("anyverbs check: {more} further objects were not ended\n"));
         }
     }
 

@@ -89,7 +89,7 @@ impl Ledger {
     pub fn poisons(&mut self) {
         if !std::mem::replace(&mut self.has_told_of_poison, true) {
             report::say(&format!(
-                "anyverbs check: note: work has failed, and the undefined fields of its completion hold 0x5a5a5a5a: docs/checks/{}.md\n",
+                "anyverbs check: note: work has failed, and the undefined fields of its completion hold 0x5a5a5a5a; see `anyverbs explain {}`\n",
                 Check::FailedWcOpcode
             ));
         }
@@ -117,7 +117,7 @@ impl Ledger {
                 Some((
                     address,
                     format!(
-                        "; the region at {addr:#x} is of the protection domain at {other:#x}, and the queue pair of that at {pd:#x}"
+                        "; the region at {addr:#x} belongs to the protection domain at {other:#x}, and the queue pair to the one at {pd:#x}"
                     ),
                 ))
             }
