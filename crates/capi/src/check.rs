@@ -5,7 +5,10 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -43,6 +46,14 @@ pub(crate) fn made<P>(pointer: *const P) {
     }
 }
 
+/// The program has made a queue pair of type UD.
+static HAS_DATAGRAM_QPS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program has made a queue pair of type UD. One that waits polls often, and asks for dropped datagrams each time.
+pub(crate) fn has_datagram_qps() -> bool {
+    HAS_DATAGRAM_QPS.load(Ordering::Relaxed)
+}
+
 /// Facts about a queue pair that was given to the program.
 pub(crate) fn made_qp(
     pointer: *const ibv_qp,
@@ -63,6 +74,9 @@ pub(crate) fn made_qp(
             send_cq: init.send_cq as usize,
             recv_cq: init.recv_cq as usize,
         };
+        if facts.is_datagram {
+            HAS_DATAGRAM_QPS.store(true, Ordering::Relaxed);
+        }
         checker.ledger().made_qp(pointer as usize, facts);
         let queues = [init.send_cq as usize, init.recv_cq as usize, init.srq as usize];
         made_of(pointer, &[&queues[..], &[pd as usize]].concat());
@@ -120,12 +134,25 @@ pub(crate) fn overrun(pointer: *const ibv_cq_ex) {
     }
 }
 
-thread_local! {
+/// The work of a thread that reports may name.
+struct Doing {
     /// The call that the program makes, if a persona may refuse it.
-    static CALL: Cell<Option<&'static str>> = const { Cell::new(None) };
-    /// The thread posts work with the ledger locked.
-    static IS_POSTING: Cell<bool> = const { Cell::new(false) };
-    /// The refusal by a persona of what it posted.
+    call: Cell<Option<&'static str>>,
+    /// It posts work with the ledger locked.
+    is_posting: Cell<bool>,
+    /// There is a [`REFUSAL`].
+    is_refused: Cell<bool>,
+}
+
+thread_local! {
+    static DOING: Doing = const {
+        Doing {
+            call: Cell::new(None),
+            is_posting: Cell::new(false),
+            is_refused: Cell::new(false),
+        }
+    };
+    /// The refusal by a persona of what the thread posted.
     static REFUSAL: Cell<Option<Refusal>> = const { Cell::new(None) };
 }
 
@@ -135,18 +162,25 @@ pub(crate) struct Call(bool);
 impl Call {
     /// The call begins. If another call makes it, the program made that one.
     pub(crate) fn new(name: &'static str) -> Self {
-        let is_first = checker().is_some() && CALL.get().is_none();
+        Self(checker().is_some() && DOING.with(|doing| doing.begin(name)))
+    }
+}
+
+impl Doing {
+    /// A call begins. False if another call makes it.
+    fn begin(&self, name: &'static str) -> bool {
+        let is_first = self.call.get().is_none();
         if is_first {
-            CALL.set(Some(name));
+            self.call.set(Some(name));
         }
-        Self(is_first)
+        is_first
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
         if self.0 {
-            CALL.set(None);
+            DOING.with(|doing| doing.call.set(None));
         }
     }
 }
@@ -162,24 +196,32 @@ pub(crate) fn is_own<P>(pointer: *const P) {
 #[cold]
 pub(crate) fn refused_by_persona(lacks: &'static str, why: &dyn fmt::Display) {
     let Some(checker) = checker() else { return };
-    let call = CALL.get().unwrap_or("the call");
-    let refusal = Refusal { call, lacks, why: why.to_string() };
-    if IS_POSTING.get() {
-        REFUSAL.set(Some(refusal));
-    } else {
-        checker.ledger().refused_by_persona(&refusal);
-    }
+    DOING.with(|doing| {
+        let call = doing.call.get().unwrap_or("the call");
+        let refusal = Refusal { call, lacks, why: why.to_string() };
+        if doing.is_posting.get() {
+            REFUSAL.set(Some(refusal));
+            doing.is_refused.set(true);
+        } else {
+            checker.ledger().refused_by_persona(&refusal);
+        }
+    });
 }
 
 /// Tells the ledger what the program posts by a call. `tell` calls the device with the ledger locked, so a refusal is reported after
 /// it.
 pub(crate) fn posts(ledger: &mut Ledger, name: &'static str, tell: impl FnOnce(&mut Ledger)) {
-    let call = Call::new(name);
-    IS_POSTING.set(true);
-    tell(ledger);
-    IS_POSTING.set(false);
-    drop(call);
-    if let Some(refusal) = REFUSAL.take() {
+    let is_refused = DOING.with(|doing| {
+        let is_first = doing.begin(name);
+        doing.is_posting.set(true);
+        tell(ledger);
+        doing.is_posting.set(false);
+        if is_first {
+            doing.call.set(None);
+        }
+        doing.is_refused.take()
+    });
+    if is_refused && let Some(refusal) = REFUSAL.take() {
         ledger.refused_by_persona(&refusal);
     }
 }

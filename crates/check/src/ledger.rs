@@ -4,29 +4,18 @@ mod datagrams;
 mod dead;
 mod ends;
 mod failed;
+mod outstanding;
 mod turns;
 mod work;
 
-use std::collections::VecDeque;
-
-use smallvec::SmallVec;
-
 use crate::catalogue::Check;
-use crate::facts::{DropsOf, Kind, Piece, QueuePair, Refusal, Region, Work};
+use crate::facts::{DropsOf, Kind, Piece, QueuePair, Refusal, Region};
 use crate::map::Map;
-use crate::memory::{self, Read};
+use crate::memory::{self, Memory, Read};
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
 use dead::Dead;
-
-/// A work request without a completion.
-#[derive(Debug)]
-struct Posted {
-    work: Work,
-    stack: Stack,
-    /// The checksum of its elements, if nothing may change them.
-    checksum: Option<u32>,
-}
+use outstanding::Outstanding;
 
 #[derive(Debug)]
 struct Object {
@@ -81,8 +70,8 @@ struct Queues {
     qp: Option<QueuePair>,
     /// The number of the queue pair that it is connected to, or 0.
     peer: u32,
-    sends: VecDeque<Posted>,
-    receives: VecDeque<Posted>,
+    sends: Outstanding,
+    receives: Outstanding,
     /// Its completions do not say that they are its own, or the program counts them instead of polling. Nothing is known of what is
     /// outstanding.
     is_unwatched: bool,
@@ -110,13 +99,11 @@ struct Abandoned {
 #[derive(Debug)]
 pub struct Ledger {
     reporter: Reporter,
-    read: Read,
+    memory: Memory,
     drops_of: DropsOf,
     /// By the address that the program knows.
     objects: Map<usize, Object>,
-    regions: Map<usize, Region>,
-    /// Regions by local key.
-    keys: Map<u32, usize>,
+    regions: Regions,
     queues: Map<usize, Queues>,
     numbers: Map<u32, usize>,
     cqs: Map<usize, CompletionQueue>,
@@ -126,6 +113,54 @@ pub struct Ledger {
     /// The fields of failed completions that the program read, each once.
     undefined: Vec<&'static str>,
     has_told_of_poison: bool,
+}
+
+/// Memory regions.
+#[derive(Debug, Default)]
+struct Regions {
+    /// By local key, with the address that the program knows.
+    by_key: Map<u32, (usize, Region)>,
+    /// Local keys by that address.
+    keys: Map<usize, u32>,
+}
+
+impl Regions {
+    fn add(&mut self, address: usize, region: Region) {
+        self.by_key.insert(region.lkey, (address, region));
+        self.keys.insert(address, region.lkey);
+    }
+
+    fn remove(&mut self, address: usize) -> Option<Region> {
+        let lkey = self.keys.remove(&address)?;
+        self.by_key.remove(&lkey).map(|(_, region)| region)
+    }
+
+    fn at(&mut self, address: usize) -> Option<&mut Region> {
+        let lkey = self.keys.get(&address)?;
+        self.by_key.get_mut(lkey).map(|(_, region)| region)
+    }
+
+    /// The region of a local key, and its address.
+    fn of_key(&self, lkey: u32) -> Option<(usize, &Region)> {
+        self.by_key.get(&lkey).map(|(address, region)| (*address, region))
+    }
+
+    /// Where an element lies in memory; `None` if it is not within its region.
+    fn place(&self, piece: &Piece) -> Option<u64> {
+        let (_, region) = self.of_key(piece.lkey)?;
+        let offset = piece.addr.checked_sub(region.iova)?;
+        let fits = offset.checked_add(piece.len.into())? <= region.len;
+        fits.then(|| region.addr.wrapping_add(offset))
+    }
+
+    /// The checksum of elements; the inner one is `None` if a part is not mapped. `None` if one of them is not within its region.
+    fn checksum(&self, pieces: &[Piece], memory: &mut Memory) -> Option<Option<u32>> {
+        let mut sum = memory.sum();
+        for piece in pieces.iter().filter(|piece| piece.len > 0) {
+            sum.add(self.place(piece)?, piece.len);
+        }
+        Some(sum.finish())
+    }
 }
 
 /// Registered memory that a device would pin.
@@ -140,11 +175,10 @@ impl Ledger {
     pub(crate) fn new(reporter: Reporter, read: Read, drops_of: DropsOf) -> Self {
         Self {
             reporter,
-            read,
+            memory: Memory::new(read),
             drops_of,
             objects: Map::default(),
-            regions: Map::default(),
-            keys: Map::default(),
+            regions: Regions::default(),
             queues: Map::default(),
             numbers: Map::default(),
             cqs: Map::default(),
@@ -176,7 +210,7 @@ impl Ledger {
             "a forked child posts to the {name} at {queue:#x}, which is its parent's; the call fails"
         );
         let made = self.origin(queue, &format!("The {name} was made here, by the parent"));
-        self.report(Check::ForkedChild, what, vec![here(&Stack::here()), made]);
+        self.report(Check::ForkedChild, what, vec![here(Stack::here()), made]);
     }
 
     /// The program made an object.
@@ -219,7 +253,7 @@ impl Ledger {
         let what = format!("{call} is refused: {why}");
         // A program may ask for several of them in one place.
         let about = format!("{call} {lacks}");
-        let stacks = vec![here(&Stack::here())];
+        let stacks = vec![here(Stack::here())];
         self.reporter.report(&Finding { check: Check::Persona, about, what, stacks });
     }
 
@@ -231,8 +265,7 @@ impl Ledger {
 
     /// Facts about a memory region that was made.
     pub fn made_region(&mut self, address: usize, region: Region) {
-        self.regions.insert(address, region);
-        self.keys.insert(region.lkey, address);
+        self.regions.add(address, region);
         self.pins(region.pinned(), &region);
     }
 
@@ -258,7 +291,7 @@ impl Ledger {
 
     /// The program changed a memory region.
     pub fn changed_region(&mut self, address: usize, change: impl FnOnce(&mut Region)) {
-        let Some(region) = self.regions.get_mut(&address) else { return };
+        let Some(region) = self.regions.at(address) else { return };
         let before = region.pinned();
         change(region);
         let region = *region;
@@ -275,8 +308,9 @@ impl Ledger {
     pub fn reset(&mut self, address: usize) {
         let Some(queues) = self.queues.get_mut(&address) else { return };
         queues.saw_last_wqe = false;
-        let sends = queues.sends.drain(..).filter(|posted| posted.work.is_signaled).count();
-        let receives = queues.receives.drain(..).count();
+        let (sends, receives) = (queues.sends.signaled(), queues.receives.len());
+        queues.sends.truncate(0);
+        queues.receives.truncate(0);
         if let Some(qp) = queues.qp {
             self.expects_less(qp.send_cq, sends);
             self.expects_less(qp.recv_cq, receives);
@@ -289,25 +323,8 @@ impl Ledger {
         }
     }
 
-    /// Where elements lie in memory; `None` if one of them is not within its region.
-    fn ranges(&self, pieces: &[Piece]) -> Option<SmallVec<[(u64, u32); 2]>> {
-        let place = |piece: &Piece| {
-            let (_, region) = self.region(piece.lkey)?;
-            let offset = piece.addr.checked_sub(region.iova)?;
-            let fits = offset.checked_add(piece.len.into())? <= region.len;
-            fits.then(|| (region.addr.wrapping_add(offset), piece.len))
-        };
-        pieces.iter().filter(|piece| piece.len > 0).map(place).collect()
-    }
-
-    /// The region of a local key, and its address.
-    fn region(&self, lkey: u32) -> Option<(usize, &Region)> {
-        let address = *self.keys.get(&lkey)?;
-        Some((address, self.regions.get(&address)?))
-    }
-
     fn origin(&self, address: usize, title: &str) -> (String, Stack) {
-        let stack = self.objects.get(&address).map(|object| object.stack.clone());
+        let stack = self.objects.get(&address).map(|object| object.stack);
         (title.to_owned(), stack.unwrap_or_else(Stack::here))
     }
 
@@ -316,6 +333,6 @@ impl Ledger {
     }
 }
 
-fn here(stack: &Stack) -> (String, Stack) {
-    ("It happened here".to_owned(), stack.clone())
+fn here(stack: Stack) -> (String, Stack) {
+    ("It happened here".to_owned(), stack)
 }

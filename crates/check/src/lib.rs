@@ -102,7 +102,7 @@ impl Checker {
         let stack = Stack::here();
         let report = move || {
             thread::sleep(LATE);
-            self.ledger().is_late(address, &stack);
+            self.ledger().is_late(address, stack);
         };
         // The program's handlers of signals run in its own threads.
         // SAFETY: plain data, and the masks are those of the calling thread.

@@ -1,21 +1,42 @@
 //! Stacks: taken quickly, and given names only when they are shown.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use backtrace::BytesOrWideString;
+use parking_lot::Mutex;
+
+use crate::map::Product;
 
 /// Frames that are kept.
 const MOST: usize = 48;
 
 /// The return addresses of a call, the innermost first.
-#[derive(Clone, Debug)]
-pub(crate) struct Stack(Arc<[usize]>);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stack(&'static [usize]);
+
+/// All stacks that were taken, each once. They stay for good, so that work which is posted and polled counts no references. There are
+/// as many as ways through the program to its calls.
+static STACKS: Mutex<HashSet<&'static [usize], BuildHasherDefault<Product>>> =
+    Mutex::new(HashSet::with_hasher(BuildHasherDefault::new()));
+
+/// The one stack of these addresses.
+fn kept(addresses: Vec<usize>) -> &'static [usize] {
+    // In a forked child a thread may hold it that is not there. Such a child has few stacks.
+    let Some(mut stacks) = STACKS.try_lock() else { return addresses.leak() };
+    if let Some(same) = stacks.get(&addresses[..]) {
+        return same;
+    }
+    let new: &'static [usize] = Box::leak(addresses.into_boxed_slice());
+    stacks.insert(new);
+    new
+}
 
 /// A stack that was taken, and where its return addresses stood in memory.
 #[derive(Debug)]
@@ -57,11 +78,11 @@ impl Cache {
                     held == unsafe { (place as *const usize).read_volatile() }
                 })
         };
-        self.known.iter().find(is_same).map(|known| known.stack.clone())
+        self.known.iter().find(is_same).map(|known| known.stack)
     }
 
     /// Remembers a stack with the places of its return addresses, unless a place is not what it seems.
-    fn insert(&mut self, top: usize, returns: Vec<(usize, usize)>, stack: &Stack) {
+    fn insert(&mut self, top: usize, returns: Vec<(usize, usize)>, stack: Stack) {
         let is_sound = |&(place, held): &(usize, usize)| {
             let is_own = place > top && self.memory.contains(&top) && self.memory.contains(&place);
             // SAFETY: as in `find`.
@@ -72,7 +93,7 @@ impl Cache {
         if returns.is_empty() || !returns.iter().all(is_sound) {
             return;
         }
-        let known = Known { top, returns: returns.into(), stack: stack.clone() };
+        let known = Known { top, returns: returns.into(), stack };
         if self.known.len() < MOST_KNOWN {
             self.known.push(known);
         } else {
@@ -100,7 +121,7 @@ fn own_stack() -> Range<usize> {
 
 impl Stack {
     /// The first return addresses in the program, at most so many.
-    pub(crate) fn innermost(&self, most: usize) -> &[usize] {
+    pub(crate) fn innermost(self, most: usize) -> &'static [usize] {
         let of_program = self.of_program();
         &of_program[..most.min(of_program.len())]
     }
@@ -117,7 +138,7 @@ impl Stack {
         let (stack, returns) = Self::unwind(top);
         // A thread that ends has no cache any more.
         let _ = CACHE.try_with(|cache| {
-            cache.borrow_mut().get_or_insert_with(Cache::new).insert(top, returns, &stack);
+            cache.borrow_mut().get_or_insert_with(Cache::new).insert(top, returns, stack);
         });
         stack
     }
@@ -137,17 +158,17 @@ impl Stack {
             }
             addresses.len() < MOST
         });
-        (Self(addresses.into()), returns)
+        (Self(kept(addresses)), returns)
     }
 
     /// The frames of the program.
-    pub(crate) fn frames(&self) -> Vec<Frame> {
+    pub(crate) fn frames(self) -> Vec<Frame> {
         self.of_program().iter().flat_map(|address| Frame::at(*address)).collect()
     }
 
     /// The return addresses in the program. Those in this library, which stand before them, are left out, unless the program has it
     /// inside.
-    fn of_program(&self) -> &[usize] {
+    fn of_program(self) -> &'static [usize] {
         let own = object(Self::here as *const c_void as usize);
         let is_program = own == object(entry());
         let is_own = |address: &usize| !is_program && object(*address) == own;
@@ -296,8 +317,18 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_stack_is_unwound_once() {
-        let stacks: Vec<_> = (0..3).map(first).collect();
-        assert!(Arc::ptr_eq(&stacks[1].0, &stacks[2].0));
+        let remembered = |n| {
+            first(n);
+            CACHE.with_borrow(|cache| cache.as_ref().unwrap().known.len())
+        };
+        let [_, second, third] = std::array::from_fn(remembered);
+        assert!(second > 0 && second == third, "{second}, {third}");
+    }
+
+    #[test]
+    fn a_stack_is_kept_once() {
+        let stacks: Vec<_> = (0..3).map(|_| Stack::unwind(usize::MAX).0).collect();
+        assert!(stacks.iter().all(|stack| std::ptr::eq(stack.0, stacks[0].0)));
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::{
 };
 
 use anyverbs::{Counters, DropReason, QpState, WcEx};
-use anyverbs_check::{
-    Activity, Checker, Completion, Elements, Piece, Pieces, Work, Works, checker,
-};
+use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Pieces, Work, checker};
 
 use crate::{
     abi::*,
@@ -73,15 +71,32 @@ const LONGEST_LIST: usize = 1 << 16;
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
+#[inline]
 unsafe fn pieces(list: *const ibv_sge, count: c_int) -> Pieces {
     let count = usize::try_from(count).ok().filter(|n| !list.is_null() && *n <= anyverbs::MAX_SGE);
-    (0..count.unwrap_or(0))
-        .map(|n| {
-            // SAFETY: the caller's promise.
-            let sge = unsafe { list.add(n).read() };
-            Piece { addr: sge.addr, len: sge.length, lkey: sge.lkey }
-        })
-        .collect()
+    let mut pieces = Pieces::new();
+    for n in 0..count.unwrap_or(0) {
+        // SAFETY: the caller's promise.
+        let sge = unsafe { list.add(n).read() };
+        pieces.push(Piece { addr: sge.addr, len: sge.length, lkey: sge.lkey });
+    }
+    pieces
+}
+
+/// The requests of a list.
+///
+/// # Safety
+/// The list from `first` on is linked by `next`.
+unsafe fn requests<'a, T>(
+    first: *const T,
+    next: impl Fn(&T) -> *mut T,
+) -> impl Iterator<Item = &'a T>
+where
+    T: 'a,
+{
+    // SAFETY: the caller's promise.
+    let at = |at: *const T| unsafe { at.as_ref() };
+    std::iter::successors(at(first), move |wr| at(next(wr))).take(LONGEST_LIST)
 }
 
 /// # Safety
@@ -161,13 +176,8 @@ pub(super) unsafe extern "C" fn post_send(
     }
     // SAFETY: not NULL, hence live: the caller's promise.
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
-    let (mut works, mut at) = (Works::new(), wr);
     // SAFETY: the caller's promise.
-    while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
-        // SAFETY: as above.
-        works.push(unsafe { send(next, is_datagram) });
-        at = next.next;
-    }
+    let works = unsafe { requests(wr, |wr| wr.next).map(|wr| send(wr, is_datagram)) };
     let mut errno = 0;
     check::posts(&mut ledger, "ibv_post_send", |ledger| {
         ledger.post_sends(qp as usize, works, || {
@@ -194,22 +204,19 @@ unsafe fn post_receives(
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
     }
-    let (mut works, mut at) = (Works::new(), wr);
-    // SAFETY: the caller's promise.
-    while let Some(next) = unsafe { at.as_ref() }.filter(|_| works.len() < LONGEST_LIST) {
-        works.push(Work {
-            name: "receive",
-            wr_id: next.wr_id,
-            is_signaled: true,
-            is_inline: false,
-            elements: Elements::Written,
-            is_fenced: false,
-            ah: 0,
-            // SAFETY: as above.
-            pieces: unsafe { pieces(next.sg_list, next.num_sge) },
-        });
-        at = next.next;
-    }
+    let work = |wr: &ibv_recv_wr| Work {
+        name: "receive",
+        wr_id: wr.wr_id,
+        is_signaled: true,
+        is_inline: false,
+        elements: Elements::Written,
+        is_fenced: false,
+        ah: 0,
+        // SAFETY: the caller's promise.
+        pieces: unsafe { pieces(wr.sg_list, wr.num_sge) },
+    };
+    // SAFETY: as above.
+    let works = unsafe { requests(wr, |wr| wr.next) }.map(work);
     let mut errno = 0;
     ledger.post_receives(queue, works, || {
         // SAFETY: as above.
@@ -317,7 +324,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let works = batch.works();
     let (offered, mut errno) = (works.len(), 0);
     check::posts(&mut checker.ledger(), "ibv_wr_complete", |ledger| {
-        ledger.post_sends(qp as usize, works, || {
+        ledger.post_sends(qp as usize, works.into_iter(), || {
             errno = complete();
             (if errno == 0 { offered } else { 0 }, errno == libc::ENOMEM)
         });
@@ -526,6 +533,9 @@ unsafe fn tell_of_empty(cq: *mut ibv_cq_ex) {
     let Some(inner) = (unsafe { object::deref(cq) }).map(|cq| &cq.inner) else { return };
     if inner.device.is_overrun() {
         check::overrun(cq);
+    }
+    if !check::has_datagram_qps() {
+        return;
     }
     // The queue pairs of a completion queue may be on both ports.
     let counters = [1, 2].map(|port| inner.context.inner.device.counters_of_port(port).ok());

@@ -64,13 +64,13 @@ impl Ledger {
         let what = format!("the {name} at {address:#x} is used, and it has ended");
         let ended = (format!("The {name} was ended here"), ended);
         let made = (format!("The {name} was made here"), made);
-        self.report(Check::UseAfterDestroy, what, vec![here(&Stack::here()), ended, made]);
+        self.report(Check::UseAfterDestroy, what, vec![here(Stack::here()), ended, made]);
         true
     }
 
     /// Where the region was registered and deregistered that had this local key.
     pub(super) fn dead_region(&self, lkey: u32) -> Option<[Stack; 2]> {
         let one = self.dead.objects.values().find(|one| one.lkey == Some(lkey))?;
-        Some([one.made.clone(), one.ended.clone()])
+        Some([one.made, one.ended])
     }
 }

@@ -7,7 +7,8 @@ use crate::facts::{Activity, Kind, LONGEST_WAIT, Region, Work};
 use crate::report;
 use crate::stack::Stack;
 
-use super::{Abandoned, Ledger, Posted, Unacknowledged, here};
+use super::outstanding::Posted;
+use super::{Abandoned, Ledger, Unacknowledged, here};
 
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
 const LAST_WQE_REACHED: u32 = 16;
@@ -59,9 +60,9 @@ impl Ledger {
         let what = format!(
             "the {name} at {address:#x} is not ended, since a {first} uses it{of}; the call returns EBUSY"
         );
-        let user = (format!("The {first} was made here"), user.stack.clone());
+        let user = (format!("The {first} was made here"), user.stack);
         let made = self.origin(address, &format!("The {name} was made here"));
-        self.report(Check::EndedInUse, what, vec![here(&Stack::here()), user, made]);
+        self.report(Check::EndedInUse, what, vec![here(Stack::here()), user, made]);
     }
 
     /// The program read an event about an object. Each type of event has a code.
@@ -92,7 +93,7 @@ impl Ledger {
     }
 
     /// The call that ends an object has taken a second. `stack` is the call's.
-    pub(crate) fn is_late(&mut self, address: usize, stack: &Stack) {
+    pub(crate) fn is_late(&mut self, address: usize, stack: Stack) {
         let Some(object) = self.objects.get(&address).filter(|object| object.is_ending) else {
             return;
         };
@@ -102,7 +103,7 @@ impl Ledger {
         let what = format!(
             "the call that ends the {name} at {address:#x} waits, since events were read and not acknowledged: {event} ({count})"
         );
-        let read = ("The last one was read here".into(), read.clone());
+        let read = ("The last one was read here".into(), *read);
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::Unacknowledged, what, vec![here(stack), read, made]);
     }
@@ -111,9 +112,8 @@ impl Ledger {
     pub fn ended(&mut self, address: usize) {
         self.reset(address);
         let object = self.objects.remove(&address);
-        let region = self.regions.remove(&address);
+        let region = self.regions.remove(address);
         if let Some(region) = &region {
-            self.keys.remove(&region.lkey);
             self.unpins(region.pinned());
         }
         self.cqs.remove(&address);
@@ -126,7 +126,7 @@ impl Ledger {
             if let (Some(ended), Some(object), Some(srq)) =
                 (queues.abandons, &object, self.queues.get_mut(&qp.srq))
             {
-                let (number, made) = (qp.number, object.stack.clone());
+                let (number, made) = (qp.number, object.stack);
                 srq.abandoned_by = Some(Abandoned { number, made, ended });
             }
         }
@@ -178,15 +178,15 @@ impl Ledger {
         let Some(queues) = self.queues.get(&address).filter(|queues| !queues.is_unwatched) else {
             return;
         };
-        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
+        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.oldest()) else { return };
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
             "queue pair {:#x} is destroyed, and {n} of its sends have no completion; the oldest is a {name} (wr_id {wr_id:#x})",
             qp.number
         );
-        let posted = ("The oldest was posted here".into(), oldest.stack.clone());
+        let posted = ("The oldest was posted here".into(), oldest.stack);
         let made = self.origin(address, "The queue pair was made here");
-        self.report(Check::QpDestroyed, what, vec![here(&Stack::here()), posted, made]);
+        self.report(Check::QpDestroyed, what, vec![here(Stack::here()), posted, made]);
     }
 
     /// The queue pair may have taken a receive of its SRQ. It matters if the SRQ is used on.
@@ -202,7 +202,7 @@ impl Ledger {
     }
 
     fn check_region(&mut self, address: usize, works: impl Fn(usize) -> bool) {
-        let Some(&Region { addr, len, lkey, .. }) = self.regions.get(&address) else { return };
+        let Some(&mut Region { addr, len, lkey, .. }) = self.regions.at(address) else { return };
         let uses = |posted: &&Posted| {
             let pieces = &posted.work.pieces;
             !posted.work.is_inline && pieces.iter().any(|p| p.lkey == lkey && p.len > 0)
@@ -212,9 +212,9 @@ impl Ledger {
             "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#x} uses it",
             posted.work.name, posted.work.wr_id
         );
-        let work = ("The work was posted here".into(), posted.stack.clone());
+        let work = ("The work was posted here".into(), posted.stack);
         let made = self.origin(address, "The region was registered here");
-        self.report(Check::MrDeregistered, what, vec![here(&Stack::here()), work, made]);
+        self.report(Check::MrDeregistered, what, vec![here(Stack::here()), work, made]);
     }
 
     fn check_ah(&mut self, address: usize, works: impl Fn(usize) -> bool) {
@@ -224,9 +224,9 @@ impl Ledger {
             "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#x} has no completion",
             posted.work.name, posted.work.wr_id
         );
-        let work = ("The work was posted here".into(), posted.stack.clone());
+        let work = ("The work was posted here".into(), posted.stack);
         let made = self.origin(address, "The address handle was made here");
-        self.report(Check::AhDestroyed, what, vec![here(&Stack::here()), work, made]);
+        self.report(Check::AhDestroyed, what, vec![here(Stack::here()), work, made]);
     }
 
     /// A work request that a queue pair works on, with the queue pair's address and number.
@@ -237,8 +237,8 @@ impl Ledger {
     ) -> Option<(usize, u32, &Posted)> {
         self.queues.iter().find_map(|(&address, queues)| {
             let qp = queues.qp.filter(|_| !queues.is_unwatched)?;
-            let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| &srq.receives);
-            let all = queues.sends.iter().chain(&queues.receives).chain(srq);
+            let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| srq.receives.iter());
+            let all = queues.sends.iter().chain(queues.receives.iter()).chain(srq);
             let found = all.into_iter().find(&fits)?;
             works(address).then_some((address, qp.number, found))
         })

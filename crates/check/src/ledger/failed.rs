@@ -7,7 +7,8 @@ use crate::facts::Completion;
 use crate::report;
 use crate::stack::Stack;
 
-use super::{Ledger, Posted, here};
+use super::outstanding::Posted;
+use super::{Ledger, here};
 
 /// `IBV_WC_WR_FLUSH_ERR`: the work was given up, since other work had failed.
 const FLUSHED: u32 = 5;
@@ -52,7 +53,7 @@ impl Ledger {
         );
         let mut stacks = vec![
             ("Its completion was polled here".into(), Stack::here()),
-            ("The work was posted here".into(), stack.clone()),
+            ("The work was posted here".into(), *stack),
         ];
         if let Some((region, facts)) = self.culprit(qp, cause, posted) {
             what.push_str(&facts);
@@ -82,7 +83,7 @@ impl Ledger {
         let what = format!(
             "ibv_wc_{field} is called for a completion of queue pair {number:#x} (wr_id {wr_id:#x}) whose status is {status}: the field is undefined"
         );
-        self.report(Check::FailedWcOpcode, what, vec![here(&Stack::here())]);
+        self.report(Check::FailedWcOpcode, what, vec![here(Stack::here())]);
     }
 
     /// The undefined fields of a failed completion were filled with nonsense.
@@ -98,7 +99,8 @@ impl Ledger {
     /// The region that a local cause is about, and its facts.
     fn culprit(&self, qp: usize, cause: Cause, posted: &Posted) -> Option<(usize, String)> {
         let pd = self.queues.get(&qp)?.qp?.pd;
-        let mut regions = posted.work.pieces.iter().filter_map(|piece| self.region(piece.lkey));
+        let mut regions =
+            posted.work.pieces.iter().filter_map(|piece| self.regions.of_key(piece.lkey));
         match cause {
             Cause::LkeyRight => {
                 let (address, region) =

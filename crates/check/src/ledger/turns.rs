@@ -41,9 +41,9 @@ impl Ledger {
             "a thread calls {} for the completion queue at {address:#x} while another one {place}, and the queue was made with IBV_CREATE_CQ_ATTR_SINGLE_THREADED",
             turn.call
         );
-        let call = (format!("The other thread called {} here", other.call), other.stack.clone());
+        let call = (format!("The other thread called {} here", other.call), other.stack);
         let made = self.origin(address, "The completion queue was made here");
-        self.report(Check::CqThreads, what, vec![here(&turn.stack), call, made]);
+        self.report(Check::CqThreads, what, vec![here(turn.stack), call, made]);
     }
 
     /// The turn of this thread has ended.

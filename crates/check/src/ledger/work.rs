@@ -1,75 +1,97 @@
 //! Work that the program posts, and the completions that it polls.
 
-use smallvec::SmallVec;
-
 use crate::catalogue::Check;
-use crate::facts::{Completion, Elements, Piece, Pieces, Work, Works};
-use crate::memory::checksum;
+use crate::facts::{Completion, Elements, Piece, Pieces, QueuePair, Work, Works};
+use crate::map::Map;
 use crate::stack::Stack;
 
-use super::{Abandoned, Ledger, Posted, here};
-
-/// Requests of one call, most of which have one.
-type Few<T> = SmallVec<[T; 1]>;
+use super::outstanding::Posted;
+use super::{Abandoned, Ledger, Queues, here};
 
 /// Bytes in front of a datagram for its GRH.
 const GRH: u64 = 40;
 
+/// The bytes of the elements of a request.
+fn bytes(work: &Work) -> u64 {
+    work.pieces.iter().map(|piece| u64::from(piece.len)).sum()
+}
+
+/// Whether the device may take the data of a request before it has done those in front. A fence comes too late for data that is copied
+/// when it is posted.
+fn may_overtake(work: &Work) -> bool {
+    work.elements == Elements::Read && (!work.is_fenced || work.is_inline)
+}
+
 impl Ledger {
     /// The program posts sends; `post` posts them and tells how many were taken, and whether the queue has no room for the next.
-    pub fn post_sends(&mut self, qp: usize, works: Works, post: impl FnOnce() -> (usize, bool)) {
+    pub fn post_sends(
+        &mut self,
+        qp: usize,
+        works: impl Iterator<Item = Work>,
+        post: impl FnOnce() -> (usize, bool),
+    ) {
+        let stack = Stack::here();
+        let Some((mut queues, facts)) = queues_of_qp(&mut self.queues, qp) else {
+            post();
+            return;
+        };
+        let (before, signaled) = (queues.sends.len(), queues.sends.signaled());
+        let mut is_suspect = false;
+        for mut work in works {
+            work.is_signaled |= facts.signals_all;
+            is_suspect |= work.ah != 0 && !self.objects.contains_key(&work.ah)
+                || work.is_inline && bytes(&work) > facts.max_inline.into()
+                || queues.sends.is_any_filled() && may_overtake(&work);
+            let is_kept = work.elements == Elements::Read && !work.is_inline;
+            let checksum = if is_kept && !queues.is_unwatched {
+                self.regions.checksum(&work.pieces, &mut self.memory).flatten()
+            } else {
+                None
+            };
+            queues.sends.push(Posted { work, stack, checksum });
+        }
+        let offered = queues.sends.len() - before;
+        if is_suspect {
+            self.check_posts(qp, before, stack);
+            queues = self.queues.entry(qp).or_default();
+        }
+        // A completion may be polled before this returns; it finds the ledger locked.
+        let (taken, is_full) = post();
+        if queues.is_unwatched {
+            queues.sends.truncate(before);
+            return;
+        }
+        queues.sends.truncate(before + taken.min(offered));
+        let signaled = queues.sends.signaled() - signaled;
+        let fits = offered <= facts.max_sends as usize;
+        if is_full && fits && !queues.is_stuck && queues.sends.signaled() == 0 {
+            self.is_stuck(qp, stack);
+        }
+        self.expects(facts.send_cq, signaled, stack);
+    }
+
+    /// Looks closely at the sends of a call, which stand in the queue from `first` on.
+    #[cold]
+    fn check_posts(&mut self, qp: usize, first: usize, stack: Stack) {
+        let Some(queues) = self.queues.get(&qp) else { return };
+        let works: Vec<_> = queues.sends.iter().skip(first).map(|p| p.work.clone()).collect();
         for ah in works.iter().map(|work| work.ah).filter(|ah| *ah != 0) {
             if !self.objects.contains_key(&ah) && self.uses_dead(ah) {
                 break;
             }
         }
-        let stack = Stack::here();
-        let Some(facts) = self.queues.get(&qp).and_then(|queues| queues.qp) else {
-            post();
-            return;
-        };
         for work in works.iter().filter(|work| work.is_inline) {
-            let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
-            self.check_inline(qp, work.name, work.wr_id, len, &stack);
+            self.check_inline(qp, work, stack);
         }
-        let offered = works.len();
-        let mut posted = Few::with_capacity(offered);
-        for work in works {
-            self.check_order(qp, &work, &posted, &stack);
-            let checksum = if work.elements == Elements::Read && !work.is_inline {
-                self.ranges(&work.pieces).and_then(|ranges| checksum(&ranges, self.read))
-            } else {
-                None
-            };
-            let is_signaled = work.is_signaled || facts.signals_all;
-            posted.push(Posted {
-                work: Work { is_signaled, ..work },
-                stack: stack.clone(),
-                checksum,
-            });
+        for (n, work) in works.iter().enumerate() {
+            self.check_order(qp, work, first + n, &[], stack);
         }
-        // A completion may be polled before this returns; it finds the ledger locked.
-        let (taken, is_full) = post();
-        let queues = self.queues.entry(qp).or_default();
-        if queues.is_unwatched {
-            return;
-        }
-        let before = queues.sends.len();
-        queues.sends.extend(posted.into_iter().take(taken.min(offered)));
-        let signaled =
-            queues.sends.range(before..).filter(|posted| posted.work.is_signaled).count();
-        let fits = offered <= facts.max_sends as usize;
-        if is_full && fits && !queues.is_stuck {
-            self.check_full(qp, &stack);
-        }
-        self.expects(facts.send_cq, signaled, &stack);
     }
 
-    /// The source of a request is not the destination of a READ or an atomic before it, unless the request waits for that. `posted`
-    /// stands between the queue and the request.
-    fn check_order(&mut self, qp: usize, work: &Work, posted: &[Posted], stack: &Stack) {
-        // A fence comes too late for data that is copied when it is posted.
-        if work.elements != Elements::Read || work.is_fenced && !work.is_inline {
+    /// The source of a request is not the destination of a READ or an atomic before it, unless the request waits for that. Before it
+    /// are the first `n` in the queue, and those of `built`.
+    fn check_order(&mut self, qp: usize, work: &Work, n: usize, built: &[Work], stack: Stack) {
+        if !may_overtake(work) {
             return;
         }
         let Some(queues) = self.queues.get(&qp).filter(|queues| !queues.is_unwatched) else {
@@ -82,13 +104,16 @@ impl Ledger {
                 && b.addr < a.addr.saturating_add(a.len.into())
                 && (work.is_inline || a.lkey == b.lkey)
         };
-        let fills = |before: &&Posted| {
-            let filled = &before.work.pieces;
-            before.work.elements == Elements::Written
-                && work.pieces.iter().any(|a| filled.iter().any(|b| overlaps(a, b)))
+        let fills = |before: &Work| {
+            before.elements == Elements::Written
+                && work.pieces.iter().any(|a| before.pieces.iter().any(|b| overlaps(a, b)))
         };
-        let Some(before) = queues.sends.iter().chain(posted).find(fills) else { return };
-        let (name, wr_id) = (before.work.name, before.work.wr_id);
+        let posted = queues.sends.iter().take(n).map(|posted| (&posted.work, posted.stack));
+        let built = built.iter().map(|work| (work, stack));
+        let Some((before, before_stack)) = posted.chain(built).find(|(work, _)| fills(work)) else {
+            return;
+        };
+        let (name, wr_id) = (before.name, before.wr_id);
         let what = format!(
             "a {} (wr_id {:#x}) of queue pair {:#x} takes its data from where an unfinished {name} (wr_id {wr_id:#x}) puts its own, {}",
             work.name,
@@ -96,18 +121,24 @@ impl Ledger {
             queues.qp.map_or(0, |qp| qp.number),
             if work.is_inline { "and is inline" } else { "and has no fence" }
         );
-        let before = (format!("The {name} was posted here"), before.stack.clone());
+        let before = (format!("The {name} was posted here"), before_stack);
         self.report(Check::NoFence, what, vec![here(stack), before]);
     }
 
     /// More completions can come to a completion queue.
-    fn expects(&mut self, address: usize, n: usize, stack: &Stack) {
+    #[inline]
+    fn expects(&mut self, address: usize, n: usize, stack: Stack) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
         cq.expected += n;
         let Some(capacity) = cq.capacity.filter(|_| !cq.is_reported) else { return };
-        if cq.expected <= capacity as usize {
-            return;
+        if cq.expected > capacity as usize {
+            self.is_too_small(address, capacity, stack);
         }
+    }
+
+    #[cold]
+    fn is_too_small(&mut self, address: usize, capacity: u32, stack: Stack) {
+        let Some(cq) = self.cqs.get_mut(&address) else { return };
         cq.is_reported = true;
         let what = format!(
             "the completion queue at {address:#x} holds {capacity} completions, and {} can come before the program polls",
@@ -123,14 +154,12 @@ impl Ledger {
         let Some(last) = built.last() else { return };
         let stack = Stack::here();
         let work = Work { is_inline: true, pieces, ..last.clone() };
-        let len = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
-        self.check_inline(qp, work.name, work.wr_id, len, &stack);
-        let as_posted = |work| Posted { work, stack: stack.clone(), checksum: None };
-        let built: Few<_> = built.into_iter().map(as_posted).collect();
-        self.check_order(qp, &work, &built, &stack);
+        self.check_inline(qp, &work, stack);
+        self.check_order(qp, &work, usize::MAX, &built, stack);
     }
 
-    fn check_inline(&mut self, address: usize, name: &str, wr_id: u64, len: u64, stack: &Stack) {
+    fn check_inline(&mut self, address: usize, work: &Work, stack: Stack) {
+        let (Work { name, wr_id, .. }, len) = (work, bytes(work));
         let qp = self.queues.get(&address).and_then(|queues| queues.qp);
         let Some(qp) = qp.filter(|qp| len > qp.max_inline.into()) else { return };
         let what = format!(
@@ -141,56 +170,56 @@ impl Ledger {
         self.report(Check::InlineTooLong, what, stacks);
     }
 
-    /// The send queue is full. Nothing frees it if no request in it makes a completion.
-    fn check_full(&mut self, address: usize, stack: &Stack) {
+    /// The send queue is full, and no request in it makes a completion: nothing frees it.
+    #[cold]
+    fn is_stuck(&mut self, address: usize, stack: Stack) {
         let Some(queues) = self.queues.get_mut(&address) else { return };
-        let is_signaled = queues.sends.iter().any(|posted| posted.work.is_signaled);
-        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.front()) else { return };
-        if is_signaled {
-            return;
-        }
+        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.oldest()) else { return };
         queues.is_stuck = true;
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
             "the send queue of queue pair {:#x} is full for good: none of its {n} requests since the {name} with wr_id {wr_id:#x} is signaled",
             qp.number
         );
-        let posted = ("The oldest was posted here".into(), oldest.stack.clone());
+        let posted = ("The oldest was posted here".into(), oldest.stack);
         let made = self.origin(address, "The queue pair was made here");
         self.report(Check::SendQueueUnsignaled, what, vec![here(stack), posted, made]);
     }
 
     /// The program posts receives to a queue pair or an SRQ; `post` posts them and tells how many were taken.
-    pub fn post_receives(&mut self, queue: usize, works: Works, post: impl FnOnce() -> usize) {
+    pub fn post_receives(
+        &mut self,
+        queue: usize,
+        works: impl Iterator<Item = Work>,
+        post: impl FnOnce() -> usize,
+    ) {
         let stack = Stack::here();
-        let facts = self.queues.get(&queue).and_then(|queues| queues.qp);
-        if let Some(facts) = facts.filter(|facts| facts.is_datagram) {
-            for work in &works {
-                let room: u64 = work.pieces.iter().map(|piece| u64::from(piece.len)).sum();
-                if room < GRH {
-                    let what = format!(
-                        "a receive (wr_id {:#x}) on UD queue pair {:#x} has room for {room} bytes, and the first {GRH} are the GRH's",
-                        work.wr_id, facts.number
-                    );
-                    let stacks =
-                        vec![here(&stack), self.origin(queue, "The queue pair was made here")];
-                    self.report(Check::UdReceiveRoom, what, stacks);
-                }
+        // An SRQ has none until its first receive. Seldom, so it is not looked for twice.
+        let mut queues = match self.queues.get_mut(&queue) {
+            Some(queues) => queues,
+            None => self.queues.entry(queue).or_default(),
+        };
+        let (is_datagram, recv_cq) =
+            queues.qp.as_ref().map_or((false, None), |qp| (qp.is_datagram, Some(qp.recv_cq)));
+        let before = queues.receives.len();
+        let mut too_small = None;
+        for work in works {
+            if is_datagram && bytes(&work) < GRH {
+                too_small.get_or_insert_with(Vec::new).push((work.wr_id, bytes(&work)));
             }
+            queues.receives.push(Posted { work, stack, checksum: None });
         }
-        let posted = works
-            .into_iter()
-            .map(|work| Posted { work, stack: stack.clone(), checksum: None })
-            .collect::<Few<_>>();
-        let taken = post();
-        let taken = taken.min(posted.len());
-        let queues = self.queues.entry(queue).or_default();
+        let offered = queues.receives.len() - before;
+        for (wr_id, room) in too_small.into_iter().flatten() {
+            self.has_no_room_for_grh(queue, wr_id, room, stack);
+            queues = self.queues.entry(queue).or_default();
+        }
+        let taken = post().min(offered);
+        let taken = if queues.is_unwatched { 0 } else { taken };
+        queues.receives.truncate(before + taken);
         let abandoned = queues.abandoned_by.take();
-        if !queues.is_unwatched {
-            queues.receives.extend(posted.into_iter().take(taken));
-            if let Some(facts) = facts {
-                self.expects(facts.recv_cq, taken, &stack);
-            }
+        if let Some(recv_cq) = recv_cq {
+            self.expects(recv_cq, taken, stack);
         }
         if let Some(Abandoned { number, made, ended }) = abandoned {
             let what = format!(
@@ -198,8 +227,17 @@ impl Ledger {
             );
             let made = ("The queue pair was made here".into(), made);
             let used = ("The SRQ is used here".into(), stack);
-            self.report(Check::LastWqe, what, vec![here(&ended), used, made]);
+            self.report(Check::LastWqe, what, vec![here(ended), used, made]);
         }
+    }
+
+    fn has_no_room_for_grh(&mut self, queue: usize, wr_id: u64, room: u64, stack: Stack) {
+        let number = self.queues.get(&queue).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
+        let what = format!(
+            "a receive (wr_id {wr_id:#x}) on UD queue pair {number:#x} has room for {room} bytes, and the first {GRH} are the GRH's"
+        );
+        let stacks = vec![here(stack), self.origin(queue, "The queue pair was made here")];
+        self.report(Check::UdReceiveRoom, what, stacks);
     }
 
     /// The program polled a completion.
@@ -207,53 +245,66 @@ impl Ledger {
         let Completion { number, wr_id, is_receive, status, .. } = *completion;
         let has_failed = status != 0;
         let Some(&address) = self.numbers.get(&number) else { return };
-        let Some(queues) = self.queues.get_mut(&address) else { return };
-        let Some(qp) = queues.qp else { return };
+        let Some((queues, facts)) = queues_of_qp(&mut self.queues, address) else { return };
+        let QueuePair { srq, send_cq, recv_cq, .. } = facts;
         if is_receive {
-            let queue = if qp.srq == 0 { Some(queues) } else { self.queues.get_mut(&qp.srq) };
-            let Some(queue) = queue else { return };
-            if let Some(n) = queue.receives.iter().position(|p| p.work.wr_id == wr_id) {
-                let posted = queue.receives.remove(n);
-                if qp.srq == 0 {
-                    self.expects_less(qp.recv_cq, 1);
-                }
-                if let Some(posted) = posted.filter(|_| has_failed) {
-                    self.check_failure(address, completion, &posted);
-                }
+            let queue = if srq == 0 { Some(queues) } else { self.queues.get_mut(&srq) };
+            let Some(receives) = queue.map(|queue| &mut queue.receives) else { return };
+            let n = receives.position(|posted| posted.work.wr_id == wr_id);
+            let Some(posted) = n.and_then(|n| receives.take(n)) else { return };
+            if srq == 0 {
+                self.expects_less(recv_cq, 1);
+            }
+            if has_failed {
+                self.check_failure(address, completion, &posted);
             }
             return;
         }
         let is_it = |p: &Posted| p.work.wr_id == wr_id && (p.work.is_signaled || has_failed);
-        let Some(n) = queues.sends.iter().position(is_it) else { return };
-        let done: Few<_> = queues.sends.drain(..=n).collect();
-        let signaled = done.iter().filter(|posted| posted.work.is_signaled).count();
-        self.expects_less(qp.send_cq, signaled);
-        if !has_failed {
-            for posted in done {
-                self.check_source(address, &posted);
+        let Some(n) = queues.sends.position(is_it) else { return };
+        let signaled = queues.sends.signaled();
+        let (mut last, mut changed) = (None, Vec::new());
+        for _ in 0..=n {
+            let Some(posted) = queues.sends.take(0) else { break };
+            if has_failed {
+                last = Some(posted);
+            } else if let Some(before) = posted.checksum
+                // A region that is gone meanwhile was reported.
+                && let Some(now) = self.regions.checksum(&posted.work.pieces, &mut self.memory)
+                && now != Some(before)
+            {
+                changed.push((posted, now));
             }
-        } else if let Some(posted) = done.last() {
-            self.check_failure(address, completion, posted);
+        }
+        let signaled = signaled - queues.sends.signaled();
+        self.expects_less(send_cq, signaled);
+        for (posted, now) in changed {
+            self.has_changed(address, &posted, now);
+        }
+        if let Some(posted) = last {
+            self.check_failure(address, completion, &posted);
         }
     }
 
-    /// The bytes of a source are those that were posted.
-    fn check_source(&mut self, qp: usize, posted: &Posted) {
-        let Posted { work, stack, checksum: Some(before) } = posted else { return };
-        // A region that is gone meanwhile was reported.
-        let Some(ranges) = self.ranges(&work.pieces) else { return };
-        let now = checksum(&ranges, self.read);
-        if now == Some(*before) {
-            return;
-        }
+    /// The bytes of a source are not those that were posted; `now` is `None` if some are not mapped any more.
+    #[cold]
+    fn has_changed(&mut self, qp: usize, posted: &Posted, now: Option<u32>) {
+        let Posted { work, stack, .. } = posted;
         let did = if now.is_some() { "changed" } else { "unmapped" };
         let number = self.queues.get(&qp).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
         let what = format!(
             "the buffer of a {} (wr_id {:#x}) of queue pair {number:#x} was {did} between its posting and its completion",
             work.name, work.wr_id
         );
-        let posted = ("The work was posted here".into(), stack.clone());
+        let posted = ("The work was posted here".into(), *stack);
         let polled = ("Its completion was polled here".into(), Stack::here());
         self.report(Check::BufferChanged, what, vec![posted, polled]);
     }
+}
+
+/// The queues of a queue pair, and its facts.
+fn queues_of_qp(all: &mut Map<usize, Queues>, address: usize) -> Option<(&mut Queues, QueuePair)> {
+    let queues = all.get_mut(&address)?;
+    let facts = queues.qp?;
+    Some((queues, facts))
 }
