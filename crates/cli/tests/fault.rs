@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyverbs::prelude::*;
-use anyverbs_testing::isolate_device;
+use anyverbs_testing::isolate;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
 /// A user that has no processes.
@@ -21,8 +21,7 @@ struct Works {
 
 impl Works {
     fn start(faults: &str) -> Self {
-        isolate_device();
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = isolate(&mut Command::new(std::env::current_exe().unwrap()))
             .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
             .env(ROLE, "works")
             .env("ANYVERBS_FAULTS", faults)
@@ -86,7 +85,7 @@ fn fault(process: &str, order: &str) -> (bool, String) {
 }
 
 fn told(command: &mut Command) -> (bool, String) {
-    let output = command.output().unwrap();
+    let output = isolate(command).output().unwrap();
     let said = if output.status.success() { output.stdout } else { output.stderr };
     (output.status.success(), String::from_utf8(said).unwrap())
 }

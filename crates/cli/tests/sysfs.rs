@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyverbs::prelude::*;
-use anyverbs_testing::isolate_device;
+use anyverbs_testing::isolate;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
 const MESSAGES: u64 = 100;
@@ -23,11 +23,9 @@ struct Kept {
 
 impl Kept {
     fn start(name: &str) -> Self {
-        isolate_device();
         let dir =
             std::env::temp_dir().join(format!("anyverbs-sysfs-{}-{name}", std::process::id()));
-        let child =
-            Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("sysfs").arg(&dir).spawn().unwrap();
+        let child = sysfs(&dir).spawn().unwrap();
         let kept = Self { dir, child };
         kept.wait_for("hw_counters/sent_pkts", |_| true);
         kept
@@ -64,6 +62,12 @@ impl Drop for Kept {
     }
 }
 
+fn sysfs(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+    isolate(command.arg("sysfs").arg(dir));
+    command
+}
+
 fn read(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -73,7 +77,7 @@ struct Sender(Child);
 
 impl Sender {
     fn start(role: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
+        let child = isolate(&mut Command::new(std::env::current_exe().unwrap()))
             .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
@@ -126,11 +130,8 @@ fn counters_count_and_never_fall() {
 
 #[test]
 fn each_device_has_counters_of_its_own() {
-    isolate_device();
     let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-rails", std::process::id()));
-    let child = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
-        .arg("sysfs")
-        .arg(&dir)
+    let child = sysfs(&dir)
         .env("ANYVERBS_DEVICES", "rail0=127.0.0.1,rail1=127.0.0.2")
         .env("ANYVERBS_INTERFACES", "")
         .spawn()
@@ -168,11 +169,9 @@ fn each_device_has_counters_of_its_own() {
 
 #[test]
 fn a_directory_with_other_things_is_left_alone() {
-    isolate_device();
     let dir = std::env::temp_dir().join(format!("anyverbs-sysfs-{}-full", std::process::id()));
     fs::create_dir_all(dir.join("sys")).unwrap();
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("sysfs").arg(&dir).output().unwrap();
+    let output = sysfs(&dir).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not empty"), "{output:?}");
     assert!(dir.join("sys").exists());

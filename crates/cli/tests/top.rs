@@ -13,7 +13,7 @@ use anyverbs::prelude::*;
 use anyverbs_net::forward::ForwardBuffer;
 use anyverbs_net::{PortOptions, Registry, Slot, UdpPort};
 use anyverbs_page::{Counter, QueuePair, Snapshot};
-use anyverbs_testing::{in_own_process, isolate_device};
+use anyverbs_testing::{in_own_process, isolate};
 use serde_json::Value;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -29,8 +29,7 @@ struct Role {
 
 impl Role {
     fn start(role: &str) -> Self {
-        isolate_device();
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = isolate(&mut Command::new(std::env::current_exe().unwrap()))
             .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
@@ -81,7 +80,7 @@ fn pair() -> [Role; 2] {
 
 fn anyverbs(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
-    command.args(arguments).stdin(Stdio::null());
+    isolate(command.args(arguments).stdin(Stdio::null()));
     command
 }
 
@@ -157,10 +156,7 @@ fn a_process_that_was_killed_disappears() {
     assert!(seen(pid).is_some());
     drop(receiver);
     assert!(seen(pid).is_none());
-    let text = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
-        .args(["show", "process", &pid.to_string()])
-        .output()
-        .unwrap();
+    let text = anyverbs(&["show", "process", &pid.to_string()]).output().unwrap();
     assert_eq!(text.status.code(), Some(125));
     assert!(seen(sender.pid()).is_some());
 }
@@ -175,7 +171,9 @@ fn another_user_sees_nothing() {
     // The other user may not be able to execute what lies in root's directories.
     let copy = std::env::temp_dir().join(format!("anyverbs-stranger-{}", std::process::id()));
     std::fs::copy(env!("CARGO_BIN_EXE_anyverbs"), &copy).unwrap();
-    let said = Command::new(&copy).args(["top", "--once"]).uid(STRANGER).gid(STRANGER).output();
+    let mut command = Command::new(&copy);
+    isolate(command.args(["top", "--once"]).uid(STRANGER).gid(STRANGER));
+    let said = command.output();
     std::fs::remove_file(copy).unwrap();
     let said = said.unwrap();
     let text = String::from_utf8_lossy(&said.stdout);
@@ -278,12 +276,8 @@ fn the_screen_fits_a_terminal_and_is_given_back() {
     assert_eq!(made, 0);
     // SAFETY: descriptors that the call has made, and that nobody else has.
     let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-    let mut child = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
-        .arg("top")
-        .stdin(theirs.try_clone().unwrap())
-        .stdout(theirs)
-        .spawn()
-        .unwrap();
+    let mut child =
+        anyverbs(&["top"]).stdin(theirs.try_clone().unwrap()).stdout(theirs).spawn().unwrap();
     let mut terminal = std::fs::File::from(ours);
     let mut said = Vec::new();
     let begin = Instant::now();

@@ -223,6 +223,27 @@ impl UdpPort {
     }
 }
 
+/// Gives the devices of a command the port and the registry of the calling test. They are on the loopback interface, unless the
+/// environment names interfaces.
+///
+/// `cargo test` runs the tests of a file as threads of one process. What lists the processes of a user, such as `anyverbs top`, would
+/// show one test those of the others.
+pub fn isolate(command: &mut Command) -> &mut Command {
+    thread_local! {
+        /// A test is a thread. Nobody else has its port while it lives.
+        static PORT: UdpPort = UdpPort::reserve();
+    }
+    PORT.with(|port| {
+        let registry = format!("anyverbs-test-{}-{}", id(), port.number());
+        command.env("ANYVERBS_REGISTRY", registry);
+        command.env("ANYVERBS_UDP_PORT", port.number().to_string());
+        if env::var_os("ANYVERBS_INTERFACES").is_none() {
+            command.env("ANYVERBS_INTERFACES", "lo");
+        }
+        command
+    })
+}
+
 /// Gives the devices of this process and its children a port and a registry of their own, on the loopback interface. What
 /// the environment says already stays.
 pub fn isolate_device() {
