@@ -22,6 +22,14 @@ static void check(int failed, const char *what)
 	}
 }
 
+static void succeeded(const struct ibv_wc *wc)
+{
+	if (wc->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "completion: %s\n", ibv_wc_status_str(wc->status));
+		exit(1);
+	}
+}
+
 /* The next event of the connection manager, which must be this one. */
 static struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
 {
@@ -37,7 +45,7 @@ static struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdm
 int main(int argc, char **argv)
 {
 	int publishes = argc > 3 && !strcmp(argv[1], "pub");
-	if (!publishes && (argc != 4 || strcmp(argv[1], "sub")))
+	if (!publishes && (argc != 4 || strcmp(argv[1], "sub") || atoi(argv[3]) < 1))
 		return fprintf(stderr, "usage: pubsub sub GROUP COUNT | pubsub pub GROUP TEXT...\n"), 2;
 
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -78,13 +86,15 @@ int main(int argc, char **argv)
 			int length = snprintf(memory[0], SIZE, "%s", *text);
 			check(rdma_post_ud_send(id, NULL, memory[0], length < SIZE ? length : SIZE - 1, mr, 0, ah,
 						group.qp_num), "rdma_post_ud_send");
-			check(rdma_get_send_comp(id, &wc) < 0 || wc.status, "send");
+			check(rdma_get_send_comp(id, &wc) < 0, "rdma_get_send_comp");
+			succeeded(&wc);
 		}
 	} else {
 		printf("subscribed to %s\n", argv[2]);
 		fflush(stdout);
 		for (int left = atoi(argv[3]); left > 0; left--) {
-			check(rdma_get_recv_comp(id, &wc) < 0 || wc.status, "receive");
+			check(rdma_get_recv_comp(id, &wc) < 0, "rdma_get_recv_comp");
+			succeeded(&wc);
 			char *datagram = (char *)(uintptr_t)wc.wr_id;
 			printf("%.*s\n", (int)wc.byte_len - GRH, datagram + GRH);
 			fflush(stdout);

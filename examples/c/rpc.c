@@ -68,8 +68,11 @@ static void serve(int calls)
 	for (; calls > 0; calls--) {
 		uint32_t bytes = finish(rdma_get_recv_comp, id), sum = 0;
 		uint32_t count = ntohl(request.count);
-		if (bytes < 8 || count > 30 || bytes != 8 + 4 * count)
-			break; /* a peer's message is data: look before you believe */
+		if (bytes < 8 || count > 30 || bytes != 8 + 4 * count) {
+			/* A peer's message is data: look before you believe. */
+			fprintf(stderr, "a request of %u bytes that is none\n", bytes);
+			exit(1);
+		}
 		for (uint32_t i = 0; i < count; i++)
 			sum += ntohl(request.numbers[i]);
 		reply = (struct reply){ request.id, htonl(sum) };
@@ -97,15 +100,24 @@ static void call(const char *host, char **lists)
 	for (uint32_t number = 1; *lists; lists++, number++) {
 		printf("sum(%s) = ", *lists);
 		uint32_t count = 0;
-		for (char *word = strtok(*lists, ","); word && count < 30; word = strtok(NULL, ","))
-			request.numbers[count++] = htonl(strtoul(word, NULL, 10));
+		for (char *word = strtok(*lists, ","); word; word = strtok(NULL, ",")) {
+			char *end;
+			unsigned long number = strtoul(word, &end, 10);
+			if (*end || number > UINT32_MAX || count == 30) {
+				fprintf(stderr, "%s: not a number of 32 bits, or more than 30 of them\n", word);
+				exit(2);
+			}
+			request.numbers[count++] = htonl(number);
+		}
 		request.id = htonl(number);
 		request.count = htonl(count);
 		check(rdma_post_recv(id, NULL, &reply, sizeof reply, in), "rdma_post_recv");
 		check(rdma_post_send(id, NULL, &request, 8 + 4 * count, out, 0), "rdma_post_send");
 		finish(rdma_get_send_comp, id);
-		finish(rdma_get_recv_comp, id);
-		check(reply.id != request.id, "a reply to another request");
+		if (finish(rdma_get_recv_comp, id) != sizeof reply || reply.id != request.id) {
+			fprintf(stderr, "not a reply to this request\n");
+			exit(1);
+		}
 		printf("%u\n", ntohl(reply.sum));
 	}
 	rdma_disconnect(id);
@@ -116,7 +128,7 @@ static void call(const char *host, char **lists)
 
 int main(int argc, char **argv)
 {
-	if (argc == 3 && !strcmp(argv[1], "serve"))
+	if (argc == 3 && !strcmp(argv[1], "serve") && atoi(argv[2]) > 0)
 		serve(atoi(argv[2]));
 	else if (argc > 3 && !strcmp(argv[1], "call"))
 		call(argv[2], argv + 3);

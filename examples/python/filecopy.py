@@ -12,8 +12,10 @@ import struct
 import sys
 
 from pyverbs.cmid import CMID, AddrInfo
+from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QPCap, QPInitAttr
 import pyverbs.cm_enums as ce
+import pyverbs.enums as e
 
 PIECE = 1 << 20
 # What the giver says of its file: address, key, length, digest.
@@ -25,6 +27,11 @@ def create(**address):
     cap = QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1)
     info = AddrInfo(port_space=ce.RDMA_PS_TCP, **address)
     return CMID(creator=info, qp_init_attr=QPInitAttr(cap=cap))
+
+
+def finish(completion):
+    if completion.status != e.IBV_WC_SUCCESS:
+        sys.exit(f"filecopy.py: completion: status {completion.status}")
 
 
 def give(name):
@@ -44,9 +51,9 @@ def give(name):
     cmid.post_recv(answer)
     cmid.accept()
     cmid.post_send(message)
-    cmid.get_send_comp()
+    finish(cmid.get_send_comp())
     # The memory stays registered until the client has all of it.
-    cmid.get_recv_comp()
+    finish(cmid.get_recv_comp())
     cmid.close()
 
 
@@ -55,7 +62,7 @@ def take(host, name):
     message = cmid.reg_msgs(OFFER.size)
     cmid.post_recv(message)
     cmid.connect()
-    cmid.get_recv_comp()
+    finish(cmid.get_recv_comp())
     address, rkey, length, digest = OFFER.unpack(message.read(OFFER.size, 0))
 
     piece = cmid.reg_msgs(PIECE)
@@ -64,9 +71,7 @@ def take(host, name):
         for begin in range(0, length, PIECE):
             size = min(PIECE, length - begin)
             cmid.post_read(piece, size, address + begin, rkey)
-            status = cmid.get_send_comp().status
-            if status != 0:
-                sys.exit(f"READ at {begin} failed: status {status}")
+            finish(cmid.get_send_comp())
             data = piece.read(size, 0)
             found.update(data)
             copy.write(data)
@@ -74,11 +79,11 @@ def take(host, name):
     print()
     if found.digest() != digest:
         os.remove(name)
-        sys.exit("the copy differs from the file")
+        sys.exit("filecopy.py: the copy differs from the file")
     done = cmid.reg_msgs(len(DONE))
     done.write(DONE, len(DONE))
     cmid.post_send(done)
-    cmid.get_send_comp()
+    finish(cmid.get_send_comp())
     print(f"{name}: {length} bytes")
     cmid.close()
 
@@ -90,10 +95,18 @@ def show(done, length):
     print(f"\r[{bar}] {100 * done // length:3} %", end="", flush=True)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] == "give":
-        give(sys.argv[2])
-    elif len(sys.argv) == 4 and sys.argv[1] == "take":
-        take(sys.argv[2], sys.argv[3])
+def main(words):
+    if len(words) == 2 and words[0] == "give":
+        give(words[1])
+    elif len(words) == 3 and words[0] == "take":
+        take(words[1], words[2])
     else:
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (PyverbsError, OSError) as error:
+        sys.exit(f"filecopy.py: {error}")

@@ -8,8 +8,10 @@ import sys
 import time
 
 from pyverbs.cmid import CMID, AddrInfo
+from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QPCap, QPInitAttr
 import pyverbs.cm_enums as ce
+import pyverbs.enums as e
 
 ROUNDS = 1000
 SIZE = 64
@@ -25,8 +27,16 @@ def create(host):
     return CMID(creator=info, qp_init_attr=QPInitAttr(cap=cap))
 
 
-def main():
-    host = sys.argv[1] if len(sys.argv) > 1 else None
+def finish(completion):
+    if completion.status != e.IBV_WC_SUCCESS:
+        sys.exit(f"pingpong.py: completion: status {completion.status}")
+
+
+def main(words):
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
+    host = words[0] if words else None
     cmid = create(host)
     if not host:
         listener = cmid
@@ -49,14 +59,15 @@ def main():
     begin = time.monotonic()
     for _ in range(ROUNDS):
         if not host:  # the server answers with what it got
-            cmid.get_recv_comp()
+            finish(cmid.get_recv_comp())
             sent.write(received.read(SIZE, 0), SIZE)
             cmid.post_recv(received)
         cmid.post_send(sent)
-        cmid.get_send_comp()
+        finish(cmid.get_send_comp())
         if host:
-            cmid.get_recv_comp()
-            assert received.read(SIZE, 0) == sent.read(SIZE, 0), "the answer differs"
+            finish(cmid.get_recv_comp())
+            if received.read(SIZE, 0) != sent.read(SIZE, 0):
+                sys.exit("pingpong.py: the answer differs")
             cmid.post_recv(received)
     if host:
         each = (time.monotonic() - begin) / ROUNDS * 1e6
@@ -65,4 +76,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(sys.argv[1:])
+    except PyverbsError as error:
+        sys.exit(f"pingpong.py: {error}")

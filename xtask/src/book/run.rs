@@ -72,7 +72,9 @@ pub(super) fn pages(dist: &Dist, filter: Option<&str>) -> anyhow::Result<Tally> 
     // The pages' own builds are quick then, and their time is for their programs.
     let mut examples = cargo();
     examples.args(["build", "--quiet", "--workspace"]);
-    examples.args(["--bin", "pingpong", "--bin", "kv", "--bin", "simulated_rpc"]);
+    for program in ["pingpong", "kv", "simulated_rpc", "rpc", "filecopy", "pubsub"] {
+        examples.args(["--bin", program]);
+    }
     succeed(&mut examples)?;
     let mut tally = Tally::default();
     for page in pages_of(&root())? {

@@ -10,6 +10,7 @@
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyverbs::prelude::*;
@@ -20,6 +21,8 @@ const SLOT: usize = 128;
 const HEADER: usize = 10;
 const PORT: u16 = 7476;
 const SOON: Duration = Duration::from_secs(10);
+
+type Done<T> = Result<T, Box<dyn Error>>;
 
 /// FNV-1a. Both sides must agree, so it is not the hasher of the standard library, which may change.
 fn hash(bytes: &[u8]) -> u64 {
@@ -55,42 +58,33 @@ fn unpack(slot: &[u8]) -> Result<Option<Pair<'_>>, &'static str> {
     pair.map(Some).ok_or("the lengths in the slot are wrong")
 }
 
-/// A device, a connected queue pair, and what the peer's side said beside its endpoint.
-struct Connection {
-    pd: Pd,
-    cq: Cq,
-    qp: Qp,
-    told: RemoteSlice,
-}
-
+/// A connected queue pair, where its requests complete, and what the peer's side said beside its endpoint.
 fn connect(
     context: &Context,
-    pd: Pd,
-    stream: &mut TcpStream,
+    pd: &Pd,
+    peer: &mut TcpStream,
     tell: &RemoteSlice,
-) -> Result<Connection, Box<dyn Error>> {
+) -> Done<(Qp, Cq, RemoteSlice)> {
     let cq = context.create_cq(16, None, 0, 0)?;
-    let qp = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+    let qp = context.create_default_qp(pd, &cq, QpType::Rc)?;
     let local = context.endpoint(&qp)?;
-    stream.write_all(&local.to_bytes())?;
-    stream.write_all(&tell.to_bytes())?;
-    let mut endpoint = [0; Endpoint::LEN];
-    stream.read_exact(&mut endpoint)?;
-    let mut told = [0; RemoteSlice::LEN];
-    stream.read_exact(&mut told)?;
+    peer.write_all(&local.to_bytes())?;
+    peer.write_all(&tell.to_bytes())?;
+    let (mut endpoint, mut told) = ([0; Endpoint::LEN], [0; RemoteSlice::LEN]);
+    peer.read_exact(&mut endpoint)?;
+    peer.read_exact(&mut told)?;
     context.connect(&qp, &local, &Endpoint::from_bytes(endpoint)?)?;
     // Both are ready when both have said so.
-    stream.write_all(b"!")?;
-    stream.read_exact(&mut [0])?;
-    Ok(Connection { pd, cq, qp, told: RemoteSlice::from_bytes(told) })
+    peer.write_all(b"!")?;
+    peer.read_exact(&mut [0])?;
+    Ok((qp, cq, RemoteSlice::from_bytes(told)))
 }
 
-fn serve(clients: usize, pairs: &[String]) -> Result<(), Box<dyn Error>> {
+fn serve(clients: usize, pairs: &[(&str, &str)]) -> Done<()> {
     let context = Context::open(&anyverbs::devices()?[0].name)?;
     let pd = context.alloc_pd()?;
     let table = pd.alloc(SLOTS * SLOT, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-    for pair in pairs {
-        let (key, value) = pair.split_once('=').ok_or("not KEY=VALUE")?;
+    for (key, value) in pairs {
         let slot = pack(key, value).ok_or("key and value are longer than a slot")?;
         let places = (0..SLOTS).map(|step| (hash(key.as_bytes()) as usize + step) % SLOTS * SLOT);
         let mut free = places.filter(|at| table.slice(*at..at + 8).to_vec() == [0; 8]);
@@ -100,8 +94,7 @@ fn serve(clients: usize, pairs: &[String]) -> Result<(), Box<dyn Error>> {
     println!("serving {} keys", pairs.len());
     for stream in listener.incoming().take(clients) {
         let mut stream = stream?;
-        let pd = context.import_pd(&pd);
-        let connection = connect(&context, pd, &mut stream, &table.remote(..))?;
+        let connection = connect(&context, &pd, &mut stream, &table.remote(..))?;
         // The client closes its connection when it is done; meanwhile there is nothing to do.
         stream.read_to_end(&mut Vec::new())?;
         drop(connection);
@@ -109,12 +102,12 @@ fn serve(clients: usize, pairs: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn get(host: &str, keys: &[String]) -> Result<(), Box<dyn Error>> {
+fn get(host: &str, keys: &[String]) -> Done<()> {
     let context = Context::open(&anyverbs::devices()?[0].name)?;
     let pd = context.alloc_pd()?;
     let mut stream = TcpStream::connect((host, PORT))?;
     let nothing = RemoteSlice { va: 0, len: 0, rkey: 0 };
-    let Connection { pd, cq, qp, told: table } = connect(&context, pd, &mut stream, &nothing)?;
+    let (qp, cq, table) = connect(&context, &pd, &mut stream, &nothing)?;
     let buffer = pd.alloc(SLOT, Access::LOCAL_WRITE)?;
     for key in keys {
         let mut step = 0;
@@ -137,11 +130,19 @@ fn get(host: &str, keys: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", clients, ..] => serve(clients.parse()?, &words[2..]),
-        ["get", host, ..] => get(host, &words[2..]),
-        _ => Err("usage: kv serve CLIENTS KEY=VALUE... | kv get HOST KEY...".into()),
-    }
+    let pairs: Option<Vec<_>> = words.iter().skip(2).map(|word| word.split_once('=')).collect();
+    let number = words.get(1).and_then(|word| word.parse().ok());
+    let done = match (words.first().map(String::as_str), number, pairs) {
+        (Some("serve"), Some(clients), Some(pairs)) if !pairs.is_empty() => serve(clients, &pairs),
+        (Some("get"), ..) if words.len() > 2 => get(&words[1], &words[2..]),
+        _ => {
+            eprintln!("usage: kv serve CLIENTS KEY=VALUE... | kv get HOST KEY...");
+            return ExitCode::from(2);
+        }
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    eprintln!("kv: {error}");
+    ExitCode::FAILURE
 }

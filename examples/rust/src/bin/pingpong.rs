@@ -10,6 +10,7 @@
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyverbs::prelude::*;
@@ -19,10 +20,9 @@ const SIZE: usize = 64;
 const PORT: u16 = 7475;
 const SOON: Duration = Duration::from_secs(10);
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let host = std::env::args().nth(1);
-    let mut stream = match &host {
-        Some(host) => TcpStream::connect((host.as_str(), PORT))?,
+fn play(host: Option<&str>) -> Result<(), Box<dyn Error>> {
+    let mut stream = match host {
+        Some(host) => TcpStream::connect((host, PORT))?,
         None => {
             let listener = TcpListener::bind(("0.0.0.0", PORT))?;
             println!("waiting for a client");
@@ -89,4 +89,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     stream.write_all(b"!")?;
     stream.read_exact(&mut [0])?;
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => play(None),
+        [host] if !host.starts_with('-') => play(Some(host)),
+        _ => {
+            eprintln!("usage: pingpong [HOST]");
+            return ExitCode::from(2);
+        }
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    eprintln!("pingpong: {error}");
+    ExitCode::FAILURE
 }

@@ -9,6 +9,7 @@
 
 use std::error::Error;
 use std::pin::pin;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::task::{self, Poll, Waker};
 use std::time::Duration;
@@ -122,11 +123,21 @@ fn on_the_device() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["device"] => on_the_device(),
-        [seed, loss] => simulated(seed.parse()?, loss.parse()?),
-        _ => Err("usage: simulated_rpc SEED LOSS | simulated_rpc device".into()),
-    }
+    let numbers = words
+        .first()
+        .and_then(|seed| seed.parse().ok())
+        .zip(words.get(1).and_then(|loss| loss.parse().ok()));
+    let done = match (words.len(), numbers) {
+        (1, _) if words[0] == "device" => on_the_device(),
+        (2, Some((seed, loss))) => simulated(seed, loss),
+        _ => {
+            eprintln!("usage: simulated_rpc SEED LOSS | simulated_rpc device");
+            return ExitCode::from(2);
+        }
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    eprintln!("simulated_rpc: {error}");
+    ExitCode::FAILURE
 }
