@@ -12,9 +12,10 @@
 #   (with ANYVERBS_PERSONA=mlx5 ANYVERBS_DEVICE=anyverbs0 GLOG_v=2 its log says which GID it takes)
 #   UCX_TLS=rc,ud,self wheel.sh target/dist/bin/anyverbs nixl-cu12==1.5.1 \
 #     -- conformance/programs/nixl_agents.py target initiator
-#   wheel.sh target/dist/bin/anyverbs --no-deps infinistore==0.2.35 uvloop==0.21.0 numpy fastapi starlette pydantic \
-#     pydantic-core annotated-types annotated-doc typing-extensions typing-inspection anyio idna uvicorn click h11 \
-#     -- conformance/programs/infinistore_cache.py server client
+#   wheel.sh target/dist/bin/anyverbs --no-deps infinistore==0.2.35 uvloop==0.21.0 numpy fastapi==0.116.1 \
+#     starlette==0.47.3 pydantic==2.11.9 pydantic-core==2.33.2 annotated-types typing-extensions typing-inspection \
+#     anyio idna sniffio uvicorn click h11 -- conformance/programs/infinistore_cache.py server client
+#   (without versions, packages that are newer than InfiniStore want others that its server does not use)
 set -eu
 anyverbs=$1
 shift
