@@ -40,6 +40,7 @@
 //! | single requests | [`QpExt`]; lists without allocation: [`Qp::post`] |
 //! | completions | [`CqExt::wait`], [`Cq::poll`], [`CompChannel`] |
 //! | futures | the feature `tokio`: `anyverbs::with_tokio` |
+//! | hardware, by the system's libibverbs | the trait [`Verbs`]; the feature `system`: `anyverbs::system` |
 //! | tests in virtual time, on a network that loses packets | the trait [`Verbs`]; the feature `simulation`: `anyverbs::simulation` |
 //!
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
@@ -48,12 +49,12 @@
 //! # Beside other crates
 //!
 //! `ibverbs`, `sideway`, `rdma-io` and `async-rdma` use the system's libibverbs and so run on any device that has a provider. They run
-//! on this device, too: `anyverbs run -- cargo test`. This crate *is* the device. It runs on no other. The table is of what their
+//! on this device, too: `anyverbs run -- cargo test`. This crate *is* the device. By its feature `system`, programs for the trait [`Verbs`] run on others as well. The table is of what their
 //! documentation said in September 2026; an empty cell is not known.
 //!
 //! | | this crate | `ibverbs` | `sideway` | `rdma-io` | `async-rdma` | why here |
 //! |---|---|---|---|---|---|---|
-//! | runs on | this device | any | any | any | any | tests need no launcher |
+//! | runs on | this device; by the trait [`Verbs`], any | any | any | any | any | tests need no launcher |
 //! | lifetimes | none, reference counts | none, reference counts | reference counts | reference counts | reference counts | objects can be stored anywhere |
 //! | memory | [`PdExt::alloc`] and [`PdExt::adopt`] own it, no `unsafe`; [`Pd::reg_mr`] is `unsafe` | `allocate` owns it; registering a raw range is `unsafe` | registers a range | owned | `LocalMr`, typed | a borrowed buffer cannot be safe: peers write it at any time |
 //! | access to memory | copies ([`Region::read`]) | references | addresses | | guards | a reference to bytes that a peer writes is undefined behaviour |
@@ -78,6 +79,8 @@ pub mod raw;
 mod region;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+#[cfg(feature = "system")]
+pub mod system;
 mod verbs;
 pub mod watch;
 #[cfg(feature = "tokio")]

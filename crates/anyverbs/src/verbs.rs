@@ -22,7 +22,8 @@ use crate::ordinary::{CompletionError, PdExt, QpExt, WaitError};
 use crate::region::{AllocError, RemoteSlice, Slice};
 
 /// A device, for programs that do not say which one: [`Context`] is the device of this process. With the feature `simulation`,
-/// `anyverbs::simulation::Host` is one in virtual time, on a network that loses packets by a seed.
+/// `anyverbs::simulation::Host` is one in virtual time, on a network that loses packets by a seed. With the feature `system`,
+/// `anyverbs::system::Device` is one of the system's libibverbs, such as hardware.
 ///
 /// The calls have the names that they have elsewhere in this crate. A wait is a future, since a simulation has one thread.
 /// The futures of `Context` need no certain runtime: whenever one is asked, it polls the queue, and it asks to be
@@ -300,13 +301,18 @@ impl Verbs for Context {
     }
 
     fn now(&self) -> Duration {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
+        now()
     }
 }
 
+/// The time since the first call.
+pub(crate) fn now() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
 /// Asks again and again, and lets others run in between: other tasks of the runtime, and other threads.
-fn polled<T>(mut ask: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
+pub(crate) fn polled<T>(mut ask: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
     poll_fn(move |task| match ask() {
         Some(answer) => Poll::Ready(answer),
         None => {

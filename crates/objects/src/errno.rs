@@ -122,7 +122,7 @@ impl ModifyObjectError {
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
             Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Failed => libc::EIO,
-            Self::Elsewhere(errno) => *errno,
+            Self::Elsewhere(errno) | Self::System(errno) => *errno,
         }
     }
 }
@@ -159,6 +159,7 @@ impl PostError {
             | Self::Foreign
             | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
+            Self::System(errno) => *errno,
         }
     }
 }
@@ -181,6 +182,7 @@ impl CqError {
         match self {
             Self::NoChannel | Self::Foreign | Self::Gone => libc::EINVAL,
             Self::Overrun | Self::Forked => libc::EIO,
+            Self::System(errno) => *errno,
         }
     }
 }

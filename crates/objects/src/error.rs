@@ -136,8 +136,8 @@ pub enum CreateError {
     /// `EIO`: the device could not be started again in a forked child.
     #[error("the device could not be opened: {0}")]
     Device(String),
-    /// `EMFILE` and its like: the system refused a descriptor.
-    #[error("the system refused a descriptor: errno {0}")]
+    /// `EMFILE` and its like: the system refused a descriptor, or its libibverbs the object.
+    #[error("the system refused it: errno {0}")]
     System(i32),
     /// `EPERM`: raw packets need `CAP_NET_RAW`.
     #[error("raw packets need CAP_NET_RAW")]
@@ -188,8 +188,8 @@ pub enum RegisterError {
     /// `EBUSY`: memory windows are bound to the region.
     #[error("memory windows are bound to the region")]
     Bound,
-    /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped.
-    #[error("the system refused a mapping: errno {0}")]
+    /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped; or that of its libibverbs.
+    #[error("the system refused the registration: errno {0}")]
     System(i32),
     /// `ENOMEM`: the device holds no more regions.
     #[error("the device holds no more memory regions")]
@@ -278,6 +278,9 @@ pub enum ModifyObjectError {
     /// The errno value of the process that a target is of.
     #[error("the process of the queue pair answers with errno {0}")]
     Elsewhere(i32),
+    /// The error number of the system's libibverbs.
+    #[error("the system refused it: errno {0}")]
+    System(i32),
 }
 
 /// Why a queue pair was not attached to a multicast group or a completion counter, or detached.
@@ -338,9 +341,12 @@ pub enum PostError {
     /// `EINVAL`: rights that no memory window can have, a length without a region, or objects of another context.
     #[error("a bind that no memory window can have")]
     Bind,
-    /// `EINVAL`: memory or a destination of another simulation.
-    #[error("an object of another simulation, or a destination of another host")]
+    /// `EINVAL`: memory or a destination of another simulation or device.
+    #[error("an object of another simulation or device, or a destination of another host")]
     Foreign,
+    /// The error number of the system's libibverbs.
+    #[error("the system refused it: errno {0}")]
+    System(i32),
     /// `EINVAL`: the object was destroyed.
     #[error("already destroyed")]
     Gone,
@@ -374,6 +380,9 @@ pub enum CqError {
     /// `EINVAL`: it is of another simulation.
     #[error("the completion queue is of another simulation")]
     Foreign,
+    /// The error number of the system's libibverbs.
+    #[error("the system refused it: errno {0}")]
+    System(i32),
     /// `EINVAL`: it was destroyed.
     #[error("already destroyed")]
     Gone,

@@ -2,10 +2,9 @@
 //!
 //! ```sh
 //! simulated_rpc SEED LOSS    # two simulated hosts; LOSS is a probability
-//! simulated_rpc device       # the same two programs on the device of this process
+//! simulated_rpc device       # `serve` and `call`, the same two programs, on the device of this process
+//! simulated_rpc system       # and on a device of the system's libibverbs, such as hardware
 //! ```
-//!
-//! The two programs, `serve` and `call`, do not say which device they are for.
 
 use std::error::Error;
 use std::pin::pin;
@@ -16,6 +15,7 @@ use std::time::Duration;
 
 use anyverbs::prelude::*;
 use anyverbs::simulation::{Link, Simulation};
+use anyverbs::system::{self, Device};
 
 const CALLS: u32 = 100;
 const SIZE: usize = 2000;
@@ -40,10 +40,6 @@ impl<V: Verbs> End<V> {
         let endpoint = device.endpoint(&qp)?;
         Ok(Rc::new(Self { device, qp, cq, request, reply, endpoint }))
     }
-
-    fn connect(&self, peer: Endpoint) -> Result<(), Box<dyn Error>> {
-        Ok(self.device.connect(&self.qp, &self.endpoint, &peer)?)
-    }
 }
 
 /// The answer to a request: each byte is one more.
@@ -53,7 +49,7 @@ fn answer(request: &[u8]) -> Vec<u8> {
 
 async fn serve<V: Verbs>(end: Rc<End<V>>, client: Endpoint) -> Result<(), Box<dyn Error>> {
     end.qp.recv(0, &end.request)?;
-    end.connect(client)?;
+    end.device.connect(&end.qp, &end.endpoint, &client)?;
     let mut answered = 0;
     while answered < CALLS {
         let wc = end.device.completion(&end.cq, SOON).await?;
@@ -70,7 +66,7 @@ async fn serve<V: Verbs>(end: Rc<End<V>>, client: Endpoint) -> Result<(), Box<dy
 }
 
 async fn call<V: Verbs>(end: Rc<End<V>>, server: Endpoint) -> Result<(), Box<dyn Error>> {
-    end.connect(server)?;
+    end.device.connect(&end.qp, &end.endpoint, &server)?;
     let mut longest = Duration::ZERO;
     for call in 0..CALLS {
         let began = end.device.now();
@@ -103,12 +99,11 @@ fn simulated(seed: u64, loss: f64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn on_the_device() -> Result<(), Box<dyn Error>> {
-    let open = || Context::open(&anyverbs::devices()?[0].name);
-    let (server, client) = (End::new(open()?)?, End::new(open()?)?);
+fn on_devices(server: impl Verbs, client: impl Verbs) -> Result<(), Box<dyn Error>> {
+    let (server, client) = (End::new(server)?, End::new(client)?);
     let serving = serve(Rc::clone(&server), client.endpoint);
     let calling = call(Rc::clone(&client), server.endpoint);
-    // A runtime for two programs. Any other would do.
+    // A runtime for two programs.
     let (mut serving, mut calling) = (pin!(serving), pin!(calling));
     let (mut served, mut called) = (false, false);
     let mut task = task::Context::from_waker(Waker::noop());
@@ -123,17 +118,28 @@ fn on_the_device() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn on_a_device(is_own: bool) -> Result<(), Box<dyn Error>> {
+    if is_own {
+        let open = || Context::open(&anyverbs::devices()?[0].name);
+        return on_devices(open()?, open()?);
+    }
+    let names = system::devices()?;
+    let device = Device::open(names.first().ok_or("the system has no RDMA device")?)?;
+    on_devices(device.clone(), device)
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let numbers = words
-        .first()
-        .and_then(|seed| seed.parse().ok())
-        .zip(words.get(1).and_then(|loss| loss.parse().ok()));
+    let seed = words.first().and_then(|seed| seed.parse().ok());
+    let numbers = seed.zip(words.get(1).and_then(|loss| loss.parse().ok()));
     let done = match (words.len(), numbers) {
-        (1, _) if words[0] == "device" => on_the_device(),
+        (1, _) if words[0] == "device" => on_a_device(true),
+        (1, _) if words[0] == "system" => on_a_device(false),
         (2, Some((seed, loss))) => simulated(seed, loss),
         _ => {
-            eprintln!("usage: simulated_rpc SEED LOSS | simulated_rpc device");
+            eprintln!(
+                "usage: simulated_rpc SEED LOSS | simulated_rpc device | simulated_rpc system"
+            );
             return ExitCode::from(2);
         }
     };

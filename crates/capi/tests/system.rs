@@ -1,0 +1,205 @@
+//! The Rust API on the system's libibverbs (feature `system`), which is this one here: the same operations as on the device of the
+//! process.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::Command;
+use std::task::{Context as Task, Poll, Waker};
+use std::time::Duration;
+
+use anyverbs::error::PostError;
+use anyverbs::prelude::*;
+use anyverbs::system::{self, Device};
+use anyverbs::{WaitError, WcFlags};
+use anyverbs_testing::isolate;
+
+const ROLE: &str = "ANYVERBS_TEST_ROLE";
+const SOON: Duration = Duration::from_secs(60);
+
+fn wait<V: Verbs>(device: &V, cq: &V::Cq) -> Result<Wc, WaitError> {
+    let mut completion = pin!(device.completion(cq, SOON));
+    loop {
+        if let Poll::Ready(wc) = completion.as_mut().poll(&mut Task::from_waker(Waker::noop())) {
+            return wc;
+        }
+    }
+}
+
+/// Two queue pairs of a type, the first one's completion queue, and the second one's.
+fn pair<V: Verbs>(device: &V, pd: &V::Pd, qp_type: QpType) -> ([V::Qp; 2], [V::Cq; 2]) {
+    let cqs = [(); 2].map(|()| device.create_default_cq(16).unwrap());
+    let qps = [0, 1].map(|side| device.create_default_qp(pd, &cqs[side], qp_type).unwrap());
+    (qps, cqs)
+}
+
+fn operations(device: &impl Verbs) {
+    let pd = device.alloc_pd().unwrap();
+    let ([a, b], [cq_a, cq_b]) = pair(device, &pd, QpType::Rc);
+    let (of_a, of_b) = (device.endpoint(&a).unwrap(), device.endpoint(&b).unwrap());
+    device.connect(&a, &of_a, &of_b).unwrap();
+    device.connect(&b, &of_b, &of_a).unwrap();
+    let rights =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let memory = device.alloc(&pd, 4096, rights).unwrap();
+    let (own, peers) = (memory.slice(..64), memory.slice(1024..1088));
+    let succeeds = |opcode| {
+        let wc = wait(device, &cq_a).unwrap();
+        assert_eq!((wc.wr_id, wc.opcode, wc.qpn), (7, opcode, of_a.qpn));
+    };
+
+    own.write(&[1; 64]);
+    b.recv(8, &peers).unwrap();
+    let sges = [own.sge()];
+    let send = SendOp::SendImm(0x0102_0304);
+    let flags = SendFlags::SIGNALED;
+    let wr = SendWr { wr_id: 7, op: send, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+    a.post_send_wr(&wr).unwrap();
+    succeeds(WcOpcode::Send);
+    let received = wait(device, &cq_b).unwrap();
+    assert_eq!((received.wr_id, received.opcode, received.byte_len), (8, WcOpcode::Recv, 64));
+    assert_eq!((received.flags, received.imm), (WcFlags::WITH_IMM, 0x0102_0304));
+    assert_eq!(peers.to_vec(), [1; 64]);
+
+    own.write(&[2; 64]);
+    a.write(7, &own, &peers.remote()).unwrap();
+    succeeds(WcOpcode::RdmaWrite);
+    assert_eq!(peers.to_vec(), [2; 64]);
+    peers.write(&[3; 64]);
+    a.read(7, &own, &peers.remote()).unwrap();
+    succeeds(WcOpcode::RdmaRead);
+    assert_eq!(own.to_vec(), [3; 64]);
+
+    let (word, old) = (peers.slice(..8), own.slice(..8));
+    word.write(&5u64.to_ne_bytes());
+    a.fetch_add(7, &old, &word.remote(), 6).unwrap();
+    succeeds(WcOpcode::FetchAdd);
+    assert_eq!(
+        (old.to_vec(), word.to_vec()),
+        (5u64.to_ne_bytes().into(), 11u64.to_ne_bytes().into())
+    );
+    a.compare_swap(7, &old, &word.remote(), 11, 12).unwrap();
+    succeeds(WcOpcode::CompSwap);
+    assert_eq!(
+        (old.to_vec(), word.to_vec()),
+        (11u64.to_ne_bytes().into(), 12u64.to_ne_bytes().into())
+    );
+
+    datagram(device, &pd);
+
+    // At last, since it ends the connection.
+    let wrong = RemoteSlice { rkey: !peers.remote().rkey, ..peers.remote() };
+    a.read(7, &own, &wrong).unwrap();
+    match wait(device, &cq_a) {
+        Err(WaitError::Failed(error)) => assert_eq!(error.status, WcStatus::RemAccessErr),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn datagram<V: Verbs>(device: &V, pd: &V::Pd) {
+    let ([a, b], [cq_a, cq_b]) = pair(device, pd, QpType::Ud);
+    let (of_a, of_b) = (device.endpoint(&a).unwrap(), device.endpoint(&b).unwrap());
+    let memory = device.alloc(pd, 256, Access::LOCAL_WRITE).unwrap();
+    memory.slice(..5).write(b"hello");
+    b.recv(9, &memory.slice(100..)).unwrap();
+    a.send_to(7, &memory.slice(..5), device.destination(pd, &of_b).unwrap()).unwrap();
+    wait(device, &cq_a).unwrap();
+    let received = wait(device, &cq_b).unwrap();
+    assert_eq!((received.byte_len, received.src_qpn), (45, of_a.qpn));
+    assert!(received.flags.contains(WcFlags::GRH));
+    assert_eq!(memory.slice(140..145).to_vec(), b"hello");
+}
+
+/// Memory and destinations of another protection domain.
+fn foreign_objects_are_refused(device: &Device) {
+    let [pd, other] = [(); 2].map(|()| device.alloc_pd().unwrap());
+    let ([a, b], _) = pair(device, &pd, QpType::Ud);
+    let of_b = [&a, &b].map(|qp| device.endpoint(qp).unwrap())[1];
+    let [own, foreign] = [&pd, &other].map(|pd| {
+        let memory = device.alloc(pd, 64, Access::LOCAL_WRITE).unwrap();
+        (memory, device.destination(pd, &of_b).unwrap())
+    });
+    assert_eq!(a.send_to(1, &own.0, foreign.1), Err(PostError::Foreign));
+    assert_eq!(a.send_to(1, &foreign.0, own.1), Err(PostError::Foreign));
+    assert_eq!(a.recv(1, &foreign.0), Err(PostError::Foreign));
+    a.send_to(1, &own.0, own.1).unwrap();
+    let wr = SendWr {
+        wr_id: 1,
+        op: SendOp::LocalInv(1),
+        flags: SendFlags::SIGNALED,
+        sges: &[],
+        ud: None,
+        xrc_srqn: 0,
+    };
+    assert_eq!(a.post_send_wr(&wr), Err(PostError::System(95)), "EOPNOTSUPP");
+    let cap = QpCap { max_send_wr: u32::MAX, ..QpCap::default() };
+    let cq = device.create_default_cq(4).unwrap();
+    let refused = device.create_sized_qp(&pd, &cq, &cq, cap, QpType::Rc).map(|_| ()).unwrap_err();
+    assert_eq!(refused.to_string(), "the system refused it: errno 22");
+}
+
+/// This library under the name of the system's. Cargo does not build a cdylib for the tests of its package.
+fn libraries() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    // <target>/<profile>/deps/<test>
+    let target = exe.ancestors().nth(3).unwrap();
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(target)
+        .status();
+    assert!(status.unwrap().success());
+    let dir = target.join("debug/capi-system");
+    std::fs::create_dir_all(&dir).unwrap();
+    // An earlier run may have made it.
+    let _ = std::os::unix::fs::symlink("../libanyverbs_capi.so", dir.join("libibverbs.so.1"));
+    dir
+}
+
+#[test]
+fn operations_are_those_of_the_device_of_the_process() {
+    let libraries = libraries();
+    for role in ["own", "system"] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        let output = isolate(&mut command).env("LD_LIBRARY_PATH", &libraries).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("@ done"), "{role}: {output:?}");
+    }
+}
+
+#[test]
+fn a_library_that_is_no_libibverbs_is_refused() {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no-libraries");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("libibverbs.so.1"), "nonsense").unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"]).env(ROLE, "refused");
+    let output = isolate(&mut command).env("LD_LIBRARY_PATH", dir).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("@ cannot open libibverbs.so.1: ") && said.contains("@ done"),
+        "{output:?}"
+    );
+}
+
+/// Not a test by itself: the processes of the tests above.
+#[test]
+fn in_a_role() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("own") => operations(&Context::open(&anyverbs::devices().unwrap()[0].name).unwrap()),
+        Ok("system") => {
+            let names = system::devices().unwrap();
+            assert_eq!(names, ["anyverbs0"]);
+            let error = Device::open("mlx5_9").unwrap_err();
+            assert_eq!(error.to_string(), "there is no device \"mlx5_9\"");
+            let device = Device::open(&names[0]).unwrap();
+            operations(&device);
+            foreign_objects_are_refused(&device);
+        }
+        Ok("refused") => println!("@ {}", system::devices().unwrap_err()),
+        _ => return,
+    }
+    println!("@ done");
+}
