@@ -144,6 +144,38 @@ asyncio.run(main())
 }
 
 #[test]
+fn a_stream_takes_as_much_as_that_of_a_busy_tcp_socket() {
+    let script = "
+import socket, threading
+
+def room(set_size):
+    server = socket.socket()
+    if set_size:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    server.bind(('127.0.0.1', 0))
+    server.listen()
+    accepted = []
+    thread = threading.Thread(target=lambda: accepted.append(server.accept()[0]))
+    thread.start()
+    client = socket.create_connection(server.getsockname(), timeout=20)
+    thread.join()
+    client.setblocking(False)
+    sent = 0
+    try:
+        while True:
+            sent += client.send(bytes(100000))
+    except BlockingIOError:
+        pass
+    accepted[0].close(); client.close(); server.close()
+    return sent
+
+large, small = room(False), room(True)
+assert large >= 2 << 20 and small <= 65536, (large, small)
+";
+    quiet(&preloaded("room", "python3").args(["-c", script]).output().unwrap());
+}
+
+#[test]
 fn data_arrives_though_the_sender_exits_at_once() {
     let script = "
 import os, socket, sys

@@ -23,6 +23,27 @@ fn real_connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     libc_call!(connect(fd => c_int, address => *const sockaddr, len => socklen_t) -> c_int)
 }
 
+/// Bytes of the receive buffer of an rsocket, unless somebody has set it.
+const DEFAULT_BUFFER: c_int = 128 << 10;
+
+/// Half of the receive buffer of a stream that replaces a TCP socket: the system doubles it. The kernel lets a TCP socket that is busy
+/// grow to as much (`tcp_rmem`), and programs of sockets count on that: they wait for each buffer that is full or empty.
+const STREAM_BUFFER: c_int = 2 << 20;
+
+/// Gives a new stream a buffer like that of a TCP socket, if it has the default of programs for rsockets.
+fn enlarge(rdma: &Rdma, socket: c_int) {
+    let (mut size, mut len): (c_int, socklen_t) = (0, 4);
+    let value = core::ptr::from_mut(&mut size).cast();
+    // SAFETY: a live integer and its length.
+    let got =
+        unsafe { (rdma.rgetsockopt)(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, value, &mut len) };
+    if got == 0 && size == DEFAULT_BUFFER {
+        let value = core::ptr::from_ref(&STREAM_BUFFER).cast();
+        // SAFETY: a live integer. If it is refused the buffer stays as it is.
+        unsafe { (rdma.rsetsockopt)(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, value, 4) };
+    }
+}
+
 /// Gives a new rsocket the settings of the environment.
 fn apply_sizes(rdma: &Rdma, socket: c_int) {
     for (option, size) in config::sizes() {
@@ -56,6 +77,9 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
         // SAFETY: no pointers.
         let socket = unsafe { (rdma.rsocket)(domain, kind | libc::SOCK_CLOEXEC, 0) };
         if socket >= 0 {
+            if kind & 0xf == libc::SOCK_STREAM {
+                enlarge(rdma, socket);
+            }
             apply_sizes(rdma, socket);
             if !table::put(fd, socket) {
                 // SAFETY: it has no other user.
