@@ -12,6 +12,8 @@ pub(super) struct Contender {
     pub(super) name: &'static str,
     /// Whether it runs on the device.
     pub(super) device: bool,
+    /// Whether its sockets are rsockets.
+    pub(super) sockets: bool,
     pub(super) environment: &'static [(&'static str, &'static str)],
     /// None: the client is the only program.
     pub(super) server: Option<String>,
@@ -55,6 +57,7 @@ impl Contender {
         Contender {
             name,
             device: false,
+            sockets: false,
             environment: &[],
             server: Some(server),
             client,
@@ -78,6 +81,11 @@ impl Contender {
     /// The server's figure. With services that may lose messages, the client's only counts those sent.
     pub(super) fn received(self) -> Self {
         Contender { printer: Side::Server, ..self }
+    }
+
+    /// A program of sockets on the device.
+    pub(super) fn on_rsockets(self, name: &'static str) -> Self {
+        Contender { name, device: true, sockets: true, ..self }
     }
 
     /// A program on the device.

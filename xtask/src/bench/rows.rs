@@ -285,6 +285,8 @@ fn process(seconds: u32) -> Vec<Row> {
         row("rstream 1 MiB, both block", GBITS, rstream("anyverbs", "-T b").on_device())
             .beside(rstream("rstream TCP", "-T b -T s"), AtLeast(1.5))
             .beside(tcp(seconds, ""), Open),
+        row("iperf3 over rsockets", GBITS, tcp(seconds, "").on_rsockets("anyverbs"))
+            .beside(tcp(seconds, ""), AtLeast(1.5)),
     ]
 }
 

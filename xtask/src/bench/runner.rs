@@ -206,7 +206,8 @@ impl Runner {
         let mut command = hosts.command(side, "taskset".as_ref());
         command.args(["-c", core]);
         if contender.device {
-            command.arg(self.dist.anyverbs()).args(["run", "--"]);
+            command.arg(self.dist.anyverbs()).arg("run");
+            command.args(contender.sockets.then_some("--sockets")).arg("--");
         }
         // A contender may differ from its place.
         command.envs(contender.environment.iter().copied());
