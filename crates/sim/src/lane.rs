@@ -81,7 +81,7 @@ struct Answer {
     at: Time,
     /// SENDs that were taken.
     taken: u64,
-    /// What was executed.
+    /// The PSN of the last request that was executed.
     executed: Option<Psn>,
 }
 

@@ -124,7 +124,7 @@ pub struct Found {
 pub enum Ring {
     /// They may.
     Unread,
-    /// Those that were there before the SEND have been read.
+    /// All that were there before the SEND have been read.
     Read,
 }
 

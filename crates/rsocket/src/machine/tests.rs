@@ -98,7 +98,7 @@ impl Side {
         let mut done = 0;
         loop {
             let left = data.len() - done;
-            // Of the pieces that may be written at once some are, and some cannot be.
+            // Some pieces that may be written at once are, and some cannot be.
             if let Some(piece) = self.machine.sender.plan_at_once(left) {
                 if piece.len % 3 > 0 {
                     self.post(piece, &data[done..]);
