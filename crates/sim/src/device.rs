@@ -271,7 +271,7 @@ impl LinkEnv for Around<'_> {
         let mut acks = acks;
         if let Some(link) = self.place.next_link.take() {
             (self.place.link, acks) = (link, None);
-            self.lanes.leave(self.place);
+            self.lanes.leave(&mut self.place.lanes);
         }
         let ip_version_has_flow = av.dgid.to_ip().is_ipv6();
         let arrival = Arrival {

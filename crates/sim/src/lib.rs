@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod by_lane;
 mod device;
 mod direct;
 mod lane;

@@ -56,7 +56,7 @@ impl Sim {
     pub fn next(&self) -> Option<Time> {
         self.qps()
             .flat_map(|QpSlot { qp, place, .. }| {
-                [qp.deadline(), place.blocked_until, place.ack_at, self.lanes.next(place)]
+                [qp.deadline(), place.blocked_until, place.ack_at, self.lanes.next(place.lanes)]
             })
             .flatten()
             .chain(self.net.next())
@@ -163,7 +163,7 @@ impl Sim {
                     qp.receive(&delivery.arrival, &packet, env);
                 }
                 if is_beside_lane {
-                    env.lanes.look_soon(env.place, env.now);
+                    env.lanes.look_soon(env.place.lanes, env.now);
                 }
             });
         }

@@ -381,7 +381,7 @@ impl Sim {
         self.with(qp, |qp, env| qp.repeat_last_answers(env));
         let slot = self.devices[qp.device.0].qps[qp.index].take();
         let mut slot = slot.expect("a queue pair is destroyed once");
-        self.lanes.leave(&mut slot.place);
+        self.lanes.leave(&mut slot.place.lanes);
         self.purge(&slot.place);
         let events = &mut self.devices[qp.device.0].shared.events;
         events.retain(|event| !matches!(event, Event::Qp(of, _) if *of == qp));
@@ -409,7 +409,7 @@ impl Sim {
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
         let place = &mut slot.expect("the queue pair lives").place;
         (place.link.segment, place.link.immediate) = (segment, segment > 0);
-        self.lanes.leave(place);
+        self.lanes.leave(&mut place.lanes);
     }
 
     /// The next packet of a queue pair finds its link gone, and takes one by UDP: that carries no ACKs, and loses packets.
@@ -528,7 +528,7 @@ impl Sim {
             let device = &mut self.devices[qp.device.0];
             let slot = device.qps[qp.index].take();
             if let Some(mut slot) = slot {
-                self.lanes.leave(&mut slot.place);
+                self.lanes.leave(&mut slot.place.lanes);
                 self.purge(&slot.place);
                 self.devices[qp.device.0].qps[qp.index] = Some(slot);
             }
