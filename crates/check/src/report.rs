@@ -43,6 +43,8 @@ pub(crate) struct Reporter {
     suppressions: Vec<(String, String)>,
     /// How often each mistake was found: a check, its subject, and the innermost frames of its stacks.
     seen: HashMap<(Check, String, Places), u32>,
+    /// Whether a finding of these stacks is suppressed. The names of functions take long to find.
+    suppressed: HashMap<(Check, Vec<Stack>), bool>,
     pub(crate) findings: u32,
 }
 
@@ -72,29 +74,37 @@ impl Reporter {
             let read = fs::read_to_string(&path);
             read.inspect_err(|e| say(&format!("anyverbs check: {}: {e}\n", path.display()))).ok()
         });
-        Some(Self {
-            is_fatal: mode == OsStr::new("fatal"),
-            file,
-            suppressions: parse(&suppressions.unwrap_or_default()),
-            seen: HashMap::new(),
-            findings: 0,
-        })
+        let reporter = Self::new(&suppressions.unwrap_or_default(), file);
+        Some(Self { is_fatal: mode == OsStr::new("fatal"), ..reporter })
     }
 
-    /// Reports it, unless it is suppressed.
-    pub(crate) fn report(&mut self, finding: &Finding) {
+    /// It reports to standard error and to this file.
+    pub(crate) fn new(suppressions: &str, file: Option<PathBuf>) -> Self {
+        Self {
+            is_fatal: false,
+            file,
+            suppressions: parse(suppressions),
+            seen: HashMap::new(),
+            suppressed: HashMap::new(),
+            findings: 0,
+        }
+    }
+
+    /// Reports it, unless it is suppressed or enough others are alike. Returns whether it did.
+    pub(crate) fn report(&mut self, finding: &Finding) -> bool {
+        // Otherwise it would be counted among those that are alike, and hide another one.
+        if self.is_suppressed(finding) {
+            return false;
+        }
         let stacks =
             finding.stacks.iter().map(|(_, stack)| stack.innermost(INNERMOST).into()).collect();
         let alike = self.seen.entry((finding.check, finding.about.clone(), stacks)).or_default();
         *alike += 1;
         let alike = *alike;
         if alike > MOST_ALIKE {
-            return;
+            return false;
         }
         let shown = Shown::new(finding);
-        if shown.is_suppressed(&self.suppressions) {
-            return;
-        }
         self.findings += 1;
         say(&shown.text());
         if alike == MOST_ALIKE {
@@ -116,6 +126,16 @@ impl Reporter {
             // SAFETY: ends the process.
             unsafe { libc::_exit(STATUS) };
         }
+        true
+    }
+
+    pub(crate) fn is_suppressed(&mut self, finding: &Finding) -> bool {
+        if self.suppressions.is_empty() {
+            return false;
+        }
+        let stacks = finding.stacks.iter().map(|(_, stack)| *stack).collect();
+        let known = self.suppressed.entry((finding.check, stacks));
+        *known.or_insert_with(|| Shown::new(finding).is_suppressed(&self.suppressions))
     }
 }
 
@@ -235,21 +255,17 @@ mod tests {
     #[test]
     fn a_report_that_cannot_be_written_ends() {
         let file = Some(PathBuf::from("/dev/full"));
-        let mut reporter = reporter(file);
+        let mut reporter = Reporter::new("", file);
         reporter.report(&finding());
         assert!(reporter.file.is_none() && reporter.findings == 1);
     }
 
-    fn reporter(file: Option<PathBuf>) -> Reporter {
-        let seen = HashMap::new();
-        Reporter { is_fatal: false, file, suppressions: vec![], seen, findings: 0 }
-    }
-
     #[test]
     fn a_mistake_of_one_place_is_reported_a_few_times() {
-        let mut reporter = reporter(None);
+        let mut reporter = Reporter::new("", None);
         let alike = finding();
-        (0..100).for_each(|_| reporter.report(&alike));
+        let shown = (0..100).filter(|_| reporter.report(&alike)).count();
+        assert_eq!(shown, MOST_ALIKE as usize);
         assert_eq!(reporter.findings, MOST_ALIKE);
         reporter.report(&Finding { check: Check::CqOverrun, ..finding() });
         assert_eq!(reporter.findings, MOST_ALIKE + 1);

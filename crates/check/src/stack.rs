@@ -18,7 +18,7 @@ use crate::map::Product;
 const MOST: usize = 48;
 
 /// The return addresses of a call, the innermost first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stack(&'static [usize]);
 
 /// All stacks that were taken, each once. They stay for good, so that work which is posted and polled counts no references. There are
