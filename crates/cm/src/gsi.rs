@@ -87,6 +87,9 @@ pub trait Events: Default + Send + Sync + 'static {
 
     /// The host's addresses have changed; `find` looks one up, on an interface or on any.
     fn addresses_changed(&self, find: &dyn Fn(Gid, u32) -> Option<GidEntry>);
+
+    /// A device, by the place of its first port, has failed for good.
+    fn device_failed(&self, device: usize);
 }
 
 /// The state under the lock.
@@ -387,5 +390,9 @@ impl<I: Events> Management for Gsi<I> {
         self.drive_cm(|_, ids, _| {
             ids.addresses_changed(&|gid, on| gids.find(gid, on).or_else(|| gids.find(gid, 0)));
         });
+    }
+
+    fn device_failed(&'static self, device: usize) {
+        self.drive_cm(|_, ids, _| ids.device_failed(device));
     }
 }

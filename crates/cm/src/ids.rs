@@ -52,6 +52,19 @@ impl Events for Ids {
         }
     }
 
+    /// Ids at an address of the device hear of it (`rdma_get_cm_event(3)`).
+    fn device_failed(&self, device: usize) {
+        for id in self.placed.values().filter_map(Weak::upgrade) {
+            let state = id.state.lock();
+            let is_on = state.place.is_some_and(|place| place.device == device);
+            let is_known = !state.is_silent;
+            drop(state);
+            if is_on && is_known {
+                id.post(Pending::new(EventKind::DeviceRemoval));
+            }
+        }
+    }
+
     /// Queues an event on the channel of its id. Called under the CM's lock: takes leaves only.
     fn deliver(&mut self, event: CmEvent) {
         match event {

@@ -84,6 +84,9 @@ pub trait Management: Sync {
 
     /// The host's addresses have changed.
     fn addresses_changed(&'static self);
+
+    /// A device, by the place of its first port, has failed for good.
+    fn device_failed(&'static self, device: usize);
 }
 
 /// Raw packets, as progress needs them.

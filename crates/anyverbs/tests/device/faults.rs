@@ -7,7 +7,10 @@ use anyverbs::*;
 use anyverbs_proto::counters::Counter;
 use anyverbs_testing::{Stopwatch, in_own_process};
 
+use anyverbs::cm::EventKind;
+
 use crate::capture::BY_UDP;
+use crate::cm::{Node, at, connected, expect, stays_quiet};
 use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, exercise};
 
@@ -699,6 +702,24 @@ fn a_device_fails_for_good() {
         a.qp.destroy().unwrap();
         a.cq.destroy().unwrap();
         a.pd.destroy().unwrap();
+    });
+}
+
+#[test]
+fn ids_at_the_addresses_of_a_failed_device_hear_of_it() {
+    let script = "fatal after 1s";
+    with("ids_at_the_addresses_of_a_failed_device_hear_of_it", script, &[], || {
+        let everywhere = Node::listener(&at("0.0.0.0", 0));
+        let (listener, active, passive) = connected();
+        for node in [&listener, &active, &passive] {
+            let event = expect(&node.channel, EventKind::DeviceRemoval);
+            assert_eq!(event.status, 0);
+            node.id.ack_events(1);
+        }
+        stays_quiet(&everywhere.channel);
+        active.e().qp.destroy().unwrap();
+        active.id.destroy().unwrap();
+        listener.id.destroy().unwrap();
     });
 }
 

@@ -40,6 +40,7 @@ impl Driver {
                     let what = format!("{} fails for good", faults.name(device));
                     self.tell_of(device, rule, &what);
                     self.fail_of(rule);
+                    self.above().management.device_failed(self.core.config.device_of(device).0);
                 }
                 Happening::Fails(_) => self.fail_of(rule),
                 Happening::Process(action, _) => {

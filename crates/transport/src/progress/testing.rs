@@ -61,6 +61,8 @@ impl Management for Nothing {
     fn forwarded(&self, _now: Time) {}
 
     fn addresses_changed(&'static self) {}
+
+    fn device_failed(&'static self, _device: usize) {}
 }
 
 impl Frames for Nothing {
