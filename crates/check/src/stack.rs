@@ -8,6 +8,7 @@ use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use backtrace::BytesOrWideString;
 use parking_lot::Mutex;
@@ -26,10 +27,21 @@ pub(crate) struct Stack(&'static [usize]);
 static STACKS: Mutex<HashSet<&'static [usize], BuildHasherDefault<Product>>> =
     Mutex::new(HashSet::with_hasher(BuildHasherDefault::new()));
 
+/// The process whose threads may wait for [`STACKS`]: the first one that takes a stack. 0 is none yet.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process was forked by one that had taken stacks.
+fn is_forked() -> bool {
+    let own = std::process::id();
+    let owner = OWNER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+    owner.is_err_and(|owner| owner != own)
+}
+
 /// The one stack of these addresses.
 fn kept(addresses: Vec<usize>) -> &'static [usize] {
     // In a forked child a thread may hold it that is not there. Such a child has few stacks.
-    let Some(mut stacks) = STACKS.try_lock() else { return addresses.leak() };
+    let stacks = if is_forked() { STACKS.try_lock() } else { Some(STACKS.lock()) };
+    let Some(mut stacks) = stacks else { return Box::leak(addresses.into_boxed_slice()) };
     if let Some(same) = stacks.get(&addresses[..]) {
         return same;
     }
@@ -286,6 +298,9 @@ impl fmt::Display for Frame {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     #[inline(never)]
@@ -329,6 +344,43 @@ mod tests {
     fn a_stack_is_kept_once() {
         let stacks: Vec<_> = (0..3).map(|_| Stack::unwind(usize::MAX).0).collect();
         assert!(stacks.iter().all(|stack| std::ptr::eq(stack.0, stacks[0].0)));
+    }
+
+    #[test]
+    fn a_stack_is_kept_once_while_another_thread_keeps_one() {
+        let addresses = vec![1, 2, 3];
+        let first = kept(addresses.clone());
+        let all = STACKS.lock();
+        let (sender, receiver) = mpsc::channel();
+        let thread = std::thread::spawn(move || sender.send(kept(addresses)).unwrap());
+        // It waits.
+        let early = receiver.recv_timeout(Duration::from_millis(100));
+        assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+        drop(all);
+        let second = receiver.recv().unwrap();
+        thread.join().unwrap();
+        assert!(std::ptr::eq(first, second));
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        kept(vec![1]);
+        let all = STACKS.lock();
+        // SAFETY: the child makes a stack, which allocates, and leaves without destructors. The C library keeps its allocator sound.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child in any case.
+            unsafe {
+                libc::alarm(10);
+                libc::_exit(if kept(vec![4, 5]) == [4, 5] { 0 } else { 1 });
+            }
+        }
+        drop(all);
+        assert!(child > 0);
+        let mut status = -1;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 
     #[test]
