@@ -32,6 +32,7 @@ impl Ledger {
     ) {
         let stack = Stack::here();
         let Some((mut queues, facts)) = queues_of_qp(&mut self.queues, qp) else {
+            self.check_ahs(works.map(|work| work.ah));
             post();
             return;
         };
@@ -75,16 +76,21 @@ impl Ledger {
     fn check_posts(&mut self, qp: usize, first: usize, stack: Stack) {
         let Some(queues) = self.queues.get(&qp) else { return };
         let works: Vec<_> = queues.sends.iter().skip(first).map(|p| p.work.clone()).collect();
-        for ah in works.iter().map(|work| work.ah).filter(|ah| *ah != 0) {
-            if !self.objects.contains_key(&ah) && self.uses_dead(ah) {
-                break;
-            }
-        }
+        self.check_ahs(works.iter().map(|work| work.ah));
         for work in works.iter().filter(|work| work.is_inline) {
             self.check_inline(qp, work, stack);
         }
         for (n, work) in works.iter().enumerate() {
             self.check_order(qp, work, first + n, &[], stack);
+        }
+    }
+
+    /// Sends use these address handles; 0 is none. The first that has ended is reported.
+    fn check_ahs(&mut self, ahs: impl Iterator<Item = usize>) {
+        for ah in ahs.filter(|ah| *ah != 0) {
+            if !self.objects.contains_key(&ah) && self.uses_dead(ah) {
+                break;
+            }
         }
     }
 
@@ -307,4 +313,35 @@ fn queues_of_qp(all: &mut Map<usize, Queues>, address: usize) -> Option<(&mut Qu
     let queues = all.get_mut(&address)?;
     let facts = queues.qp?;
     Some((queues, facts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Kind;
+    use crate::report::Reporter;
+
+    #[test]
+    fn an_address_handle_that_has_ended_is_reported_on_an_unknown_queue_pair() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        let (qp, ah) = (1, 2);
+        ledger.made(ah, Kind::Ah);
+        ledger.ended(ah);
+        let work = Work {
+            name: "SEND",
+            wr_id: 3,
+            is_signaled: true,
+            is_inline: false,
+            elements: Elements::Read,
+            is_fenced: false,
+            ah,
+            pieces: Pieces::new(),
+        };
+        let mut is_posted = false;
+        ledger.post_sends(qp, [work].into_iter(), || {
+            is_posted = true;
+            (1, false)
+        });
+        assert!(is_posted && ledger.reporter.findings == 1);
+    }
 }
