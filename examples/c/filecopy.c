@@ -30,6 +30,15 @@ static void check(int failed, const char *what)
 		err(1, "%s", what);
 }
 
+static const char *partial; /* the copy, until it is whole */
+
+static void discard(void)
+{
+	struct stat status;
+	if (partial && !stat(partial, &status) && S_ISREG(status.st_mode))
+		unlink(partial);
+}
+
 static struct rdma_cm_id *create(const char *host)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = host ? 0 : RAI_PASSIVE }, *info;
@@ -54,7 +63,6 @@ static void give(const char *name)
 		errx(1, "%s: not a file, or an empty one", name);
 	void *bytes = mmap(NULL, length, PROT_READ, MAP_PRIVATE, file, 0);
 	check(bytes == MAP_FAILED, "mmap");
-
 	struct rdma_cm_id *listener = create(NULL), *id;
 	check(rdma_listen(listener, 0), "rdma_listen");
 	printf("waiting for a client\n");
@@ -95,12 +103,13 @@ static void take(const char *host, const char *name)
 	struct offer offer;
 	memcpy(&offer, id->event->param.conn.private_data, sizeof offer);
 	uint64_t length = be64toh(offer.length), asked = 0, done = 0;
-
 	static char pieces[DEPTH][PIECE];
 	struct ibv_mr *mr = rdma_reg_msgs(id, pieces, sizeof pieces);
 	check(!mr, "rdma_reg_msgs");
 	int copy = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0666);
 	check(copy < 0, name);
+	partial = name;
+	atexit(discard);
 	while (done < length) {
 		/* The READs complete in the order in which they were posted. */
 		for (; asked < length && asked < done + DEPTH * PIECE; asked += PIECE) {
@@ -113,11 +122,15 @@ static void take(const char *host, const char *name)
 		if (wc.status)
 			errx(1, "READ: %s", ibv_wc_status_str(wc.status));
 		size_t size = length - done < PIECE ? length - done : PIECE;
-		check(write(copy, pieces[done / PIECE % DEPTH], size) != (ssize_t)size, name);
+		ssize_t written = write(copy, pieces[done / PIECE % DEPTH], size);
+		check(written < 0, name);
+		if (written != (ssize_t)size)
+			errx(1, "%s: only %zd of %zu bytes were written", name, written, size);
 		done += size;
 		show(done, length);
 	}
 	check(close(copy), name);
+	partial = NULL;
 	printf("\n%s: %llu bytes\n", name, (unsigned long long)length);
 	rdma_disconnect(id);
 	rdma_dereg_mr(mr);

@@ -9,12 +9,11 @@
 #include <err.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-enum { SLOTS = 1024, KEY = 40, VALUE = 80 };
+enum { SLOTS = 1024, KEY = 40, VALUE = 80, TRIES = 1000 };
 
 /* Two strings and their checksum, which is 0 if the slot is empty. Both machines have the same order of bytes. */
 struct slot { uint64_t sum; char key[KEY], value[VALUE]; };
@@ -64,10 +63,9 @@ static void put(struct slot *table, char *pair)
 	if (strlen(key) >= KEY || strlen(value) >= VALUE)
 		errx(1, "%s: key or value is too long", key);
 	uint64_t at = hash(key, strlen(key)), end = at + SLOTS;
-	while (at < end && table[at % SLOTS].sum)
-		at++;
-	if (at == end)
-		errx(1, "%s: the table is full", key);
+	while (table[at % SLOTS].sum)
+		if (++at == end)
+			errx(1, "%s: the table is full", key);
 	struct slot *slot = &table[at % SLOTS];
 	strcpy(slot->key, key);
 	strcpy(slot->value, value);
@@ -113,7 +111,7 @@ static void get(const char *host, char **keys)
 	check(!mr, "rdma_reg_msgs");
 	for (; *keys; keys++) {
 		uint64_t at = hash(*keys, strlen(*keys)), end = at + SLOTS;
-		int found = 0;
+		int found = 0, tries = 0;
 		while (!found && at < end) {
 			uint64_t address = offer.address + at % SLOTS * sizeof slot;
 			struct ibv_wc wc;
@@ -123,8 +121,11 @@ static void get(const char *host, char **keys)
 				errx(1, "READ: %s", ibv_wc_status_str(wc.status));
 			if (!slot.sum)
 				break;
-			if (slot.sum != sum_of(&slot))
+			if (slot.sum != sum_of(&slot)) {
+				if (++tries == TRIES)
+					errx(1, "the checksum of a slot stays wrong");
 				continue; /* it was being written: READ it again */
+			}
 			found = !strncmp(slot.key, *keys, KEY);
 			at++;
 		}
@@ -137,8 +138,9 @@ static void get(const char *host, char **keys)
 
 int main(int argc, char **argv)
 {
-	if (argc > 3 && !strcmp(argv[1], "serve") && atoi(argv[2]) > 0)
-		serve(atoi(argv[2]), argv + 3);
+	int clients; char rest;
+	if (argc > 3 && !strcmp(argv[1], "serve") && sscanf(argv[2], "%9d%c", &clients, &rest) == 1 && clients > 0)
+		serve(clients, argv + 3);
 	else if (argc > 3 && !strcmp(argv[1], "get"))
 		get(argv[2], argv + 3);
 	else

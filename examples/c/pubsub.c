@@ -44,8 +44,9 @@ static struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdm
 
 int main(int argc, char **argv)
 {
-	int publishes = argc > 3 && !strcmp(argv[1], "pub");
-	if (!publishes && (argc != 4 || strcmp(argv[1], "sub") || atoi(argv[3]) < 1))
+	int publishes = argc > 3 && !strcmp(argv[1], "pub"), count = 0; char rest;
+	int subscribes = argc == 4 && !strcmp(argv[1], "sub") && sscanf(argv[3], "%9d%c", &count, &rest) == 1 && count > 0;
+	if (!publishes && !subscribes)
 		return fprintf(stderr, "usage: pubsub sub GROUP COUNT | pubsub pub GROUP TEXT...\n"), 2;
 
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -92,7 +93,7 @@ int main(int argc, char **argv)
 	} else {
 		printf("subscribed to %s\n", argv[2]);
 		fflush(stdout);
-		for (int left = atoi(argv[3]); left > 0; left--) {
+		for (; count > 0; count--) {
 			check(rdma_get_recv_comp(id, &wc) < 0, "rdma_get_recv_comp");
 			succeeded(&wc);
 			char *datagram = (char *)(uintptr_t)wc.wr_id;

@@ -5,6 +5,8 @@
  *   rpc call HOST A,B,... .. calls once for each list
  */
 #include <arpa/inet.h>
+#include <ctype.h>
+#include <err.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,15 +15,14 @@
 #include <rdma/rdma_verbs.h>
 
 /* What travels is in network byte order. A reply names its request, so that several could be under way. */
-struct request { uint32_t id, count, numbers[30]; };
+enum { MOST = 30 };
+struct request { uint32_t id, count, numbers[MOST]; };
 struct reply { uint32_t id, sum; };
 
 static void check(int failed, const char *what)
 {
-	if (failed) {
-		perror(what);
-		exit(1);
-	}
+	if (failed)
+		err(1, "%s", what);
 }
 
 static struct rdma_cm_id *create(const char *host)
@@ -44,10 +45,8 @@ static uint32_t finish(int (*completion)(struct rdma_cm_id *, struct ibv_wc *), 
 {
 	struct ibv_wc wc;
 	check(completion(id, &wc) < 0, "completion");
-	if (wc.status != IBV_WC_SUCCESS) {
-		fprintf(stderr, "completion: %s\n", ibv_wc_status_str(wc.status));
-		exit(1);
-	}
+	if (wc.status != IBV_WC_SUCCESS)
+		errx(1, "completion: %s", ibv_wc_status_str(wc.status));
 	return wc.byte_len;
 }
 
@@ -68,11 +67,9 @@ static void serve(int calls)
 	for (; calls > 0; calls--) {
 		uint32_t bytes = finish(rdma_get_recv_comp, id), sum = 0;
 		uint32_t count = ntohl(request.count);
-		if (bytes < 8 || count > 30 || bytes != 8 + 4 * count) {
-			/* A peer's message is data: look before you believe. */
-			fprintf(stderr, "a request of %u bytes that is none\n", bytes);
-			exit(1);
-		}
+		/* A peer's message is data: look before you believe. */
+		if (bytes < 8 || count > MOST || bytes != 8 + 4 * count)
+			errx(1, "a request of %u bytes that is none", bytes);
 		for (uint32_t i = 0; i < count; i++)
 			sum += ntohl(request.numbers[i]);
 		reply = (struct reply){ request.id, htonl(sum) };
@@ -88,6 +85,21 @@ static void serve(int calls)
 	rdma_destroy_ep(listener);
 }
 
+/* Reads `A,B,...` and tells how many numbers that has; 0 if it is something else. */
+static uint32_t parse(const char *text, uint32_t *numbers)
+{
+	uint32_t count = 0;
+	do {
+		char *end;
+		unsigned long number = strtoul(text, &end, 10);
+		if (!isdigit((unsigned char)*text) || number > UINT32_MAX || count == MOST)
+			return 0;
+		numbers[count++] = htonl(number);
+		text = end;
+	} while (*text++ == ',');
+	return text[-1] ? 0 : count;
+}
+
 static void call(const char *host, char **lists)
 {
 	struct rdma_cm_id *id = create(host);
@@ -99,25 +111,14 @@ static void call(const char *host, char **lists)
 	check(rdma_connect(id, NULL), "rdma_connect");
 	for (uint32_t number = 1; *lists; lists++, number++) {
 		printf("sum(%s) = ", *lists);
-		uint32_t count = 0;
-		for (char *word = strtok(*lists, ","); word; word = strtok(NULL, ",")) {
-			char *end;
-			unsigned long number = strtoul(word, &end, 10);
-			if (*end || number > UINT32_MAX || count == 30) {
-				fprintf(stderr, "%s: not a number of 32 bits, or more than 30 of them\n", word);
-				exit(2);
-			}
-			request.numbers[count++] = htonl(number);
-		}
+		uint32_t count = parse(*lists, request.numbers);
 		request.id = htonl(number);
 		request.count = htonl(count);
 		check(rdma_post_recv(id, NULL, &reply, sizeof reply, in), "rdma_post_recv");
 		check(rdma_post_send(id, NULL, &request, 8 + 4 * count, out, 0), "rdma_post_send");
 		finish(rdma_get_send_comp, id);
-		if (finish(rdma_get_recv_comp, id) != sizeof reply || reply.id != request.id) {
-			fprintf(stderr, "not a reply to this request\n");
-			exit(1);
-		}
+		if (finish(rdma_get_recv_comp, id) != sizeof reply || reply.id != request.id)
+			errx(1, "not a reply to this request");
 		printf("%u\n", ntohl(reply.sum));
 	}
 	rdma_disconnect(id);
@@ -128,9 +129,13 @@ static void call(const char *host, char **lists)
 
 int main(int argc, char **argv)
 {
-	if (argc == 3 && !strcmp(argv[1], "serve") && atoi(argv[2]) > 0)
-		serve(atoi(argv[2]));
-	else if (argc > 3 && !strcmp(argv[1], "call"))
+	int calls, lists = 0; char rest;
+	uint32_t numbers[MOST];
+	while (3 + lists < argc && parse(argv[3 + lists], numbers))
+		lists++;
+	if (argc == 3 && !strcmp(argv[1], "serve") && sscanf(argv[2], "%9d%c", &calls, &rest) == 1 && calls > 0)
+		serve(calls);
+	else if (lists && argc == 3 + lists && !strcmp(argv[1], "call"))
 		call(argv[2], argv + 3);
 	else
 		return fprintf(stderr, "usage: rpc serve CALLS | rpc call HOST A,B,...\n"), 2;

@@ -6,13 +6,15 @@
 
 The client READs the file out of the memory of the other process, which does nothing meanwhile.
 """
+import errno
 import hashlib
 import os
+import signal
 import struct
 import sys
 
 from pyverbs.cmid import CMID, AddrInfo
-from pyverbs.pyverbs_error import PyverbsError
+from pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
 from pyverbs.qp import QPCap, QPInitAttr
 import pyverbs.cm_enums as ce
 import pyverbs.enums as e
@@ -34,6 +36,23 @@ def finish(completion):
         sys.exit(f"filecopy.py: completion: status {completion.status}")
 
 
+def parted(cmid, memory):
+    """Waits for the client's last message. Every few seconds a WRITE of no bytes, which fails then, tells whether it has died."""
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, 2, 2)
+        try:
+            return cmid.get_recv_comp()
+        except PyverbsRDMAError as error:
+            if error.error_code != errno.EINTR:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        cmid.post_write(memory, 0, 0, 0)
+        completion = cmid.get_send_comp()
+        if completion.status != e.IBV_WC_SUCCESS:
+            return completion
+
+
 def give(name):
     with open(name, "rb") as file:
         data = file.read()
@@ -53,7 +72,7 @@ def give(name):
     cmid.post_send(message)
     finish(cmid.get_send_comp())
     # The memory stays registered until the client has all of it.
-    finish(cmid.get_recv_comp())
+    finish(parted(cmid, message))
     cmid.close()
 
 
@@ -67,19 +86,25 @@ def take(host, name):
 
     piece = cmid.reg_msgs(PIECE)
     found = hashlib.sha256()
-    with open(name, "wb") as copy:
-        for begin in range(0, length, PIECE):
-            size = min(PIECE, length - begin)
-            cmid.post_read(piece, size, address + begin, rkey)
-            finish(cmid.get_send_comp())
-            data = piece.read(size, 0)
-            found.update(data)
-            copy.write(data)
-            show(begin + size, length)
+    with open(name, "wb", buffering=0) as copy:
+        try:
+            for begin in range(0, length, PIECE):
+                size = min(PIECE, length - begin)
+                cmid.post_read(piece, size, address + begin, rkey)
+                finish(cmid.get_send_comp())
+                data = piece.read(size, 0)
+                found.update(data)
+                if copy.write(data) != size:
+                    sys.exit(f"filecopy.py: {name}: a short write")
+                show(begin + size, length)
+            if found.digest() != digest:
+                sys.exit("filecopy.py: the copy differs from the file")
+        except BaseException:
+            # A part is no copy.
+            if os.path.isfile(name):
+                os.remove(name)
+            raise
     print()
-    if found.digest() != digest:
-        os.remove(name)
-        sys.exit("filecopy.py: the copy differs from the file")
     done = cmid.reg_msgs(len(DONE))
     done.write(DONE, len(DONE))
     cmid.post_send(done)
@@ -106,6 +131,7 @@ def main(words):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, lambda *_: None)  # for `parted`: it ends a call that waits
     try:
         main(sys.argv[1:])
     except (PyverbsError, OSError) as error:

@@ -4,12 +4,14 @@
     kv.py serve CLIENTS KEY=VALUE ...    ends after so many clients
     kv.py get HOST KEY ...
 """
+import errno
+import signal
 import struct
 import sys
 import zlib
 
 from pyverbs.cmid import CMID, AddrInfo
-from pyverbs.pyverbs_error import PyverbsError
+from pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
 from pyverbs.qp import QPCap, QPInitAttr
 import pyverbs.cm_enums as ce
 import pyverbs.enums as e
@@ -20,7 +22,9 @@ SLOTS = 1024
 SLOT = struct.Struct("!IBB122s")
 # What the server says of its table: address and key.
 OFFER = struct.Struct("!QI")
-DONE = b"done"
+DONE, NONE = b"done", b"(none)"
+# READs of a slot that is being written.
+TRIES = 1000
 
 
 def create(**address):
@@ -35,6 +39,23 @@ def finish(completion):
         sys.exit(f"kv.py: completion: status {completion.status}")
 
 
+def parted(cmid, memory):
+    """Waits for the client's last message. Every few seconds a WRITE of no bytes, which fails then, tells whether it has died."""
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, 2, 2)
+        try:
+            return cmid.get_recv_comp()
+        except PyverbsRDMAError as error:
+            if error.error_code != errno.EINTR:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        cmid.post_write(memory, 0, 0, 0)
+        completion = cmid.get_send_comp()
+        if completion.status != e.IBV_WC_SUCCESS:
+            return completion
+
+
 def search(key):
     """Where the slots lie in which a key may be, in this order."""
     begin = zlib.crc32(key)
@@ -46,21 +67,10 @@ def pack(key, value):
     return struct.pack("!I", zlib.crc32(rest) or 1) + rest
 
 
-def unpack(slot):
-    """Key and value. None: the slot is empty. ValueError: it was being written, and is to be READ again."""
-    checksum, key, value, text = SLOT.unpack(slot)
-    if checksum == 0:
-        return None
-    if checksum != (zlib.crc32(slot[4:]) or 1):
-        raise ValueError("the slot was being written")
-    return text[:key], text[key:key + value]
-
-
 def serve(clients, pairs):
     table = bytearray(SLOTS * SLOT.size)
     for key, value in pairs:
-        free = (at for at in search(key) if not any(table[at:at + SLOT.size]))
-        at = next(free, None)
+        at = next((at for at in search(key) if not any(table[at:at + SLOT.size])), None)
         if at is None:
             sys.exit("kv.py: the table is full")
         table[at:at + SLOT.size] = pack(key, value)
@@ -79,7 +89,8 @@ def serve(clients, pairs):
         cmid.post_send(offer)
         finish(cmid.get_send_comp())
         # The client says when it is done. Meanwhile there is nothing to do.
-        finish(cmid.get_recv_comp())
+        if parted(cmid, offer).status != e.IBV_WC_SUCCESS:
+            print("kv.py: a client has died", file=sys.stderr)
         cmid.close()
 
 
@@ -92,23 +103,23 @@ def get(host, keys):
     address, rkey = OFFER.unpack(offer.read(OFFER.size, 0))
 
     def read(at):
-        while True:
+        """Key and value of a slot."""
+        for _ in range(TRIES):
             cmid.post_read(slot, SLOT.size, address + at, rkey)
             finish(cmid.get_send_comp())
-            try:
-                return unpack(slot.read(SLOT.size, 0))
-            except ValueError:
-                pass  # again
+            data = slot.read(SLOT.size, 0)
+            checksum, key, value, text = SLOT.unpack(data)
+            if checksum in (0, zlib.crc32(data[4:]) or 1):
+                return (text[:key], text[key:key + value]) if checksum else (None, NONE)
+        sys.exit("kv.py: the checksum of a slot stays wrong")
 
     for key in keys:
-        value = b"(none)"
         for at in search(key):
-            pair = read(at)
-            if pair is None:
+            found, value = read(at)
+            if found in (key, None):
                 break
-            if pair[0] == key:
-                value = pair[1]
-                break
+        else:
+            value = NONE
         print(f"{key.decode()} = {value.decode(errors='replace')}")
     done.write(DONE, len(DONE))
     cmid.post_send(done)
@@ -118,10 +129,11 @@ def get(host, keys):
 
 def main(words):
     pairs = [word.encode().split(b"=", 1) for word in words[2:]]
-    if pairs and words[0] == "serve" and words[1].isdecimal() and all(len(pair) == 2 for pair in pairs):
+    clients = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+    if pairs and words[0] == "serve" and clients > 0 and all(len(pair) == 2 for pair in pairs):
         if any(len(key) + len(value) > 122 for key, value in pairs):
             sys.exit("kv.py: key and value are longer than a slot")
-        serve(int(words[1]), pairs)
+        serve(clients, pairs)
     elif pairs and words[0] == "get":
         get(words[1], [word.encode() for word in words[2:]])
     else:
@@ -130,6 +142,7 @@ def main(words):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, lambda *_: None)  # for `parted`: it ends a call that waits
     try:
         main(sys.argv[1:])
     except PyverbsError as error:

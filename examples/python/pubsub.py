@@ -96,7 +96,7 @@ def subscribe(group, count):
 
 
 def main(words):
-    if len(words) == 3 and words[0] == "sub" and words[2].isdecimal():
+    if len(words) == 3 and words[0] == "sub" and words[2].isdecimal() and int(words[2]) > 0:
         subscribe(words[1], int(words[2]))
     elif len(words) > 2 and words[0] == "pub":
         publish(words[1], words[2:])

@@ -9,17 +9,25 @@ use std::process::{Command, Output};
 use anyverbs_testing::skip;
 
 /// Wrong arguments, a program's name first.
-const WRONG: [&[&str]; 19] = [
+const WRONG: [&[&str]; 29] = [
     &["pingpong", "--help"],
     &["pingpong", "one", "two"],
     &["rpc"],
     &["rpc", "serve"],
     &["rpc", "serve", "many"],
+    &["rpc", "serve", "0"],
+    &["rpc", "serve", "5x"],
     &["rpc", "serve", "1", "2"],
     &["rpc", "call", "127.0.0.1"],
+    &["rpc", "call", "127.0.0.1", "a,b"],
+    &["rpc", "call", "127.0.0.1", "1,2", "3,"],
+    &["rpc", "call", "127.0.0.1", "4294967296"],
+    &["rpc", "call", "127.0.0.1", "0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0"],
     &["kv"],
     &["kv", "serve", "1"],
     &["kv", "serve", "many", "a=b"],
+    &["kv", "serve", "0", "a=b"],
+    &["kv", "serve", "5x", "a=b"],
     &["kv", "get", "127.0.0.1"],
     &["filecopy"],
     &["filecopy", "give"],
@@ -28,6 +36,8 @@ const WRONG: [&[&str]; 19] = [
     &["pubsub"],
     &["pubsub", "sub", "239.7.4.1"],
     &["pubsub", "sub", "239.7.4.1", "many"],
+    &["pubsub", "sub", "239.7.4.1", "0"],
+    &["pubsub", "sub", "239.7.4.1", "5x"],
     &["pubsub", "pub", "239.7.4.1"],
 ];
 

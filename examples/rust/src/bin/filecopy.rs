@@ -21,6 +21,8 @@ const PORT: u16 = 7482;
 /// So many READs are under way at a time, each of so many bytes.
 const DEPTH: usize = 4;
 const PIECE: usize = 1 << 20;
+/// No file is longer.
+const MOST: usize = 1 << 50;
 const SOON: Duration = Duration::from_secs(10);
 
 type Done<T> = Result<T, Box<dyn Error>>;
@@ -90,32 +92,35 @@ fn take(host: &str, name: &str) -> Done<()> {
     };
     let offer = answer.private_data.first_chunk().ok_or("the answer is too short")?;
     let file = RemoteSlice::from_bytes(*offer);
-    let length = usize::try_from(file.len)?;
-
     let memory = pd.alloc(DEPTH * PIECE, Access::LOCAL_WRITE)?;
     let mut copy = File::create(name).map_err(|error| format!("{name}: {error}"))?;
-    let pieces: Vec<_> = (0..length).step_by(PIECE).map(|at| at..length.min(at + PIECE)).collect();
-    let place = |piece: usize| {
-        let begin = piece % DEPTH * PIECE;
-        memory.slice(begin..begin + pieces[piece].len())
-    };
-    let read =
-        |piece: usize| qp.read(piece as u64, &place(piece), &file.slice(pieces[piece].clone()));
-    for piece in 0..pieces.len().min(DEPTH) {
-        read(piece)?;
-    }
-    // The READs complete in the order in which they were posted.
-    for (piece, range) in pieces.iter().enumerate() {
-        cq.wait(SOON)?;
-        copy.write_all(&place(piece).to_vec())?;
-        if piece + DEPTH < pieces.len() {
-            read(piece + DEPTH)?;
+    if let Err(error) = fetch(&qp, &cq, &file, &memory, &mut copy) {
+        if copy.metadata()?.is_file() {
+            fs::remove_file(name)?;
         }
-        show(range.end, length)?;
+        return Err(format!("{name}: {error}").into());
     }
-    copy.sync_all()?;
-    println!("\n{name}: {length} bytes");
+    println!("\n{name}: {} bytes", file.len);
     Ok(id.disconnect()?)
+}
+
+fn fetch(qp: &Qp, cq: &Cq, file: &RemoteSlice, memory: &Region, copy: &mut File) -> Done<()> {
+    let length = usize::try_from(file.len).ok().filter(|length| (1..=MOST).contains(length));
+    let length = length.ok_or_else(|| format!("the peer offers {} bytes", file.len))?;
+    let range = |at: usize| at..length.min(at + PIECE);
+    let place = |at: usize| memory.slice(at % (DEPTH * PIECE)..).slice(..range(at).len());
+    let read = |at: usize| qp.read(at as u64, &place(at), &file.slice(range(at)));
+    (0..length).step_by(PIECE).take(DEPTH).try_for_each(read)?;
+    // The READs complete in the order in which they were posted.
+    for at in (0..length).step_by(PIECE) {
+        cq.wait(SOON)?;
+        copy.write_all(&place(at).to_vec())?;
+        if at + DEPTH * PIECE < length {
+            read(at + DEPTH * PIECE)?;
+        }
+        show(range(at).end, length)?;
+    }
+    Ok(copy.sync_all()?)
 }
 
 fn show(done: usize, length: usize) -> io::Result<()> {

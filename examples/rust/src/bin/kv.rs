@@ -21,6 +21,8 @@ const SLOT: usize = 128;
 const HEADER: usize = 10;
 const PORT: u16 = 7476;
 const SOON: Duration = Duration::from_secs(10);
+/// READs of a slot that is being written.
+const TRIES: u32 = 1000;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
@@ -33,29 +35,25 @@ fn hash(bytes: &[u8]) -> u64 {
 fn pack(key: &str, value: &str) -> Option<[u8; SLOT]> {
     let mut slot = [0; SLOT];
     let room = slot[HEADER..].get_mut(..key.len() + value.len())?;
-    room[..key.len()].copy_from_slice(key.as_bytes());
-    room[key.len()..].copy_from_slice(value.as_bytes());
+    room.copy_from_slice([key, value].concat().as_bytes());
     (slot[8], slot[9]) = (key.len() as u8, value.len() as u8);
     let sum = hash(&slot[8..]).max(1);
     slot[..8].copy_from_slice(&sum.to_le_bytes());
     Some(slot)
 }
 
-/// Key and value.
-type Pair<'a> = (&'a [u8], &'a [u8]);
-
 /// Key and value of a slot. `None` if it is empty. An error if a write was under way: then read it again.
-fn unpack(slot: &[u8]) -> Result<Option<Pair<'_>>, &'static str> {
+fn unpack(slot: &[u8]) -> Done<Option<(&[u8], &[u8])>> {
     let sum = u64::from_le_bytes(*slot.first_chunk().expect("a slot has a header"));
     if sum == 0 {
         return Ok(None);
     }
     if sum != hash(&slot[8..]).max(1) {
-        return Err("the slot was being written");
+        return Err("the checksum of a slot stays wrong".into());
     }
     let pair = slot[HEADER..].split_at_checked(slot[8].into());
     let pair = pair.and_then(|(key, rest)| Some((key, rest.get(..slot[9].into())?)));
-    pair.map(Some).ok_or("the lengths in the slot are wrong")
+    pair.map(Some).ok_or_else(|| "the lengths in a slot stay wrong".into())
 }
 
 /// A connected queue pair, where its requests complete, and what the peer's side said beside its endpoint.
@@ -108,21 +106,24 @@ fn get(host: &str, keys: &[String]) -> Done<()> {
     let mut stream = TcpStream::connect((host, PORT))?;
     let nothing = RemoteSlice { va: 0, len: 0, rkey: 0 };
     let (qp, cq, table) = connect(&context, &pd, &mut stream, &nothing)?;
+    if table.len < (SLOTS * SLOT) as u64 {
+        return Err(format!("the table of the server has only {} bytes", table.len).into());
+    }
     let buffer = pd.alloc(SLOT, Access::LOCAL_WRITE)?;
     for key in keys {
-        let mut step = 0;
+        let (mut step, mut tries) = (0, 0);
         let value = loop {
             let at = (hash(key.as_bytes()) as usize + step) % SLOTS * SLOT;
             qp.read(1, &buffer.slice(..), &table.slice(at..at + SLOT))?;
             cq.wait(SOON)?;
             match unpack(&buffer.slice(..).to_vec()) {
-                Ok(None) => break None,
                 Ok(Some((found, value))) if found == key.as_bytes() => {
                     break Some(String::from_utf8_lossy(value).into_owned());
                 }
-                Ok(Some(_)) if step < SLOTS => step += 1,
-                Ok(Some(_)) => break None,
-                Err(_) => {} // again
+                Ok(Some(_)) if step + 1 < SLOTS => step += 1,
+                Ok(_) => break None,
+                Err(wrong) if tries == TRIES => return Err(wrong),
+                Err(_) => tries += 1,
             }
         };
         println!("{key} = {}", value.as_deref().unwrap_or("(none)"));
@@ -133,7 +134,7 @@ fn get(host: &str, keys: &[String]) -> Done<()> {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let pairs: Option<Vec<_>> = words.iter().skip(2).map(|word| word.split_once('=')).collect();
-    let number = words.get(1).and_then(|word| word.parse().ok());
+    let number = words.get(1).and_then(|word| word.parse().ok()).filter(|number| *number > 0);
     let done = match (words.first().map(String::as_str), number, pairs) {
         (Some("serve"), Some(clients), Some(pairs)) if !pairs.is_empty() => serve(clients, &pairs),
         (Some("get"), ..) if words.len() > 2 => get(&words[1], &words[2..]),

@@ -101,7 +101,7 @@ impl Member {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let count = words.get(2).and_then(|count| count.parse().ok());
+    let count = words.get(2).and_then(|count| count.parse().ok()).filter(|count| *count > 0);
     let done = match (&words[..], count) {
         (["sub", group, _], Some(count)) => {
             Member::join(group).and_then(|member| member.subscribe(group, count))

@@ -47,13 +47,9 @@ impl Messages {
         let context = Context::open(&anyverbs::devices()?[device].name)?;
         let pd = context.alloc_pd()?;
         let (sends, receives) = (context.create_default_cq(4)?, context.create_default_cq(4)?);
-        let cap = QpCap {
-            max_send_wr: 4,
-            max_recv_wr: 4,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        };
+        let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (4, 4, 1, 1);
+        let cap =
+            QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data: 0 };
         let qp = context.create_sized_qp(&pd, &sends, &receives, cap, QpType::Rc)?;
         id.attach_qp(&qp)?;
         let memory = pd.alloc(2 * SIZE, Access::LOCAL_WRITE)?;
@@ -69,8 +65,7 @@ impl Messages {
         let place = self.outgoing.slice(..message.len());
         place.write(&message);
         self.qp.send(0, &place)?;
-        self.sends.wait(SOON)?;
-        Ok(())
+        Ok(self.sends.wait(SOON).map(drop)?)
     }
 
     /// The next message. Another receive is posted at once.
@@ -78,7 +73,8 @@ impl Messages {
         let len = self.receives.wait(SOON)?.byte_len as usize;
         let message = self.incoming.slice(..len).to_vec();
         self.qp.recv(0, &self.incoming)?;
-        Ok(message.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)).collect())
+        let (words, []) = message.as_chunks() else { return Err("a message that is none".into()) };
+        Ok(words.iter().map(|word| u32::from_be_bytes(*word)).collect())
     }
 }
 
@@ -108,7 +104,13 @@ fn serve(calls: u32) -> Done<()> {
     Ok(id.disconnect()?)
 }
 
-fn call(host: &str, lists: &[String]) -> Done<()> {
+/// The numbers of `A,B,...`, beside the text.
+fn parse(list: &str) -> Option<(&str, Vec<u32>)> {
+    let numbers: Vec<_> = list.split(',').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    (numbers.len() <= MOST).then_some((list, numbers))
+}
+
+fn call(host: &str, lists: &[(&str, Vec<u32>)]) -> Done<()> {
     let server = (host, PORT).to_socket_addrs()?.next().ok_or("the host has no address")?;
     let channel = create_event_channel()?;
     let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0)?;
@@ -119,11 +121,7 @@ fn call(host: &str, lists: &[String]) -> Done<()> {
     let messages = Messages::of(&id)?;
     id.connect(&ConnParam { retry_count: 7, rnr_retry_count: 7, ..ConnParam::default() })?;
     expect(&channel, EventKind::Established)?;
-    for (number, list) in (0u32..).zip(lists) {
-        let numbers = list.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
-        if numbers.len() > MOST {
-            return Err(format!("more than {MOST} numbers").into());
-        }
+    for (number, (list, numbers)) in (0u32..).zip(lists) {
         messages.send(&[&[number, numbers.len() as u32], &numbers[..]].concat())?;
         match messages.receive()?[..] {
             [id, sum] if id == number => println!("sum({list}) = {sum}"),
@@ -135,9 +133,11 @@ fn call(host: &str, lists: &[String]) -> Done<()> {
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let done = match (words.first().map(String::as_str), words.get(1).map(|word| word.parse())) {
-        (Some("serve"), Some(Ok(calls))) if words.len() == 2 => serve(calls),
-        (Some("call"), _) if words.len() > 2 => call(&words[1], &words[2..]),
+    let calls = words.get(1).and_then(|word| word.parse().ok()).filter(|calls| *calls > 0);
+    let lists: Option<Vec<_>> = words.iter().skip(2).map(|word| parse(word)).collect();
+    let done = match (words.first().map(String::as_str), calls, lists) {
+        (Some("serve"), Some(calls), _) if words.len() == 2 => serve(calls),
+        (Some("call"), _, Some(lists)) if !lists.is_empty() => call(&words[1], &lists),
         _ => {
             eprintln!("usage: rpc serve CALLS | rpc call HOST A,B,...");
             return ExitCode::from(2);
