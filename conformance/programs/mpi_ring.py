@@ -25,6 +25,11 @@ SIZES = 1, 64, 1000, 4096, 65536, 1 << 20, 5 << 20
 ROUNDS = 1000
 
 
+def check(is_right, wrong):
+    if not is_right:
+        raise RuntimeError(wrong)
+
+
 def pattern(rank, size):
     piece = bytes((7 * rank + i) % 251 for i in range(251))
     return bytearray((piece * (size // 251 + 1))[:size])
@@ -36,14 +41,14 @@ def ring(world):
         sent, received = pattern(world.rank, size), bytearray(size)
         for _ in range(5):
             world.Sendrecv(sent, after, 0, received, before, 0)
-            assert received == pattern(before, size), f"{size} bytes differ"
+            check(received == pattern(before, size), f"{size} bytes differ")
 
 
 def reduction(world):
     own, sums = array.array("d", [world.rank + 1.0] * 10000), array.array("d", bytes(80000))
     world.Allreduce(own, sums)
     wanted = world.size * (world.size + 1) / 2
-    assert all(value == wanted for value in sums), "the sum is wrong"
+    check(all(value == wanted for value in sums), "the sum is wrong")
 
 
 def one_sided(world):
@@ -55,7 +60,7 @@ def one_sided(world):
     window.Put([word, MPI.BYTE], (world.rank + 1) % world.size, target=[8 * world.rank, 8, MPI.BYTE])
     window.Fence()
     before = (world.rank - 1) % world.size
-    assert bytes(memory[8 * before:8 * before + 8]) == bytes([before + 1] * 8), "the word differs"
+    check(bytes(memory[8 * before:8 * before + 8]) == bytes([before + 1] * 8), "the word differs")
     window.Free()
 
 
@@ -74,7 +79,7 @@ def there_and_back(world):
 
 def main():
     world = MPI.COMM_WORLD
-    assert world.size > 1, "a ring needs two processes"
+    check(world.size > 1, "a ring needs two processes")
     for test in ring, reduction, one_sided:
         test(world)
     world.Barrier()
