@@ -224,7 +224,10 @@ impl UdpPort {
 }
 
 /// Gives the devices of a command the port and the registry of the calling test. They are on the loopback interface, unless the
-/// environment names interfaces.
+/// environment names interfaces. `ANYVERBS_REGISTRY` and `ANYVERBS_UDP_PORT` of the environment are overridden.
+///
+/// The port is that of the calling thread, and commands of one thread share it. A test that makes commands in threads of its own gives
+/// each thread other devices. The port is free again when the thread ends.
 ///
 /// `cargo test` runs the tests of a file as threads of one process. What lists the processes of a user, such as `anyverbs top`, would
 /// show one test those of the others.
