@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use anyverbs::cm::EventKind;
 use anyverbs::error::{CreateError, ModifyObjectError, OpenError, RegisterError};
 use anyverbs::*;
 use anyverbs_proto::counters::Counter;
 use anyverbs_testing::{Stopwatch, in_own_process};
-
-use anyverbs::cm::EventKind;
 
 use crate::capture::BY_UDP;
 use crate::cm::{Node, at, connected, expect, stays_quiet};

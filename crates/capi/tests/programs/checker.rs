@@ -1,0 +1,286 @@
+//! Programs under `anyverbs run --check`.
+
+use super::*;
+
+/// Runs `mistakes.c` under the checker: its exit status, what it said, and the checks that its report names.
+fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, String, Vec<String>) {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| {
+        let program = libraries().join(format!("mistakes.{}", std::process::id()));
+        compile("mistakes", &program, &[]);
+        program
+    });
+    check_program(program, &words, mode, suppressions)
+}
+
+fn check_program(
+    program: &Path,
+    words: &[&str],
+    mode: &str,
+    suppressions: &str,
+) -> (Option<i32>, String, Vec<String>) {
+    let port = UdpPort::reserve();
+    let number = port.number();
+    let file = |kind: &str| env::temp_dir().join(format!("anyverbs-check-{number}.{kind}"));
+    let (report, rules) = (file("json"), file("rules"));
+    fs::write(&rules, suppressions).unwrap();
+    let is_small = words[0].starts_with("beyond-limits");
+    let persona = if is_small { "small_limits.toml" } else { "without_srq.toml" };
+    let beside = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
+    let mut command = Command::new("timeout");
+    if words[0].contains("persona") {
+        command.env("ANYVERBS_PERSONA", beside(persona));
+    }
+    if words[0].contains("pkey") {
+        command.env("ANYVERBS_CONFIG", beside("partitions.toml"));
+    }
+    let output = command
+        .arg("60")
+        .arg(program)
+        .args(words)
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-check-{number}"))
+        .env("ANYVERBS_UDP_PORT", number.to_string())
+        .env("ANYVERBS_CHECK", mode)
+        .env("ANYVERBS_CHECK_REPORT", &report)
+        .env("ANYVERBS_CHECK_SUPPRESSIONS", &rules)
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let lines = fs::read_to_string(&report).unwrap_or_default();
+    let name = |line: &str| {
+        let (_, rest) = line.split_once(r#""check":""#).unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let found = lines.lines().map(name).collect();
+    let _ = (fs::remove_file(report), fs::remove_file(rules));
+    (output.status.code(), said, found)
+}
+
+#[test]
+fn the_checker_finds_each_mistake_and_nothing_else() {
+    for id in checks() {
+        // No call reads what `ibv_poll_cq` has written.
+        let is_seen = |calls: &&str| id != "failed-wc-opcode" || *calls == "extended";
+        for calls in ["plain", "extended"].into_iter().filter(is_seen) {
+            let (status, said, found) = check([&id, "wrong", calls], "1", "");
+            assert_eq!((status, &found[..]), (Some(66), &[id.clone()][..]), "{id} {calls}: {said}");
+            // The function of the mistake, with its file and line, stands in a stack.
+            let function = id.replace('-', "_");
+            let is_named = |line: &str| line.contains(&function) && line.contains("c/mistakes");
+            assert!(said.lines().any(is_named), "{id} {calls}: {said}");
+            let (status, said, found) = check([&id, "right", calls], "1", "");
+            assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_checker_reports_a_post_that_the_persona_refuses() {
+    let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
+    assert_eq!((status, &found[..]), (Some(66), &["refused-by-persona".to_owned()][..]), "{said}");
+    let what = "ibv_post_send is refused: persona without_srq: it lacks atomics";
+    assert!(said.contains(what), "{said}");
+}
+
+#[test]
+fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
+    let run = |kind| check(["beyond-limits-of-a-persona", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, found), (Some(66), vec!["refused-by-persona".to_owned(); 8]), "{said}");
+    for (call, field, asked, limit) in [
+        ("ibv_create_qp", "max_send_wr", 17, 16),
+        ("ibv_create_qp", "max_recv_wr", 17, 16),
+        ("ibv_create_qp", "max_send_sge", 4, 3),
+        ("ibv_create_qp", "max_recv_sge", 4, 3),
+        ("ibv_create_cq", "cqe", 65, 64),
+        ("ibv_create_srq", "max_wr of an SRQ", 11, 10),
+        ("ibv_create_srq", "max_sge of an SRQ", 3, 2),
+        ("ibv_modify_qp", "max_rd_atomic", 6, 5),
+    ] {
+        let what = format!(
+            "{call} is refused: persona small_limits: {field} is {asked}, and the limit is {limit}\n"
+        );
+        assert!(said.contains(&what), "{what}: {said}");
+    }
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
+fn the_checker_says_whose_datagram_was_dropped() {
+    for (id, why) in [
+        ("qkey-mismatch", "with Q_Key 0x22222222, and that of the queue pair is 0x11111111"),
+        ("pkey-mismatch", "with P_Key 0xffff, and that of the queue pair is 0x8001"),
+        ("datagram-without-receive", "and no receive was posted"),
+        ("datagram-too-long", "with 48 bytes (40 of them the GRH), and there was room for 47"),
+    ] {
+        let (_, said, _) = check([id, "wrong", "plain"], "1", "");
+        let line =
+            said.lines().find(|line| line.contains("has dropped datagrams")).unwrap_or(&said);
+        let (whose, first) =
+            line.split_once("; the first came from queue pair 0x").unwrap_or_default();
+        assert!(whose.ends_with(" (1 so far)") && first.ends_with(why), "{said}");
+        // As the log shows addresses.
+        let from = first.split_once(" at ").and_then(|(_, rest)| rest.split_once(", "));
+        assert!(from.is_some_and(|(ip, _)| ip.parse::<Ipv4Addr>().is_ok()), "{said}");
+    }
+}
+
+#[test]
+fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
+    for calls in ["plain", "extended"] {
+        let (status, said, found) = check(["inline-read-without-fence", "wrong", calls], "1", "");
+        let wanted = vec!["read-without-fence".to_owned()];
+        assert_eq!((status, found), (Some(66), wanted), "{calls}: {said}");
+        assert!(said.contains("a SEND (wr_id 0x2) of queue pair"), "{calls}: {said}");
+        let (status, said, found) = check(["inline-read-without-fence", "right", calls], "1", "");
+        assert_eq!((status, found), (Some(0), Vec::new()), "{calls}: {said}");
+    }
+}
+
+/// A program that waits for good is told while it polls.
+#[test]
+fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
+    let (status, said, found) = check(["waits-for-a-datagram", "wrong", "plain"], "1", "");
+    let wanted = vec!["datagram-without-receive".to_owned()];
+    assert_eq!((status, found), (Some(5), wanted), "{said}");
+}
+
+/// A program that leaves the end of its queue pair to the process is told when that ends.
+#[test]
+fn the_checker_reports_a_lost_datagram_when_the_process_ends() {
+    let run = |kind| check(["leaves-a-lost-datagram", kind, "plain"], "1", "leak");
+    let (status, said, found) = run("wrong");
+    let wanted = vec!["datagram-without-receive".to_owned()];
+    assert_eq!((status, found), (Some(66), wanted), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+/// A queue that was made for one thread is polled by one, and another thread makes the call.
+#[test]
+fn the_checker_reports_each_call_of_a_second_thread() {
+    for (id, call) in [
+        ("cq-resized-by-two-threads", "ibv_resize_cq"),
+        ("cq-notified-by-two-threads", "ibv_req_notify_cq"),
+        ("cq-read-on-by-two-threads", "ibv_next_poll"),
+    ] {
+        let (status, said, found) = check([id, "wrong", "plain"], "1", "");
+        let wanted = vec!["cq-polled-by-two-threads".to_owned()];
+        assert_eq!((status, found), (Some(66), wanted), "{id}: {said}");
+        assert!(
+            said.contains(&format!("a thread calls {call} for the completion queue")),
+            "{said}"
+        );
+        let (status, said, found) = check([id, "right", "plain"], "1", "");
+        assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
+    }
+}
+
+#[test]
+fn the_checker_tells_places_apart_by_the_frames_of_the_program() {
+    let (status, said, found) = check(["leaks-of-five-places", "wrong", "plain"], "1", "");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 5]), "{said}");
+}
+
+#[test]
+fn the_checker_tells_the_protection_domain_of_the_connection_manager_from_a_leak() {
+    let run = |kind| check(["leak-beside-the-connection-manager", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned()]), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
+fn the_checker_says_how_many_leaks_it_leaves_out() {
+    let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "");
+    assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 20]), "{said}");
+    // The program leaves 55.
+    assert!(said.contains(" 35 further objects were not ended\n"), "{said}");
+    let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "leak");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+    assert!(!said.contains("anyverbs check"), "{said}");
+}
+
+#[test]
+fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
+    let number = std::process::id();
+    let library = libraries().join(format!("libat_end{number}.so"));
+    compile("at_end", &library, &["-DLIBRARY", "-shared", "-fPIC"]);
+    let program = libraries().join(format!("at_end.{number}"));
+    compile("at_end", &program, &["-Wl,--no-as-needed", library.to_str().unwrap()]);
+    let leak = || vec!["leak".to_owned()];
+    for (words, status, found) in [
+        (&["ends"][..], 0, vec![]),
+        (&["ends", "3"], 3, vec![]),
+        (&["leaves"], 66, leak()),
+        // It has failed, and how is its own matter.
+        (&["leaves", "3"], 3, leak()),
+        // The parent of a process sees 256 as 0.
+        (&["leaves", "256"], 66, leak()),
+    ] {
+        let (ended, said, checks) = check_program(&program, words, "1", "");
+        let word = words.join(" ");
+        assert_eq!((ended, checks), (Some(status), found), "{word}: {said}");
+        for line in ["the destructor has run", "the library's destructor has run"] {
+            assert_eq!(said.matches(line).count(), 1, "{word}: {said}");
+        }
+    }
+    let _ = (fs::remove_file(program), fs::remove_file(library));
+}
+
+/// They make no mistakes, but use much of the library. Of the last one, deliberate mistakes are left out.
+#[test]
+fn the_checker_says_nothing_of_larger_programs() {
+    let rules = env::temp_dir().join(format!("anyverbs-check-rules-{}", std::process::id()));
+    fs::write(&rules, "use-after-destroy").unwrap();
+    for name in ["cm_threads", "cm_xrc", "mcast"] {
+        run_with(name, &[("ANYVERBS_CHECK", "1")]);
+    }
+    let rules_path = rules.to_str().unwrap();
+    let settings = [("ANYVERBS_CHECK", "1"), ("ANYVERBS_CHECK_SUPPRESSIONS", rules_path)];
+    for name in ["comp_cntr", "memory"] {
+        run_with(name, &settings);
+    }
+    fs::remove_file(&rules).unwrap();
+}
+
+/// A program that looks at such a field goes astray.
+#[test]
+fn the_checker_poisons_undefined_fields_of_failed_completions() {
+    let run = |kind, mode| check(["failed-wc-opcode", kind, "plain"], mode, "");
+    let (status, said, found) = run("wrong", "1");
+    assert_eq!((status, found), (Some(3), Vec::new()), "{said}");
+    assert!(said.contains("note: work has failed") && said.contains("0x5a5a5a5a"), "{said}");
+    assert_eq!(run("right", "1").0, Some(0));
+    assert_eq!(run("wrong", "0").0, Some(0));
+}
+
+/// The names of all checks: their pages.
+fn checks() -> Vec<String> {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks");
+    let stem = |page: fs::DirEntry| page.path().file_stem().unwrap().to_str().unwrap().to_owned();
+    let names = fs::read_dir(pages).unwrap().map(|page| stem(page.unwrap()));
+    let mut names: Vec<_> = names.filter(|name| name != "index").collect();
+    names.sort();
+    assert!(names.len() >= 7);
+    names
+}
+
+#[test]
+fn the_checker_obeys_its_settings() {
+    let id = "buffer-changed";
+    let rule = "buffer-changed:mistakes.c # known";
+    let (status, said, found) = check([id, "wrong", "plain"], "1", rule);
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+    let (status, said, found) = check([id, "wrong", "plain"], "1", "leak:mistakes.c");
+    assert_eq!((status, found.len()), (Some(66), 1), "{said}");
+    // The program ends at once: nothing that is left then is a leak.
+    let (status, said, found) = check([id, "wrong", "plain"], "fatal", "");
+    assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{said}");
+    let (status, said, found) = check([id, "wrong", "plain"], "0", "");
+    assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
+}
