@@ -7,7 +7,6 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{size_of, transmute, zeroed};
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{iovec, msghdr, nlmsgerr, nlmsghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
 
@@ -16,6 +15,9 @@ use crate::calls::libc_function;
 use crate::{real, tree};
 
 mod dump;
+mod sockets;
+
+use sockets::{is_ours, remember};
 
 const NETLINK_RDMA: c_int = 20;
 /// `RDMA_NL_NLDEV`, in the upper bits of a message's type; the command is in the lower ten.
@@ -40,52 +42,6 @@ const MESSAGE_MAX: usize = 4096 - HEADER;
 /// Longest request.
 const REQUEST_MAX: usize = 4096;
 
-/// Sockets that a process has at a time; for one more there is no descriptor (`EMFILE`).
-const SOCKETS: usize = 16;
-/// Descriptor and inode of each, so that a number which was closed and given out again is not taken for one. 0: free.
-static INODES: [AtomicU64; SOCKETS] = [const { AtomicU64::new(0) }; SOCKETS];
-
-const fn entry(fd: c_int, inode: u64) -> u64 {
-    (inode << 20) | (fd as u64 & 0xf_ffff)
-}
-
-fn inode(fd: c_int) -> Option<u64> {
-    // SAFETY: `stat` is plain data, and fstat writes one.
-    unsafe {
-        let mut stat: libc::stat = zeroed();
-        (libc::fstat(fd, &raw mut stat) == 0).then_some(stat.st_ino)
-    }
-}
-
-/// Whether a descriptor is such a socket. Keeps `errno`.
-#[inline]
-fn is_ours(fd: c_int) -> bool {
-    INODES.iter().any(|known| {
-        let known = known.load(Ordering::Relaxed);
-        known != 0 && known & 0xf_ffff == fd as u64 && is_still(fd, known)
-    })
-}
-
-#[cold]
-fn is_still(fd: c_int, known: u64) -> bool {
-    // SAFETY: libc gives every thread a valid errno.
-    let errno = unsafe { *libc::__errno_location() };
-    let found = inode(fd).map(|inode| entry(fd, inode));
-    set_errno(errno);
-    found == Some(known)
-}
-
-/// Remembers a socket; false if there are too many.
-fn remember(fd: c_int) -> bool {
-    let Some(new) = inode(fd).map(|inode| entry(fd, inode)) else { return false };
-    INODES.iter().any(|place| {
-        let old = place.load(Ordering::Relaxed);
-        // The entry of a socket that was closed since.
-        let is_free = old == 0 || !is_still((old & 0xf_ffff) as c_int, old);
-        is_free && place.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    })
-}
-
 /// # Safety
 /// As the libc function of this name.
 #[unsafe(no_mangle)]
@@ -101,7 +57,7 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
     if fd >= 0 && !(connect_to_itself(fd) && remember(fd)) {
         // SAFETY: the descriptor is this function's own.
         unsafe { libc::close(fd) };
-        set_errno(libc::EMFILE);
+        set_errno(libc::ENOBUFS);
         return -1;
     }
     fd

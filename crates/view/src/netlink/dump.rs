@@ -3,14 +3,13 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{
-    MESSAGE_MAX, Request, SOCKETS, entry, inode, is_still, open_file, read_exactly, send_message,
-};
+use super::sockets::{entry, inode, is_still, place};
+use super::{MESSAGE_MAX, Request, open_file, read_exactly, send_message};
 use crate::answer::set_errno;
 
-/// The rest of a dump. Only the thread that has made `socket` [`TAKEN`] uses the rest.
-struct Rest {
-    /// The socket, as in [`super::INODES`]; or 0, or [`TAKEN`].
+/// The rest of a socket's dump. Only the thread that has made `socket` [`TAKEN`] uses the rest.
+pub(super) struct Rest {
+    /// Descriptor and inode of the socket; or 0, or [`TAKEN`].
     socket: AtomicU64,
     /// The descriptor and inode of the file with the messages, as those of a socket. A program may close any descriptor.
     file: AtomicU64,
@@ -24,16 +23,6 @@ struct Rest {
 const TAKEN: u64 = u64::MAX;
 /// No file follows.
 const NONE: u64 = u64::MAX;
-
-static RESTS: [Rest; SOCKETS] = [const {
-    Rest {
-        socket: AtomicU64::new(0),
-        file: AtomicU64::new(0),
-        offset: AtomicU64::new(0),
-        request: AtomicU64::new(0),
-        next: AtomicU64::new(0),
-    }
-}; SOCKETS];
 
 /// A dump that is being sent.
 struct Dump {
@@ -90,11 +79,10 @@ impl Dump {
 
 /// Begins a dump of the files of a device, or of those of all devices. Its first file is open.
 ///
-/// False: the socket has a dump already, or there is no room to note the rest.
+/// False: the socket has a dump already.
 pub(super) fn begin(fd: c_int, request: &Request<'_>, file: c_int, next: Option<u32>) -> bool {
     let socket = inode(fd).map_or(TAKEN, |inode| entry(fd, inode));
-    let is_busy = RESTS.iter().any(|rest| rest.socket.load(Ordering::Relaxed) == socket);
-    let Some(rest) = (!is_busy).then(take_free).flatten() else {
+    let Some(rest) = place(fd).map(|place| &place.rest).filter(|rest| rest.take(0)) else {
         // SAFETY: the descriptor is the caller's, who gives it away.
         unsafe { libc::close(file) };
         return false;
@@ -107,18 +95,15 @@ pub(super) fn begin(fd: c_int, request: &Request<'_>, file: c_int, next: Option<
 
 /// Sends more of the dump of a socket, if there is more. Keeps `errno`.
 pub(super) fn feed(fd: c_int) {
-    if RESTS.iter().all(|rest| rest.socket.load(Ordering::Relaxed) == 0) {
+    let Some(rest) = place(fd).map(|place| &place.rest) else { return };
+    if rest.socket.load(Ordering::Relaxed) == 0 {
         return;
     }
     // SAFETY: libc gives every thread a valid errno.
     let errno = unsafe { *libc::__errno_location() };
     let socket = inode(fd).map_or(TAKEN, |inode| entry(fd, inode));
-    let is_ours = |rest: &&Rest| {
-        let (wanted, order) = (Ordering::Acquire, Ordering::Relaxed);
-        socket != TAKEN && rest.socket.compare_exchange(socket, TAKEN, wanted, order).is_ok()
-    };
     // Another thread that receives from it at the same time sends more itself.
-    if let Some(rest) = RESTS.iter().find(is_ours) {
+    if socket != TAKEN && rest.take(socket) {
         let request = rest.request.load(Ordering::Relaxed);
         let next = rest.next.load(Ordering::Relaxed);
         let dump = Dump {
@@ -154,20 +139,20 @@ fn file_of(rest: &Rest) -> Option<c_int> {
     (known != 0 && is_still(file, known)).then_some(file)
 }
 
-/// A place that is free, or whose socket was closed.
-fn take_free() -> Option<&'static Rest> {
-    RESTS.iter().find(|rest| {
-        let old = rest.socket.load(Ordering::Relaxed);
-        let is_free = old == 0 || old != TAKEN && !is_still((old & 0xf_ffff) as c_int, old);
-        let (wanted, order) = (Ordering::Acquire, Ordering::Relaxed);
-        let is_taken = is_free && rest.socket.compare_exchange(old, TAKEN, wanted, order).is_ok();
-        if is_taken
-            && old != 0
-            && let Some(file) = file_of(rest)
-        {
-            // SAFETY: the descriptor is this module's, as its inode says.
-            unsafe { libc::close(file) };
+impl Rest {
+    /// Makes it this thread's alone, if it is of this socket; 0 stands for none.
+    fn take(&self, socket: u64) -> bool {
+        self.socket.compare_exchange(socket, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// The socket was closed.
+    pub(super) fn drop_of(&self, socket: u64) {
+        if self.take(socket) {
+            if let Some(file) = file_of(self) {
+                // SAFETY: the descriptor is this module's, as its inode says.
+                unsafe { libc::close(file) };
+            }
+            self.socket.store(0, Ordering::Release);
         }
-        is_taken
-    })
+    }
 }
