@@ -131,11 +131,19 @@ impl Rule {
                 show(*after),
                 device(place)
             ),
-            Fault::Fails(after) => format!(
-                "{} after the start {} goes to the error state, with IBV_EVENT_QP_FATAL.",
-                show(*after),
-                queue_pair(place)
-            ),
+            Fault::Fails(after) => {
+                let others = match place.qp {
+                    Some(_) => {
+                        "If it is not there by then, or in RESET, it fails when it is ready to send."
+                    }
+                    None => "Those that are made later, or in RESET by then, do not.",
+                };
+                format!(
+                    "{} after the start {} goes to the error state, with IBV_EVENT_QP_FATAL. {others}",
+                    show(*after),
+                    queue_pair(place)
+                )
+            }
         }
     }
 }

@@ -276,6 +276,8 @@ impl Rule {
             Fault::Packets { span, .. } | Fault::Memory { span, .. } | Fault::Down(span) => {
                 span.is_over(age)
             }
+            // The queue pair that it names may come later.
+            Fault::Fails(_) if self.place.qp.is_some() => false,
             Fault::Fails(after)
             | Fault::Event(_, after)
             | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,

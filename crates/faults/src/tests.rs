@@ -48,7 +48,7 @@ fn each_kind_of_rule_is_read_and_explained() {
          on qp 2: send 12 never completes\nsend 3 completes with RETRY_EXC_ERR after 10ms\n\
          receives 1 to 2 complete after 200us\nibv_reg_mr 3 fails with ENOMEM\n\
          1% of ibv_post_send fail with EAGAIN\ncorrupt received ack packet 2\n\
-         on device mlx5_1: fatal after 1s\non qp 1: fails after 0.5s\n\
+         on device mlx5_1: fatal after 1s\non qp 1: fails after 0.5s; fails after 2s\n\
          mark 1% of received packets\non qp 2: rnr received send packets 5 to 9\n\
          on device mlx5_2: limit packets to 2.5Gb/s queue 64 after 1s; limit request packets to 100Mbit/s\n\
          process dies after 3s; process pauses for 2s after 1s\n\
@@ -74,7 +74,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 10: 1% of the calls of ibv_post_send fail with EAGAIN.",
         "Line 11: ACK packet 2 that each queue pair receives is found corrupt, and dropped.",
         "Line 12: 1s after the start mlx5_1 fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
-        "Line 13: 500ms after the start the process's queue pair 1 goes to the error state, with IBV_EVENT_QP_FATAL.",
+        "Line 13: 500ms after the start the process's queue pair 1 goes to the error state, with IBV_EVENT_QP_FATAL. If it is not there by then, or in RESET, it fails when it is ready to send.",
+        "Line 13: 2s after the start each queue pair goes to the error state, with IBV_EVENT_QP_FATAL. Those that are made later, or in RESET by then, do not.",
         "Line 14: 1% of the packets that each queue pair receives are marked by a congested network (ECN).",
         "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are without a receive, where one is needed: the sender gets an RNR NAK.",
         "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 of their queue pair wait already, from 1s after the start on.",
@@ -482,7 +483,9 @@ fn a_rule_is_over_when_its_time_is() {
         ("down after 1s", None),
         ("drop packets for 5s", Some(5)),
         ("drop packet 1", None),
-        ("on qp 1: fails after 4s", Some(4)),
+        ("fails after 4s", Some(4)),
+        // The queue pair may be made later.
+        ("on qp 1: fails after 4s", None),
         ("event SM_CHANGE after 4s", Some(4)),
         ("region 1 vanishes for 2s after 1s", Some(3)),
         ("page 1 of regions vanishes", None),

@@ -13,6 +13,7 @@ use crate::cm::{Node, at, connected, expect, stays_quiet};
 use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, exercise};
 
+mod at_a_time;
 mod beside;
 mod memory;
 mod one_end;
@@ -768,15 +769,5 @@ fn a_connection_ends_when_its_port_comes_up() {
         active.id.disconnect().unwrap();
         passive.expect(EventKind::Disconnected);
         assert!(begin.elapsed() >= Duration::from_secs(6));
-    });
-}
-
-#[test]
-fn a_queue_pair_fails_at_a_time() {
-    // They are connected by then, on a busy machine too.
-    with("a_queue_pair_fails_at_a_time", "on qp 2: fails after 1s", &[], || {
-        let (a, b) = pair(QpType::Rc);
-        assert_eq!(event(&b.context), AsyncEventKind::QpFatal);
-        assert_eq!(a.qp.state().unwrap(), QpState::Rts);
     });
 }

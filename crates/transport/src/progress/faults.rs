@@ -1,11 +1,9 @@
 //! A script of faults at work: ports, devices and queue pairs that fail at a time.
 
-use anyverbs_causes::Cause;
 use anyverbs_faults::{ProcessAction, Rule};
 use anyverbs_links::faults::{Faults, Happening, Standstill};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::time::Time;
 
 use super::Driver;
@@ -77,18 +75,13 @@ impl Driver {
         self.listeners.raise(of, kind);
     }
 
-    /// Moves the queue pairs for which a rule holds to the error state.
-    fn fail_of(&'static self, rule: &Rule) {
+    /// Moves the queue pairs for which a rule holds to the error state. One that the rule names, and that is not there or in RESET, fails
+    /// when it is ready.
+    fn fail_of(&'static self, rule: &'static Rule) {
         for cell in self.transport.qps.filter(|_| true) {
             let mut failed = false;
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
-                let mut env = call.env(link);
-                let is_at_work = !matches!(machine.attr().state, QpState::Reset | QpState::Err);
-                if is_at_work && env.is_faulty_by(rule) {
-                    machine.fail(Cause::Injected, &mut env);
-                    env.flush_hung(Cause::Injected.number().into());
-                    failed = true;
-                }
+                failed = call.env(link).fail_by(rule, machine);
             });
             if failed {
                 let qpn = cell.qpn.get();

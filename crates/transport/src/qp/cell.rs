@@ -404,6 +404,16 @@ impl QpCell {
             machine.transmit_rest(&mut call.env(link));
             self.check_route(&attr.av);
         }
+        let State { machine, link, .. } = &mut *state;
+        // Targets of XRC send nothing, and need not go on to RTS.
+        let is_ready = match machine.state() {
+            QpState::Rts => true,
+            QpState::Rtr => self.qp_type == QpType::XrcRecv,
+            _ => false,
+        };
+        if link.watch.is_some() && is_ready {
+            call.env(link).fail_late(machine);
+        }
         self.note_modified(&mut state);
         call.settle(&mut state);
         let unsettled = state.link.same_host.published.take_unsettled();

@@ -1,0 +1,40 @@
+//! Queue pairs that fail at a time.
+
+use super::*;
+
+#[test]
+fn a_queue_pair_fails_at_a_time() {
+    // They are connected by then, on a busy machine too.
+    with("at_a_time::a_queue_pair_fails_at_a_time", "on qp 2: fails after 1s", &[], || {
+        let (a, b) = pair(QpType::Rc);
+        assert_eq!(event(&b.context), AsyncEventKind::QpFatal);
+        assert_eq!(a.qp.state().unwrap(), QpState::Rts);
+    });
+}
+
+#[test]
+fn a_queue_pair_that_is_made_after_its_time_fails_once_when_it_is_ready() {
+    let name = "at_a_time::a_queue_pair_that_is_made_after_its_time_fails_once_when_it_is_ready";
+    with(name, "on qp 2: fails after 1ms; fails after 1ms", &[], || {
+        // When this one has failed, the time has passed.
+        let first = Endpoint::new(QpType::Rc);
+        first.to_init();
+        assert_eq!(event(&first.context), AsyncEventKind::QpFatal);
+        let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+        let before = injected(&a.context);
+        a.connect(b.address());
+        b.connect(a.address());
+        assert_eq!(event(&a.context), AsyncEventKind::QpFatal);
+        // The rule without a number leaves it as it is.
+        assert_eq!([a.qp.state(), b.qp.state()].map(Result::unwrap), [QpState::Err, QpState::Rts]);
+        assert_eq!(injected(&a.context), before + 1);
+        for e in [&a, &b] {
+            let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+            e.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+        }
+        a.connect(b.address());
+        b.connect(a.address());
+        assert_eq!([a.qp.state(), b.qp.state()].map(Result::unwrap), [QpState::Rts; 2]);
+        assert_eq!(injected(&a.context), before + 1);
+    });
+}
