@@ -144,4 +144,4 @@ pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
-pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, count_injected, devices};
+pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};

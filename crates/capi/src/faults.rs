@@ -176,19 +176,16 @@ impl Plan {
             if !Dice::new(self.seed, *number, 0).chooses(*which, n) {
                 continue;
             }
-            anyverbs::count_injected();
+            let happens = match action {
+                CallAction::Fails(errno) => format!(" fails with {errno}"),
+                CallAction::Process(action) => format!(": {action}"),
+            };
+            let what = format!("call {n} of {name}{from}{happens}");
+            anyverbs::note_injected(rule, &what);
             let said = met.happened.fetch_add(1, Ordering::Relaxed) + 1;
             if said <= MOST_SAID {
                 let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
-                let happens = match action {
-                    CallAction::Fails(errno) => format!(" fails with {errno}"),
-                    CallAction::Process(action) => format!(": {action}"),
-                };
-                tracing::error!(
-                    target: "anyverbs",
-                    "injected fault ({}): call {n} of {name}{from}{happens}{more}",
-                    rule.named()
-                );
+                tracing::error!(target: "anyverbs", "injected fault ({}): {what}{more}", rule.named());
             }
             match *action {
                 CallAction::Fails(errno) => return Err(Errno(errno.number)),

@@ -39,6 +39,10 @@ fn command(dir: &Path, port: &UdpPort) -> Command {
 
 impl Works {
     fn start(faults: &str) -> Self {
+        Self::start_with(&["--faults", faults])
+    }
+
+    fn start_with(options: &[&str]) -> Self {
         let port = UdpPort::reserve();
         let name = format!("anyverbs-calls-{}-{}", std::process::id(), port.number());
         let dir = env::temp_dir().join(name);
@@ -49,7 +53,7 @@ impl Works {
         cc.arg("-L").arg(dir.join("lib")).arg("-libverbs");
         assert!(cc.status().unwrap().success());
         let mut run = command(&dir, &port);
-        run.args(["run", "--faults", faults, "--", "./calls"]);
+        run.arg("run").args(options).args(["--", "./calls"]);
         let mut child = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -94,4 +98,26 @@ fn rules_about_calls_come_to_a_program_that_runs_and_go() {
     assert_eq!([works.failed(), works.failed()], ["10 0", "10 0"]);
     assert_eq!(works.fault("clear"), "rules of this process that do not hold any more: 5\n");
     assert_eq!(works.failed(), "0 0");
+}
+
+#[test]
+fn a_trace_has_the_faults_of_calls() {
+    let rules = "ibv_reg_mr 2 to 3 fails with EAGAIN; ibv_reg_mr 5 pauses the process for 1ms";
+    let mut works = Works::start_with(&["--trace", "trace.json", "--faults", rules]);
+    works.failed();
+    let trace = fs::read_to_string(works.dir.join("trace.json")).unwrap();
+    let faults: Vec<_> = trace.lines().filter(|line| line.contains(r#""cat":"fault""#)).collect();
+    let wanted = [
+        ("call 2 of ibv_reg_mr fails with EAGAIN", "ibv_reg_mr 2 to 3 fails with EAGAIN"),
+        ("call 3 of ibv_reg_mr fails with EAGAIN", "ibv_reg_mr 2 to 3 fails with EAGAIN"),
+        (
+            "call 5 of ibv_reg_mr: the process stands still for 1ms",
+            "ibv_reg_mr 5 pauses the process for 1ms",
+        ),
+    ];
+    assert_eq!(faults.len(), wanted.len(), "{faults:?}");
+    for (line, (name, rule)) in faults.iter().zip(wanted) {
+        assert!(line.contains(&format!("\"name\":\"{name}\"")), "{line}");
+        assert!(line.contains(&format!("\"rule\":\"{rule}\"")), "{line}");
+    }
 }

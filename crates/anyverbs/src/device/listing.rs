@@ -127,10 +127,11 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     Ok(config.devices().map(info).collect())
 }
 
-/// Counts a call that failed because a script of faults asked for it, if there is a device that counts.
-pub fn count_injected() {
+/// Tells counters and trace what a rule of a script of faults did to a call, if there is a device that has them.
+pub fn note_injected(rule: &anyverbs_faults::Rule, what: &str) {
     if let Some(device) = Device::running() {
         device.core.count_for_none(anyverbs_proto::counters::Counter::InjectedFaults, 1);
+        device.transport.links.trace_fault(rule, what);
     }
 }
 

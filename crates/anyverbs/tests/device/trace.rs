@@ -82,6 +82,8 @@ fn a_trace_shows_injected_faults() {
     assert_eq!(faults.len(), 2, "{faults:?}");
     let name = faults[0]["name"].as_str().unwrap();
     assert!(name.starts_with("sent packet 3 is lost: RC "), "{name}");
+    let args = serde_json::json!({ "rule": "on qp 1: drop packet 3", "qp": 1 });
+    assert_eq!(faults[0]["args"], args);
     let (out, came) = (packets(&events, "out"), packets(&events, "in"));
     assert!(came.keys().all(|packet| out.contains_key(packet)), "what is lost has not left");
 }

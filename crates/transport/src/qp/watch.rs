@@ -146,7 +146,7 @@ impl Watch {
         let qpn = self.qpn.get();
         let line =
             format!("injected fault ({}): queue pair {number} ({qpn:#08x}): {what}", rule.named());
-        self.instant("fault", what, |args| args.text("rule", &line));
+        self.instant("fault", what, |args| args.text("rule", &rule.text).number("qp", number));
         // Each rule has a bound of its own.
         match said {
             Some(false) => tracing::error!(target: "anyverbs", "{line}"),
