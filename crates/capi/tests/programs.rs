@@ -303,7 +303,10 @@ fn xrc_shared_by_udp() {
 
 /// The failures that `faults.c` expects.
 const CALLS_FAIL: &str = "ibv_reg_mr 2 fails with ENOMEM; ibv_create_comp_channel 1 fails with EMFILE\n\
-    ibv_query_port 1 fails with EIO; ibv_post_send 1 fails with EAGAIN; ibv_post_recv 2 fails with ENOMEM";
+    ibv_query_device 1 fails with EDQUOT; ibv_query_gid 1 to 2 fails with 4095; ibv_resize_cq 1 fails with ENOSYS\n\
+    ibv_alloc_mw 1 fails with EPROTO; ibv_open_xrcd 1 fails with EIO; rdma_get_cm_event 1 fails with ENOTCONN\n\
+    ibv_dereg_mr 1 fails with EBUSY; ibv_destroy_qp 1 fails with 3; ibv_destroy_cq 1 fails with EBUSY\n\
+    ibv_destroy_srq 1 fails with EBUSY; rdma_disconnect 1 fails with 18; ibv_query_port 1 fails with EIO; ibv_post_send 1 fails with EAGAIN; ibv_post_recv 2 fails with ENOMEM";
 
 #[test]
 fn calls_fail_by_script() {

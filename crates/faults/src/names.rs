@@ -15,11 +15,15 @@ pub struct Status {
 pub struct Errno {
     /// Its value on Linux.
     pub number: i32,
-    name: &'static str,
+    /// None: a script gave the number.
+    name: Option<&'static str>,
 }
 
+/// The greatest error number: the kernel tells failures from pointers by it.
+const MAX_ERRNO: i32 = 4095;
+
 /// The statuses with which a send may end by itself.
-const STATUSES: [(u8, &str); 12] = [
+const STATUSES: [(u8, &str); 15] = [
     (1, "LOC_LEN_ERR"),
     (2, "LOC_QP_OP_ERR"),
     (4, "LOC_PROT_ERR"),
@@ -31,10 +35,13 @@ const STATUSES: [(u8, &str); 12] = [
     (11, "REM_OP_ERR"),
     (12, "RETRY_EXC_ERR"),
     (13, "RNR_RETRY_EXC_ERR"),
+    (16, "REM_ABORT_ERR"),
+    (19, "FATAL_ERR"),
+    (20, "RESP_TIMEOUT_ERR"),
     (21, "GENERAL_ERR"),
 ];
 
-const ERRNOS: [(i32, &str); 24] = [
+const ERRNOS: [(i32, &str); 28] = [
     (1, "EPERM"),
     (2, "ENOENT"),
     (4, "EINTR"),
@@ -49,6 +56,8 @@ const ERRNOS: [(i32, &str); 24] = [
     (22, "EINVAL"),
     (24, "EMFILE"),
     (28, "ENOSPC"),
+    (38, "ENOSYS"),
+    (71, "EPROTO"),
     (95, "EOPNOTSUPP"),
     (98, "EADDRINUSE"),
     (99, "EADDRNOTAVAIL"),
@@ -56,9 +65,11 @@ const ERRNOS: [(i32, &str); 24] = [
     (101, "ENETUNREACH"),
     (104, "ECONNRESET"),
     (105, "ENOBUFS"),
+    (107, "ENOTCONN"),
     (110, "ETIMEDOUT"),
     (111, "ECONNREFUSED"),
     (113, "EHOSTUNREACH"),
+    (122, "EDQUOT"),
 ];
 
 /// An event of a port that a fabric has beside its ups and downs. Here nothing changes but that the program hears of it.
@@ -86,17 +97,26 @@ const EVENTS: [(PortEvent, &str); 5] = [
 ];
 
 /// The calls that a script may let fail.
-pub const CALLS: [&str; 22] = [
+pub const CALLS: [&str; 33] = [
     "ibv_open_device",
+    "ibv_query_device",
     "ibv_query_port",
+    "ibv_query_gid",
     "ibv_alloc_pd",
+    "ibv_open_xrcd",
     "ibv_reg_mr",
+    "ibv_dereg_mr",
+    "ibv_alloc_mw",
     "ibv_create_comp_channel",
     "ibv_create_cq",
+    "ibv_resize_cq",
+    "ibv_destroy_cq",
     "ibv_req_notify_cq",
     "ibv_create_srq",
+    "ibv_destroy_srq",
     "ibv_create_qp",
     "ibv_modify_qp",
+    "ibv_destroy_qp",
     "ibv_create_ah",
     "ibv_post_send",
     "ibv_post_recv",
@@ -109,6 +129,8 @@ pub const CALLS: [&str; 22] = [
     "rdma_create_qp",
     "rdma_connect",
     "rdma_accept",
+    "rdma_disconnect",
+    "rdma_get_cm_event",
 ];
 
 impl Status {
@@ -122,8 +144,15 @@ impl Status {
 
 impl Errno {
     pub(crate) fn find(word: &str) -> Option<Self> {
-        let found = ERRNOS.iter().find(|(_, name)| name.eq_ignore_ascii_case(word));
-        found.map(|&(number, name)| Self { number, name })
+        let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
+        let number = word.parse().ok().filter(|n| is_number && (1..=MAX_ERRNO).contains(n));
+        let is_it =
+            |known: i32, name: &str| Some(known) == number || name.eq_ignore_ascii_case(word);
+        let found = ERRNOS.iter().find(|(number, name)| is_it(*number, name));
+        match found {
+            Some(&(number, name)) => Some(Self { number, name: Some(name) }),
+            None => number.map(|number| Self { number, name: None }),
+        }
     }
 }
 
@@ -150,7 +179,10 @@ impl fmt::Display for Status {
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
+        match self.name {
+            Some(name) => f.write_str(name),
+            None => write!(f, "error {}", self.number),
+        }
     }
 }
 

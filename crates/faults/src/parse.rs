@@ -252,7 +252,7 @@ fn call_action(words: &mut Words<'_>) -> Result<CallAction, ScriptError> {
         return Err(words.error("\"fails\", \"kills\" or \"pauses\""));
     }
     words.expect(&["with"])?;
-    let expected = format!("one of the error numbers {}", names::errnos());
+    let expected = format!("one of the error numbers {}, or 1 to 4095", names::errnos());
     Ok(CallAction::Fails(words.read(&expected, Errno::find)?))
 }
 

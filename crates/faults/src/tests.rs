@@ -308,6 +308,29 @@ fn errors_point_at_the_place() {
 }
 
 #[test]
+fn an_error_number_has_a_name_or_is_one() {
+    for (word, number, said) in [
+        ("ENOSYS", 38, "ENOSYS"),
+        ("eproto", 71, "EPROTO"),
+        ("107", 107, "ENOTCONN"),
+        ("EDQUOT", 122, "EDQUOT"),
+        ("200", 200, "error 200"),
+        ("4095", 4095, "error 4095"),
+    ] {
+        let rule = &parse(&format!("ibv_dereg_mr 1 fails with {word}")).rules[0];
+        let Fault::Call { action: CallAction::Fails(errno), .. } = rule.fault else {
+            panic!("{word}: {rule:?}");
+        };
+        assert_eq!((errno.number, errno.to_string()), (number, said.to_owned()));
+        assert_eq!(rule.explain(), format!("call 1 of ibv_dereg_mr fails with {said}."));
+    }
+    for word in ["0", "4096", "-5", "+5", "99999999999"] {
+        let error = Script::parse(&format!("ibv_dereg_mr fails with {word}")).unwrap_err();
+        assert!(error.to_string().contains("EDQUOT, or 1 to 4095, found"), "{error}");
+    }
+}
+
+#[test]
 fn places_choose_apart() {
     let chooses = |place: u64, n: u64| Dice::new(1, 0, place).chooses(Which::Chance(500_000), n);
     for shift in 0..3 {

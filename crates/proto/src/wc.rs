@@ -37,6 +37,12 @@ pub enum WcStatus {
     RetryExcErr = 12,
     /// The receiver was not ready after all retries.
     RnrRetryExcErr = 13,
+    /// The responder gave the operation up. Only a script of faults makes it.
+    RemAbortErr = 16,
+    /// The device has failed. Only a script of faults makes it.
+    FatalErr = 19,
+    /// A response came too late. Only a script of faults makes it.
+    RespTimeoutErr = 20,
     /// Any other error.
     GeneralErr = 21,
     /// A tag could not be removed: it is not there, or a message has taken it.
@@ -64,6 +70,9 @@ impl WcStatus {
             Self::RemOpErr => "IBV_WC_REM_OP_ERR",
             Self::RetryExcErr => "IBV_WC_RETRY_EXC_ERR",
             Self::RnrRetryExcErr => "IBV_WC_RNR_RETRY_EXC_ERR",
+            Self::RemAbortErr => "IBV_WC_REM_ABORT_ERR",
+            Self::FatalErr => "IBV_WC_FATAL_ERR",
+            Self::RespTimeoutErr => "IBV_WC_RESP_TIMEOUT_ERR",
             Self::GeneralErr => "IBV_WC_GENERAL_ERR",
             Self::TmErr => "IBV_WC_TM_ERR",
             Self::TmRndvIncomplete => "IBV_WC_TM_RNDV_INCOMPLETE",

@@ -371,6 +371,22 @@ fn a_send_fails_with_the_status_of_the_script() {
 }
 
 #[test]
+fn a_send_fails_with_a_status_that_no_device_of_ours_has() {
+    let script = "on qp 1: send 1 completes with FATAL_ERR; on qp 3: send 1 completes with RESP_TIMEOUT_ERR\n\
+        on qp 5: send 1 completes with REM_ABORT_ERR";
+    with("a_send_fails_with_a_status_that_no_device_of_ours_has", script, &[], || {
+        use WcStatus::{FatalErr, RemAbortErr, RespTimeoutErr};
+        for (status, number) in [(FatalErr, 19), (RespTimeoutErr, 20), (RemAbortErr, 16)] {
+            let (a, b) = pair(QpType::Rc);
+            let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+            a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+            let wc = a.poll(1)[0];
+            assert_eq!((wc.status, wc.status as u8, wc.vendor_err), (status, number, 9901));
+        }
+    });
+}
+
+#[test]
 fn a_datagram_fails_and_the_queue_goes_on() {
     let script = "on qp 1: send 2 completes with LOC_QP_OP_ERR";
     with("a_datagram_fails_and_the_queue_goes_on", script, &[], || {

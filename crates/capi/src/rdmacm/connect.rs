@@ -189,6 +189,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_even
 
 /// `rdma_disconnect`: 0, or -1 with `errno`. The queue pair goes to ERR.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    faults::may_fail!("rdma_disconnect", zero);
     zero(id::find(id).and_then(|id| disconnect(&id)))
 }
 

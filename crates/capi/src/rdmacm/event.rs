@@ -14,6 +14,7 @@ use crate::{
     abi::*,
     cancel,
     errno::{Errno, give, say_once},
+    faults,
     object::{self, Object},
     rdmacm::{
         Channel, Id,
@@ -68,6 +69,7 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
+    faults::may_fail!("rdma_get_cm_event", zero);
     let found = object::find(channel);
     if found.is_err() && !channel.is_null() {
         std::thread::sleep(anyverbs::AT_EXIT);

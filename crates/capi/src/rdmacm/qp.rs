@@ -140,8 +140,7 @@ fn attach(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<(*mut ibv_qp, *mut 
     }
     let attached = qp(made).and_then(|qp| id::attach_qp(id, &qp));
     if let Err(error) = attached {
-        // SAFETY: as above.
-        unsafe { verbs::ibv_destroy_qp(made) };
+        verbs::destroy_qp(made);
         return Err(error);
     }
     Ok((made, attr.pd))
@@ -161,8 +160,7 @@ pub(crate) fn destroy(id: &Id) {
     // SAFETY: the object is live.
     let qp = unsafe { (&raw mut (*public).qp).replace(ptr::null_mut()) };
     if !qp.is_null() {
-        // SAFETY: the call looks its argument up.
-        unsafe { verbs::ibv_destroy_qp(qp) };
+        verbs::destroy_qp(qp);
     }
     cqs::destroy(id);
 }

@@ -221,6 +221,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     attr: *mut ibv_device_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_query_device", value);
     value(query_device(context_).and_then(|queried| {
         if attr.is_null() {
             return Err(Errno::EINVAL);
@@ -284,6 +285,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr_size: usize,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_query_device", value);
     value(query_device(context_).and_then(|queried| {
         // SAFETY: the caller's promise.
         let extended = !input.is_null() && unsafe { (*input).comp_mask } != 0;

@@ -174,6 +174,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
 /// `ibv_resize_cq`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_resize_cq", value);
     value(cq(cq_).and_then(|cq| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
         let resize = || cq.inner.device.resize(cqe);
@@ -213,6 +214,7 @@ pub(crate) unsafe extern "C" fn modify_cq(
 /// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_destroy_cq", value);
     value(cq(cq_).and_then(|cq| {
         if check::is_on() && cq.inner.device.is_overrun() {
             check::overrun(cq.public());

@@ -355,6 +355,7 @@ fn rereg(
 /// `ibv_dereg_mr`: 0, or the errno value; `EBUSY` while memory windows are bound to it.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_dereg_mr", value);
     value(object::find(mr).and_then(|mr: Arc<Mr>| {
         check::ending(mr.public(), activity, || Ok(mr.inner.device.destroy()?))?;
         object::retire(&mr).ok_or(Errno::EINVAL)

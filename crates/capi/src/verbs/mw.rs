@@ -12,6 +12,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, pointer, value},
+    faults,
     object::{self, Object, deref},
     verbs::{Context, Mr, Pd, access},
 };
@@ -29,6 +30,7 @@ pub(crate) struct MwInner {
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_alloc_mw");
+    faults::may_fail!("ibv_alloc_mw", pointer);
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let device = pd.inner.device.alloc_mw(match kind {
             IBV_MW_TYPE_1 => WindowType::Type1,

@@ -129,6 +129,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_query_gid", minus_one);
     minus_one(context(context_).and_then(|context| {
         let entry = context.inner.device.gid(port, index(gid_index))?;
         if gid.is_null() {
@@ -166,6 +167,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     entry_size: usize,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_query_gid", value);
     value(context(context_).and_then(|context| {
         if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(Errno::EINVAL);

@@ -466,6 +466,12 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 /// `ibv_destroy_qp`: 0, or the errno value. Waits while events of it were read and not acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_destroy_qp", value);
+    destroy_qp(qp_)
+}
+
+/// The same for librdmacm, which a program does not see to call it.
+pub(crate) fn destroy_qp(qp_: *mut ibv_qp) -> c_int {
     value(qp(qp_).and_then(|qp| {
         look_at_ud(&qp);
         check::ending(qp_, activity, || qp.inner.device.destroy())?;

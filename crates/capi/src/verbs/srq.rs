@@ -203,6 +203,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
 /// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let _uncancelled = Uncancelled::new();
+    faults::may_fail!("ibv_destroy_srq", value);
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
         check::ending(srq.public(), activity, || Ok(srq.inner.device.destroy()?))?;
         object::retire(&srq).ok_or(Errno::EINVAL)

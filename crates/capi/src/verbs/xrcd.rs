@@ -14,6 +14,7 @@ use crate::{
     cancel::Uncancelled,
     check,
     errno::{Errno, pointer, value},
+    faults,
     object::{self, Object},
     verbs::{Context, context},
 };
@@ -49,6 +50,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 ) -> *mut ibv_xrcd {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_open_xrcd");
+    faults::may_fail!("ibv_open_xrcd", pointer);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {

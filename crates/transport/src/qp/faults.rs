@@ -443,6 +443,9 @@ fn status_of(status: Status) -> WcStatus {
         S::RemOpErr,
         S::RetryExcErr,
         S::RnrRetryExcErr,
+        S::RemAbortErr,
+        S::FatalErr,
+        S::RespTimeoutErr,
     ];
     let found = all.into_iter().find(|known| *known as u8 == status.number);
     found.unwrap_or(S::GeneralErr)
