@@ -97,6 +97,9 @@ fn find<'a>(processes: &'a [Process], wanted: &str) -> anyhow::Result<&'a Proces
             let own = unsafe { libc::geteuid() };
             match owner {
                 Ok(owner) if owner != own => bail!("process {pid} is another user's"),
+                Ok(_) if is_elsewhere(pid) => bail!(
+                    "process {pid} is in another network namespace; run this there: `nsenter -t {pid} -n anyverbs fault ...`"
+                ),
                 Ok(_) => bail!(
                     "process {pid} does not run with this device; `anyverbs show` lists those that do"
                 ),
@@ -104,13 +107,19 @@ fn find<'a>(processes: &'a [Process], wanted: &str) -> anyhow::Result<&'a Proces
             }
         }
         ([], None) => bail!(
-            "no process of yours with this device runs {wanted:?}; `anyverbs show` lists those there are"
+            "no process of yours with this device runs {wanted:?} in this network namespace; `anyverbs show` lists those there are"
         ),
         (several, _) => {
             let pids: Vec<_> = several.iter().map(|process| process.pid.to_string()).collect();
             bail!("several processes run {wanted:?}; give the number of one: {}", pids.join(", "))
         }
     }
+}
+
+/// Whether a process is known to be in another network namespace, from where no message reaches it.
+fn is_elsewhere(pid: u32) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/net")).ok();
+    namespace(&pid.to_string()).is_some_and(|there| Some(there) != namespace("self"))
 }
 
 /// The line of an error, and a mark below the place.

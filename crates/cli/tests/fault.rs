@@ -206,6 +206,24 @@ fn what_cannot_be_is_refused_in_one_line() {
 fn another_user_changes_nothing() {
     if !anyverbs_testing::root_or_skip() {
         return;
+#[test]
+fn a_process_of_another_network_namespace_is_said_to_be_there() {
+    if !anyverbs_testing::unshare_or_skip() {
+        return;
+    }
+    let mut there = Command::new("unshare");
+    there.args(["-rn", "sh", "-c", "echo there; exec cat"]);
+    let mut there = there.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(there.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid = there.id();
+    let said = refused(&pid.to_string(), "list");
+    there.kill().unwrap();
+    there.wait().unwrap();
+    let wanted = format!("anyverbs: process {pid} is in another network namespace; run this there");
+    assert!(line == "there\n" && said.starts_with(&wanted), "{said}");
+}
+
     }
     let works = Works::start("seed 1");
     // The other user may not be able to execute what lies in root's directories.
