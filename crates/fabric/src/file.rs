@@ -157,7 +157,7 @@ enum Shape {
 
 /// A number of hosts, or their names.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "hosts: expected their number, or a list of their names")]
 enum Hosts {
     Number(usize),
     Names(Vec<String>),
@@ -206,6 +206,8 @@ const USUAL: [(&str, &str); 8] = [
     ("mtu 4096", "mtu = 4096"),
     ("window 64 KiB", "window_bytes = 65536"),
 ];
+
+const UNUSED: &str = "dcqcn has no meaning where no setting has control = \"dcqcn\"";
 
 /// Says in which line something is wrong.
 struct Lines<'a>(&'a str);
@@ -260,8 +262,13 @@ impl Plan {
             if settings.iter().any(|(other, _)| *other == name) {
                 return Err(lines.at(place, format!("two settings have the name {name}")));
             }
+            let tunes = table.contains_key("dcqcn");
             let merged = merged(own.get_ref(), table);
-            settings.push((name, transport(&Spanned::new(place, merged))?));
+            let setting = transport(&Spanned::new(place.clone(), merged))?;
+            if tunes && setting.control != Control::Dcqcn {
+                return Err(lines.at(place, UNUSED));
+            }
+            settings.push((name, setting));
         }
         if settings.is_empty() {
             settings.push(("as given".to_owned(), base));
@@ -272,6 +279,10 @@ impl Plan {
                     settings.push((name.to_owned(), changed));
                 }
             }
+        }
+        let has_dcqcn = settings.iter().any(|(_, setting)| setting.control == Control::Dcqcn);
+        if own.get_ref().contains_key("dcqcn") && !has_dcqcn {
+            return Err(lines.at(own.span(), UNUSED));
         }
         Ok(Self { seed: file.seed, topology, workload, transport: base, settings })
     }
@@ -478,6 +489,7 @@ mod tests {
         for (from, to, message) in [
             ("'star'", "'ring'", "line 2: unknown variant `ring`"),
             ("hosts = 4", "hosts = 1", "line 3: 1 hosts: expected 2 to 10000"),
+            ("hosts = 4", "hosts = '4'", "line 3: hosts: expected their number, or a list"),
             ("hosts = 4", "hosts = 4\nspines = 2", "line 1: spines has no meaning in this shape"),
             ("size = 1000", "size = 0", "line 4: size = 0: expected 1 to 1073741824"),
             ("size = 1000", "size = 1\nsenders = 4", "line 4: senders = 4: expected 1 to 3"),
@@ -486,6 +498,16 @@ mod tests {
             ("size = 1000", "size = 1\nsice = 2", "line 7: unknown field `sice`"),
             ("size = 1000", "size = 1\n[transport]\nmtu = 9000", "line 7: mtu = 9000: expected"),
             ("size = 1000", "size = 1\n[[setting]]\nmtu = 256", "line 7: a setting needs a name"),
+            (
+                "size = 1000",
+                "size = 1\n[[setting]]\nname = 'a'\ncontrol = 'window'\ndcqcn = { f = 3 }",
+                "line 7: dcqcn has no meaning where no setting has control = \"dcqcn\"",
+            ),
+            (
+                "size = 1000",
+                "size = 1\n[transport]\ndcqcn = { f = 3 }\n[[setting]]\nname = 'a'",
+                "line 7: dcqcn has no meaning where no setting has control = \"dcqcn\"",
+            ),
             ("[workload]", "[network.link]\nloss = 2\n[workload]", "line 4: loss = 2"),
         ] {
             let got = error(&text.replace(from, to));
