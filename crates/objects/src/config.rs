@@ -13,7 +13,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::persona::Persona;
-use crate::text::{NAME, is_name, one_line};
+use crate::text::{DEVICE_NAME, is_device_name, is_name, one_line};
 use devices::{Asked, FIRST, FileDevices, Without};
 
 mod devices;
@@ -324,7 +324,7 @@ impl Config {
         let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         let read = |path: &Path| read_text(path).map_err(|error| error.to_string());
         let Some(path) = path else { return Self::parse_with("".into(), "", variable, read) };
-        let text = std::fs::read_to_string(&path)
+        let text = read_text(&path)
             .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
         Self::parse_with(path, &text, variable, read)
     }
@@ -369,7 +369,7 @@ impl Config {
             || policy.duplication > 0.0
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
-        let name = |s: &String| is_name(s);
+        let name = |s: &String| is_device_name(s);
         let common = match (env.value("PERSONA"), &file.persona) {
             (Some(name), _) => {
                 Some(persona(&name, (None, "ANYVERBS_PERSONA"), Path::new(""), &read)?)
@@ -378,7 +378,7 @@ impl Config {
             (None, None) => None,
         };
         let device = env
-            .parse("DEVICE", file.device, NAME, name)?
+            .parse("DEVICE", file.device, DEVICE_NAME, name)?
             .or_else(|| Some(common.as_ref()?.device.clone()))
             .unwrap_or_else(|| FIRST.to_owned());
         let given = env.list("INTERFACES");
@@ -396,7 +396,7 @@ impl Config {
             Without { first: &device, persona: common.as_ref(), interfaces: (&interfaces, by) };
         let own = |name: &str, key: &str| persona(name, (Some(&path), key), &dir, &read);
         let ports = devices::devices(without, asked, own)?;
-        let registry_name = |s: &String| name(s) && s.len() <= 32;
+        let registry_name = |s: &String| is_name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         let faults = script(env.value("FAULTS").or(file.faults), &ports)?;
@@ -519,7 +519,7 @@ fn script(text: Option<String>, ports: &[PortConfig]) -> Result<Option<Script>, 
     Ok(Some(script))
 }
 
-/// The text of a script of faults, or of a persona.
+/// The text of a configuration, a script of faults, or a persona.
 ///
 /// # Errors
 /// It cannot be read, or is longer than a mebibyte.
@@ -713,10 +713,22 @@ mod tests {
     fn a_device_is_named_by_up_to_48_bytes() {
         let device =
             |name: &str| config(&[("ANYVERBS_DEVICE", name)]).map(|c| c.ports[0].name.clone());
-        for name in ["a", "...", ".a", "mlx5_0", "two words", &"n".repeat(48)] {
+        for name in ["a", "...", ".a", "mlx5_0", "uverbs", "uverbs0a", &"n".repeat(48)] {
             assert_eq!(device(name).as_deref(), Ok(name));
         }
-        assert!(device(&"n".repeat(49)).is_err());
+        let bad = ["two words", "a\tb", "a:1", "a;b", "a#b", "rdma_cm", "uverbs0", "uverbs12"];
+        for name in bad.into_iter().chain([&*"n".repeat(49)]) {
+            assert!(device(name).is_err(), "{name}");
+            let file = format!("devices = [{{ name = {name:?} }}]");
+            let error = Config::parse("rack.toml", &file, |_| None).unwrap_err().to_string();
+            assert!(error.contains(crate::text::DEVICE_NAME), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_would_not_end_is_refused() {
+        let error = config(&[("ANYVERBS_CONFIG", "/dev/zero")]).unwrap_err().to_string();
+        assert!(error.contains("/dev/zero") && error.contains("it is no regular file"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Deserialize;
 pub use crate::features::{Feature, Features};
 
 use crate::limits::{self, DeviceAttr};
-use crate::text::{NAME, is_name, one_line};
+use crate::text::{DEVICE_NAME, NAME, is_device_name, is_name, one_line};
 
 /// A persona, read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,8 +256,8 @@ impl Persona {
                 return Err(format!("{key}: expected 1 to 63 letters, digits and signs"));
             }
         }
-        if !is_name(&file.device) {
-            return Err(format!("device: expected {NAME}"));
+        if !is_device_name(&file.device) {
+            return Err(format!("device: expected {DEVICE_NAME}"));
         }
         let types = &file.gids.types;
         let order = &file.gids.order;

@@ -4,10 +4,21 @@
 pub(crate) const NAME: &str =
     "a name of 1 to 48 bytes, not . or .., without a slash or control characters";
 
-/// Whether a name can be that of a device. It becomes the name of a directory, and a part of a line.
+/// Whether it is the name of a file, and a part of a line.
 pub(crate) fn is_name(name: &str) -> bool {
     let fits = (1..=48).contains(&name.len()) && name != "." && name != "..";
     fits && !name.contains(|c: char| c == '/' || c.is_control())
+}
+
+/// The form of a device's name, for a message.
+pub(crate) const DEVICE_NAME: &str = "a name of 1 to 48 bytes, not . or .., rdma_cm or like uverbs0, without a slash, blank, colon, semicolon, # or control character";
+
+/// Whether a name can be that of a device. Scripts of faults and variables of programs such as `UCX_NET_DEVICES` name it among other
+/// words. In `/dev/infiniband` it stands beside the nodes of the kernel's names.
+pub(crate) fn is_device_name(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let is_node = name == "rdma_cm" || name.strip_prefix("uverbs").is_some_and(is_number);
+    is_name(name) && !is_node && !name.contains(|c: char| c.is_whitespace() || ":;#".contains(c))
 }
 
 /// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a

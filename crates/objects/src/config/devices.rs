@@ -14,7 +14,7 @@ use super::ports::{self, PortTable};
 use super::{Addresses, Config, ConfigError, MOST_PORTS, PortConfig, refusal};
 use crate::limits::{self, DeviceAttr};
 use crate::persona::Persona;
-use crate::text::{NAME, is_name};
+use crate::text::{DEVICE_NAME, is_device_name};
 
 /// The name of the first device, where the configuration gives none.
 pub(super) const FIRST: &str = "anyverbs0";
@@ -231,7 +231,7 @@ fn tabled(
 
 /// Refuses a name that no device can have.
 fn check_name(n: usize, name: &str, by: &AskedBy<'_>) -> Result<(), ConfigError> {
-    if is_name(name) { Ok(()) } else { Err(by.refuse(Some(n), "name", name, NAME)) }
+    if is_device_name(name) { Ok(()) } else { Err(by.refuse(Some(n), "name", name, DEVICE_NAME)) }
 }
 
 /// The name of a device by its number, if the first one has this name: mlx5_0 counts on to mlx5_1.
