@@ -177,6 +177,10 @@ fn what_cannot_be_is_refused_in_one_line() {
     let pid = works.pid();
     let wanted = format!("anyverbs: process {pid}: the seed stays that of the start, 1");
     assert_eq!(works.refuses("seed 2; drop packets"), wanted);
+    // The file of the start may come again.
+    let added = "rules that were added to this process: 1\n";
+    assert_eq!(works.fault("seed 1; drop packet 100000"), added);
+    works.fault("clear");
     let said = works.refuses("on device rail9: drop packets");
     assert!(said.ends_with("line 1: there is no device \"rail9\", but anyverbs0"), "{said}");
     assert!(works.refuses("ibv_reg_mr 2 fails with EIO").contains("makes no calls of C"));
@@ -203,10 +207,6 @@ fn what_cannot_be_is_refused_in_one_line() {
 }
 
 #[test]
-fn another_user_changes_nothing() {
-    if !anyverbs_testing::root_or_skip() {
-        return;
-#[test]
 fn a_process_of_another_network_namespace_is_said_to_be_there() {
     if !anyverbs_testing::unshare_or_skip() {
         return;
@@ -224,6 +224,10 @@ fn a_process_of_another_network_namespace_is_said_to_be_there() {
     assert!(line == "there\n" && said.starts_with(&wanted), "{said}");
 }
 
+#[test]
+fn another_user_changes_nothing() {
+    if !anyverbs_testing::root_or_skip() {
+        return;
     }
     let works = Works::start("seed 1");
     // The other user may not be able to execute what lies in root's directories.

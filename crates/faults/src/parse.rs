@@ -60,6 +60,24 @@ impl Script {
         Ok(script)
     }
 
+    /// The text of a script without its seed. Blanks take its place, so lines and columns stay.
+    #[must_use]
+    pub fn without_seed(text: &str) -> String {
+        let is_seed = |rule: &str| {
+            let word = rule.split_whitespace().next();
+            word.is_some_and(|word| word.eq_ignore_ascii_case("seed"))
+        };
+        let blank = |rule: &str| match is_seed(rule) {
+            true => " ".repeat(rule.chars().count()),
+            false => rule.to_owned(),
+        };
+        let line = |line: &str| {
+            let rules = line.split('#').next().unwrap_or_default();
+            rules.split(';').map(blank).collect::<Vec<_>>().join(";")
+        };
+        text.lines().map(line).collect::<Vec<_>>().join("\n")
+    }
+
     fn add(&mut self, line: u32, text: &str, mut words: Words<'_>) -> Result<(), ScriptError> {
         if words.take(&["seed"]) {
             if self.seed.is_some() {

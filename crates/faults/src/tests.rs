@@ -331,6 +331,19 @@ fn an_error_number_has_a_name_or_is_one() {
 }
 
 #[test]
+fn a_text_without_its_seed_has_its_rules_in_their_places() {
+    let text = "SEED 7; drop packet 1 # seed 8\n  seed 9\n\u{e4}; seed 1;down\n# seed 2";
+    assert_eq!(
+        Script::without_seed(text),
+        "      ; drop packet 1 \n        \n\u{e4};       ;down\n"
+    );
+    let script = "seed 7\non qp 1: drop packet 5; seed 8";
+    assert!(Script::parse(script).is_err());
+    let rules = parse(&Script::without_seed(script)).rules;
+    assert_eq!((rules.len(), rules[0].line), (1, 2));
+}
+
+#[test]
 fn places_choose_apart() {
     let chooses = |place: u64, n: u64| Dice::new(1, 0, place).chooses(Which::Chance(500_000), n);
     for shift in 0..3 {

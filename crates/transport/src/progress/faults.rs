@@ -1,6 +1,8 @@
 //! A script of faults at work: ports, devices and queue pairs that fail at a time.
 
-use anyverbs_faults::{ProcessAction, Rule};
+use std::borrow::Cow;
+
+use anyverbs_faults::{ProcessAction, Rule, Script};
 use anyverbs_links::faults::{Faults, Happening, Standstill};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_proto::counters::Counter;
@@ -111,7 +113,13 @@ impl Driver {
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
             }
             text => {
-                let count = faults.add(text, self.core.now())?;
+                let script = Script::parse(text).map_err(|error| error.to_string())?;
+                // The file with which the process began may come again, with its seed.
+                let text = match script.seed {
+                    Some(seed) if Some(seed) == self.seed() => Script::without_seed(text).into(),
+                    _ => Cow::Borrowed(text),
+                };
+                let count = faults.add(&text, self.core.now())?;
                 (format!("rules that were added to this process: {count}\n"), Vec::new())
             }
         };
@@ -125,6 +133,12 @@ impl Driver {
             tracing::warn!(target: "anyverbs", "faults: {what}");
         }
         Ok(done)
+    }
+
+    /// The seed of the script with which the process began.
+    fn seed(&self) -> Option<u64> {
+        let config = &self.core.config;
+        config.faults.as_ref().map(|script| script.seed_or(Some(config.fault_seed)))
     }
 
     fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
