@@ -42,6 +42,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyverbs_objects::error::{CqError, CreateError, ModifyObjectError, OpenError};
+use anyverbs_objects::memory::install_guard;
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpType};
 use anyverbs_proto::types::{Gid, Mtu, Psn, QKey, Qpn};
@@ -180,11 +181,14 @@ impl Drop for Opened {
 }
 
 impl Device {
-    /// Opens a device, and finds its first active port.
+    /// Opens a device, and finds its first active port. It also installs a handler of SIGSEGV and SIGBUS, as the device of the process
+    /// does: copies of memory that is not mapped fail by it.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
+        // Before a library that has a handler of its own, which then stands in front.
+        install_guard();
         let opened = find(|library, device, its_name| {
             // SAFETY: a live device of the list.
             (its_name == name).then(|| (library, unsafe { (library.ibv_open_device)(device) }))
@@ -316,6 +320,10 @@ pub struct Qp {
     pd: Arc<Domain>,
     raw: Raw<ibv_qp>,
     qp_type: QpType,
+    /// The room that the device gave it.
+    cap: ibv_qp_cap,
+    /// The data of the inline send that is being posted.
+    inline: Mutex<Vec<u8>>,
     /// It uses them.
     _cqs: [Cq; 2],
 }
@@ -440,7 +448,14 @@ impl Verbs for Device {
             return Err(CreateError::System(errno()));
         }
         let cqs = [send_cq.clone(), recv_cq.clone()];
-        Ok(Qp { pd: Arc::clone(&pd.0), raw: Raw(raw), qp_type, _cqs: cqs })
+        Ok(Qp {
+            pd: Arc::clone(&pd.0),
+            raw: Raw(raw),
+            qp_type,
+            cap: init.cap,
+            inline: Mutex::default(),
+            _cqs: cqs,
+        })
     }
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {

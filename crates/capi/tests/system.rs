@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyverbs::error::PostError;
 use anyverbs::prelude::*;
 use anyverbs::system::{self, Device};
-use anyverbs::{WaitError, WcFlags};
+use anyverbs::{PostRecvError, PostSendError, WaitError, WcFlags};
 use anyverbs_testing::isolate;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -138,6 +138,62 @@ fn foreign_objects_are_refused(device: &Device) {
     assert_eq!(refused.to_string(), "the system refused it: errno 22");
 }
 
+fn send<'a>(op: SendOp, flags: SendFlags, sges: &'a [Sge]) -> SendWr<'a> {
+    SendWr { wr_id: 7, op, flags, sges, ud: None, xrc_srqn: 0 }
+}
+
+/// Requests that a provider would follow to addresses of the program's choice.
+fn unsafe_requests_are_refused(device: &impl Verbs, is_system: bool) {
+    let pd = device.alloc_pd().unwrap();
+    let memory = device.alloc(&pd, 256, Access::LOCAL_WRITE).unwrap();
+    let refused = |why: PostSendError| Err(PostError::Send(why));
+
+    let ([a, b], _) = pair(device, &pd, QpType::Ud);
+    let of_b = [&a, &b].map(|qp| device.endpoint(qp).unwrap())[1];
+    assert_eq!(a.send(1, &memory), refused(PostSendError::NoDestination));
+    let nowhere = RemoteSlice { va: 0x1000, len: 8, rkey: 1 };
+    assert_eq!(a.write(1, &memory, &nowhere), refused(PostSendError::NoDestination));
+    let word = memory.slice(..8);
+    assert_eq!(a.fetch_add(1, &word, &nowhere, 1), refused(PostSendError::NoDestination));
+    let to = Some(device.destination(&pd, &of_b).unwrap());
+    if is_system {
+        let (sges, write) = ([word.sge()], SendOp::Write(nowhere.addr()));
+        let wr = SendWr { ud: to, ..send(write, SendFlags::SIGNALED, &sges) };
+        assert_eq!(a.post_send_wr(&wr), Err(PostError::System(95)), "EOPNOTSUPP");
+    }
+
+    let ([a, b], [cq_a, cq_b]) = pair(device, &pd, QpType::Rc);
+    let (of_a, of_b) = (device.endpoint(&a).unwrap(), device.endpoint(&b).unwrap());
+    device.connect(&a, &of_a, &of_b).unwrap();
+    device.connect(&b, &of_b, &of_a).unwrap();
+    if is_system {
+        let wr = SendWr { ud: to, ..send(SendOp::Send, SendFlags::SIGNALED, &[]) };
+        assert_eq!(a.post_send_wr(&wr), Err(PostError::System(22)), "EINVAL");
+    }
+    let inline = |op, sges: &[Sge]| a.post_send_wr(&send(op, SendFlags::INLINE, sges));
+    let unmapped = Sge { addr: 0x1000, len: 8, lkey: 0 };
+    assert_eq!(inline(SendOp::Send, &[unmapped]), refused(PostSendError::Fault));
+    assert_eq!(inline(SendOp::Send, &[word.sge(), unmapped]), refused(PostSendError::Fault));
+    let long = memory.slice(..65).sge();
+    assert_eq!(inline(SendOp::Send, &[long]), refused(PostSendError::InlineTooLong));
+    let read = SendOp::Read(nowhere.addr());
+    assert_eq!(inline(read, &[word.sge()]), refused(PostSendError::InlineRead));
+    let five = [memory.slice(..1).sge(); 5];
+    assert_eq!(inline(SendOp::Send, &five), refused(PostSendError::TooManySges));
+    let recv = b.post_recv_wr(&RecvWr { wr_id: 1, sges: &five });
+    assert_eq!(recv, Err(PostError::Recv(PostRecvError::TooManySges)));
+
+    // The bytes are those of the post, and need no registration.
+    b.recv(8, &memory.slice(128..)).unwrap();
+    let mut bytes = *b"hello, world";
+    let [first, second] = [0, 7].map(|at| Sge { addr: &raw mut bytes[at] as u64, len: 5, lkey: 0 });
+    inline(SendOp::Send, &[first, second]).unwrap();
+    bytes.fill(0);
+    wait(device, &cq_a).unwrap();
+    assert_eq!(wait(device, &cq_b).unwrap().byte_len, 10);
+    assert_eq!(memory.slice(128..138).to_vec(), b"helloworld");
+}
+
 /// This library under the name of the system's. Cargo does not build a cdylib for the tests of its package.
 fn libraries() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
@@ -188,7 +244,11 @@ fn a_library_that_is_no_libibverbs_is_refused() {
 #[test]
 fn in_a_role() {
     match std::env::var(ROLE).as_deref() {
-        Ok("own") => operations(&Context::open(&anyverbs::devices().unwrap()[0].name).unwrap()),
+        Ok("own") => {
+            let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
+            operations(&context);
+            unsafe_requests_are_refused(&context, false);
+        }
         Ok("system") => {
             let names = system::devices().unwrap();
             assert_eq!(names, ["anyverbs0"]);
@@ -196,6 +256,7 @@ fn in_a_role() {
             assert_eq!(error.to_string(), "there is no device \"mlx5_9\"");
             let device = Device::open(&names[0]).unwrap();
             operations(&device);
+            unsafe_requests_are_refused(&device, true);
             foreign_objects_are_refused(&device);
         }
         Ok("refused") => println!("@ {}", system::devices().unwrap_err()),

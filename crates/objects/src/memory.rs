@@ -386,9 +386,15 @@ impl ProcessMemory {
     }
 }
 
+/// Installs the handler of page faults. It comes with the first device of this process by itself. Without it [`copy_guarded`] asks
+/// the kernel for each copy.
+pub fn install_guard() {
+    guard::install_once();
+}
+
 /// Copies `len` bytes between memory of this process. Either side may be unmapped, or written by others at the same
 /// time: this is for programs' buffers and for memory that peers write. If a page is missing, some of the bytes were
-/// copied. A device must have been opened in this process: the handler of page faults comes with it.
+/// copied. The handler of page faults comes with the first device of this process, or by [`install_guard`].
 ///
 /// # Safety
 /// Whoever owns `to` lets it be written, and no Rust reference to either range is in use.

@@ -152,7 +152,7 @@ pub(super) struct ibv_ah_attr {
     pub(super) port_num: u8,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct ibv_qp_cap {
     pub(super) max_send_wr: u32,
