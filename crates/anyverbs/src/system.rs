@@ -243,6 +243,16 @@ impl Device {
         })
     }
 
+    /// Whether the other is a clone of this one. The same device that was opened again is not: objects of the two do not go together.
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Refuses an object of another device. The library does not, and providers then mix up memory.
+    fn check(&self, of: &Self, what: &'static str) -> Result<(), CreateError> {
+        if self.is(of) { Ok(()) } else { Err(CreateError::Foreign(what)) }
+    }
+
     /// The way to a peer, from our address `gid`.
     fn way(&self, gid: Gid, remote: &Endpoint) -> Option<AddressVector> {
         let (sgid_index, sgid) = self.gids().find(|(_, own)| *own == gid)?;
@@ -402,6 +412,8 @@ impl Verbs for Device {
     }
 
     fn alloc(&self, pd: &Pd, len: usize, access: Access) -> Result<Slice, AllocError> {
+        self.check(&pd.0.device, "protection domain")
+            .map_err(|source| AllocError::Memory { len, source })?;
         Slice::alloc(&pd.0, len, access)
     }
 
@@ -424,6 +436,10 @@ impl Verbs for Device {
         cap: QpCap,
         qp_type: QpType,
     ) -> Result<Qp, CreateError> {
+        self.check(&pd.0.device, "protection domain")?;
+        for cq in [send_cq, recv_cq] {
+            self.check(&cq.0.device, "completion queue")?;
+        }
         if matches!(qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(CreateError::Unsupported("XRC by the trait `Verbs`"));
         }
@@ -442,7 +458,7 @@ impl Verbs for Device {
             qp_type: qp_type as u32,
             sq_sig_all: 1,
         };
-        // SAFETY: live objects, which the queue pair holds. The library refuses those of another device.
+        // SAFETY: live objects of one device, which the queue pair holds.
         let raw = unsafe { (self.0.library.0.ibv_create_qp)(pd.0.raw.0, &raw mut init) };
         if raw.is_null() {
             return Err(CreateError::System(errno()));
@@ -459,6 +475,7 @@ impl Verbs for Device {
     }
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
+        self.check(&qp.pd.device, "queue pair")?;
         let endpoint = Endpoint {
             qp_type: qp.qp_type,
             qpn: qp.qpn(),
@@ -472,6 +489,7 @@ impl Verbs for Device {
     }
 
     fn connect(&self, qp: &Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), ConnectError> {
+        self.check(&qp.pd.device, "queue pair")?;
         endpoint::check_ends(qp.qpn(), local, remote)?;
         let way = self.way(local.gid, remote);
         let way = way.ok_or_else(|| endpoint::no_address_of_ours(local))?;
@@ -479,12 +497,16 @@ impl Verbs for Device {
     }
 
     fn destination(&self, pd: &Pd, remote: &Endpoint) -> Result<UdDest, ConnectError> {
+        self.check(&pd.0.device, "protection domain")?;
         let av = self.way(self.routable_gid()?, remote).ok_or(ConnectError::NoAddress)?;
         pd.0.handle(&av).map_err(|source| ConnectError::Resolve { to: remote.gid, source })?;
         Ok(UdDest { av, pd: pd.0.number, qpn: remote.qpn, qkey: remote.qkey })
     }
 
     async fn completion(&self, cq: &Cq, timeout: Duration) -> Result<Wc, WaitError> {
+        if !self.is(&cq.0.device) {
+            return Err(CqError::Foreign.into());
+        }
         let started = Instant::now();
         polled(|| match cq.poll() {
             Ok(None) if started.elapsed() >= timeout => Some(Err(WaitError::Timeout(timeout))),

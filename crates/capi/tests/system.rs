@@ -8,7 +8,7 @@ use std::process::Command;
 use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
-use anyverbs::error::PostError;
+use anyverbs::error::{CqError, PostError};
 use anyverbs::prelude::*;
 use anyverbs::system::{self, Device};
 use anyverbs::{PostRecvError, PostSendError, WaitError, WcFlags};
@@ -108,6 +108,36 @@ fn datagram<V: Verbs>(device: &V, pd: &V::Pd) {
     assert_eq!((received.byte_len, received.src_qpn), (45, of_a.qpn));
     assert!(received.flags.contains(WcFlags::GRH));
     assert_eq!(memory.slice(140..145).to_vec(), b"hello");
+}
+
+/// Objects of the same device that was opened again.
+fn objects_of_another_device_are_refused(device: &Device, other: &Device) {
+    let (pd, foreign_pd) = (device.alloc_pd().unwrap(), other.alloc_pd().unwrap());
+    let (cq, foreign_cq) =
+        (device.create_default_cq(4).unwrap(), other.create_default_cq(4).unwrap());
+    let foreign = |what: &str| format!("the {what} is not of this context, or was destroyed");
+    let qp = |pd, send_cq, recv_cq| {
+        let made = device.create_sized_qp(pd, send_cq, recv_cq, QpCap::default(), QpType::Rc);
+        made.map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(qp(&foreign_pd, &cq, &cq), foreign("protection domain"));
+    assert_eq!(qp(&pd, &foreign_cq, &cq), foreign("completion queue"));
+    assert_eq!(qp(&pd, &cq, &foreign_cq), foreign("completion queue"));
+    let error = device.alloc(&foreign_pd, 64, Access::LOCAL_WRITE).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("cannot allocate 64 bytes: {}", foreign("protection domain"))
+    );
+
+    let of_other = other.create_default_qp(&foreign_pd, &foreign_cq, QpType::Rc).unwrap();
+    let error = device.endpoint(&of_other).unwrap_err();
+    assert_eq!(error.to_string(), foreign("queue pair"));
+    let local = other.endpoint(&of_other).unwrap();
+    let error = device.connect(&of_other, &local, &local).unwrap_err();
+    assert_eq!(error.to_string(), foreign("queue pair"));
+    let error = device.destination(&foreign_pd, &local).unwrap_err();
+    assert_eq!(error.to_string(), foreign("protection domain"));
+    assert_eq!(wait(device, &foreign_cq), Err(WaitError::Cq(CqError::Foreign)));
 }
 
 /// Memory and destinations of another protection domain.
@@ -258,6 +288,7 @@ fn in_a_role() {
             operations(&device);
             unsafe_requests_are_refused(&device, true);
             foreign_objects_are_refused(&device);
+            objects_of_another_device_are_refused(&device, &Device::open(&names[0]).unwrap());
         }
         Ok("refused") => println!("@ {}", system::devices().unwrap_err()),
         _ => return,

@@ -377,8 +377,8 @@ pub enum CqError {
     /// `EINVAL`: notification without a completion channel.
     #[error("the completion queue has no channel")]
     NoChannel,
-    /// `EINVAL`: it is of another simulation.
-    #[error("the completion queue is of another simulation")]
+    /// `EINVAL`: it is of another simulation or device.
+    #[error("the completion queue is of another simulation or device")]
     Foreign,
     /// The error number of the system's libibverbs.
     #[error("the system refused it: errno {0}")]
