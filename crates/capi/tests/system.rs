@@ -8,10 +8,10 @@ use std::process::Command;
 use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
-use anyverbs::error::{CqError, PostError};
+use anyverbs::error::{CqError, CreateError, PostError, RegisterError};
 use anyverbs::prelude::*;
 use anyverbs::system::{self, Device};
-use anyverbs::{PostRecvError, PostSendError, WaitError, WcFlags};
+use anyverbs::{AllocError, PostRecvError, PostSendError, WaitError, WcFlags};
 use anyverbs_testing::isolate;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -108,6 +108,36 @@ fn datagram<V: Verbs>(device: &V, pd: &V::Pd) {
     assert_eq!((received.byte_len, received.src_qpn), (45, of_a.qpn));
     assert!(received.flags.contains(WcFlags::GRH));
     assert_eq!(memory.slice(140..145).to_vec(), b"hello");
+}
+
+fn regions_are_refused(device: &impl Verbs) {
+    let pd = device.alloc_pd().unwrap();
+    match device.alloc(&pd, 0, Access::LOCAL_WRITE).map(|_| ()) {
+        Err(AllocError::Memory { len: 0, source: CreateError::Invalid(_) }) => {}
+        other => panic!("{other:?}"),
+    }
+    let refused = |access| match device.alloc(&pd, 64, access).map(|_| ()) {
+        Err(AllocError::Register { len: 64, source, .. }) => source,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(Access::REMOTE_WRITE), RegisterError::Access);
+    let unknown = Access::from_bits_retain(1 << 30);
+    assert_eq!(refused(Access::LOCAL_WRITE | unknown), RegisterError::Unsupported(1 << 30));
+    assert!(matches!(
+        device.alloc(&pd, usize::MAX, Access::LOCAL_WRITE).map(|_| ()),
+        Err(AllocError::Memory { len: usize::MAX, .. })
+    ));
+}
+
+fn regions_have_addresses_of_the_process(device: &Device) {
+    let pd = device.alloc_pd().unwrap();
+    let error = device.alloc(&pd, 64, Access::ZERO_BASED).unwrap_err();
+    assert!(error.to_string().ends_with("access flags 0x20 are not supported"), "{error}");
+    // SAFETY: a number of the system.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let memory = device.alloc(&pd, 5, Access::LOCAL_WRITE).unwrap();
+    assert_eq!((memory.sge().addr % page, memory.len()), (0, 5));
+    assert_eq!(memory.to_vec(), [0; 5]);
 }
 
 /// Objects of the same device that was opened again.
@@ -278,6 +308,7 @@ fn in_a_role() {
             let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
             operations(&context);
             unsafe_requests_are_refused(&context, false);
+            regions_are_refused(&context);
         }
         Ok("system") => {
             let names = system::devices().unwrap();
@@ -287,6 +318,8 @@ fn in_a_role() {
             let device = Device::open(&names[0]).unwrap();
             operations(&device);
             unsafe_requests_are_refused(&device, true);
+            regions_are_refused(&device);
+            regions_have_addresses_of_the_process(&device);
             foreign_objects_are_refused(&device);
             objects_of_another_device_are_refused(&device, &Device::open(&names[0]).unwrap());
         }
