@@ -25,12 +25,14 @@
 //!
 //! # What a device lacks
 //!
-//! It speaks RoCEv2 alone, since endpoints have no LIDs. It has what [`Verbs`] has: queue pairs of the types RC, UC and UD on the first active port, completion queues that are polled, and memory that the
+//! It speaks RoCEv2 alone, since endpoints have no LIDs. It has what [`Verbs`] has: queue pairs of the types RC, UC and UD on one port, completion queues that are polled, and memory that the
 //! device allocates. The operations are SEND, WRITE, READ and the atomics on 8 bytes. For more there are crates such as `sideway`.
 
 mod abi;
 mod memory;
 mod post;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -53,7 +55,7 @@ use rand::{Rng, SeedableRng};
 
 use self::abi::*;
 pub use self::memory::Slice;
-use crate::endpoint::{self, ConnectError, Endpoint, HOPS};
+use crate::endpoint::{self, ConnectError, DEFAULT_CAP, Endpoint, HOPS};
 use crate::ordinary::{CompletionError, WaitError};
 use crate::region::AllocError;
 use crate::verbs::{Verbs, now, polled};
@@ -92,9 +94,9 @@ fn errno() -> i32 {
 
 /// Calls `take` with the system's devices until it returns something.
 fn find<T>(
-    mut take: impl FnMut(&'static Functions, *mut ibv_device, &str) -> Option<T>,
+    library: &Functions,
+    mut take: impl FnMut(*mut ibv_device, &str) -> Option<T>,
 ) -> Result<Option<T>, OpenError> {
-    let library = library()?;
     let mut count = 0;
     // SAFETY: the list has `count` live devices until it is freed; an open device outlives it.
     unsafe {
@@ -108,7 +110,7 @@ fn find<T>(
         let found = (0..usize::try_from(count).unwrap_or(0)).find_map(|number| {
             let device = *list.add(number);
             let name = CStr::from_ptr((library.ibv_get_device_name)(device));
-            take(library, device, &name.to_string_lossy())
+            take(device, &name.to_string_lossy())
         });
         (library.ibv_free_device_list)(list);
         Ok(found)
@@ -121,7 +123,7 @@ fn find<T>(
 /// [`OpenError`] if there is no libibverbs, or it cannot list devices.
 pub fn devices() -> Result<Vec<String>, OpenError> {
     let mut names = Vec::new();
-    find(|_, _, name| {
+    find(library()?, |_, name| {
         names.push(name.to_owned());
         None::<()>
     })?;
@@ -158,10 +160,19 @@ unsafe impl<T> Sync for Raw<T> {}
 struct Opened {
     library: Library,
     context: Raw<ibv_context>,
-    port: u8,
+    port: Port,
+    max_rd_atomic: u8,
+    /// Work requests that a queue of a queue pair can have, and elements of each.
+    max_wr: u32,
+    max_sge: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Port {
+    number: u8,
+    /// Places in its table.
     gids: u32,
     mtu: Mtu,
-    max_rd_atomic: u8,
 }
 
 #[derive(Clone, Copy)]
@@ -181,7 +192,7 @@ impl Drop for Opened {
 }
 
 impl Device {
-    /// Opens a device, and finds its first active port. It also installs a handler of SIGSEGV and SIGBUS, as the device of the process
+    /// Opens a device, and finds its first active port, preferably one with an address for RoCEv2. It also installs a handler of SIGSEGV and SIGBUS, as the device of the process
     /// does: copies of memory that is not mapped fail by it.
     ///
     /// # Errors
@@ -189,51 +200,74 @@ impl Device {
     pub fn open(name: &str) -> Result<Self, OpenError> {
         // Before a library that has a handler of its own, which then stands in front.
         install_guard();
-        let opened = find(|library, device, its_name| {
-            // SAFETY: a live device of the list.
-            (its_name == name).then(|| (library, unsafe { (library.ibv_open_device)(device) }))
+        Self::open_by(library()?, name)
+    }
+
+    fn open_by(library: &'static Functions, name: &str) -> Result<Self, OpenError> {
+        let opened = find(library, |device, its_name| {
+            (its_name == name).then(|| {
+                // SAFETY: a live device of the list.
+                let context = unsafe { (library.ibv_open_device)(device) };
+                // Now, since the calls that follow may change it.
+                if context.is_null() { Err(errno()) } else { Ok(context) }
+            })
         })?;
-        let (library, context) = opened.ok_or_else(|| OpenError::NoSuchDevice(name.to_owned()))?;
-        let refused = |what| OpenError::System { what, source: io::Error::last_os_error() };
-        if context.is_null() {
-            return Err(refused("open the device"));
-        }
+        let refused = |what, errno: i32| OpenError::System {
+            what,
+            source: io::Error::from_raw_os_error(errno.abs()),
+        };
+        let opened = opened.ok_or_else(|| OpenError::NoSuchDevice(name.to_owned()))?;
+        let context = opened.map_err(|errno| refused("open the device", errno))?;
         // From here on a drop closes it.
         let mut opened = Opened {
             library: Library(library),
             context: Raw(context),
-            port: 1,
-            gids: 0,
-            mtu: Mtu::Mtu256,
+            port: Port { number: 0, gids: 0, mtu: Mtu::Mtu256 },
             max_rd_atomic: 0,
+            max_wr: 0,
+            max_sge: 0,
         };
         // SAFETY: integers, for which zero is a value.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: a live context, and room for the attributes.
-        if unsafe { (library.ibv_query_device)(context, &raw mut attr) } != 0 {
-            return Err(refused("query the device"));
+        match unsafe { (library.ibv_query_device)(context, &raw mut attr) } {
+            0 => {}
+            errno => return Err(refused("query the device", errno)),
         }
         let reads = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom);
         opened.max_rd_atomic = u8::try_from(reads.clamp(0, 255)).expect("it was clamped");
-        let mut port = ibv_port_attr::default();
-        // SAFETY: as above. A port that is not there is an error.
-        while unsafe { (library.ibv_query_port)(context, opened.port, &raw mut port) } == 0 {
-            if port.state == ACTIVE {
-                opened.gids = port.gid_tbl_len.clamp(0, 256).unsigned_abs();
-                opened.mtu = Mtu::from_code(port.active_mtu).unwrap_or(Mtu::Mtu256);
+        opened.max_wr = attr.max_qp_wr.max(0).unsigned_abs();
+        opened.max_sge = attr.max_sge.max(0).unsigned_abs();
+        let mut active = None;
+        for number in 1..=attr.phys_port_cnt {
+            let mut port = ibv_port_attr::default();
+            // SAFETY: a live context, and room for the attributes.
+            match unsafe { (library.ibv_query_port)(context, number, &raw mut port) } {
+                0 if port.state == ACTIVE => {}
+                0 => continue,
+                errno => return Err(refused("query a port", errno)),
+            }
+            let gids = port.gid_tbl_len.clamp(0, 256).unsigned_abs();
+            let mtu = Mtu::from_code(port.active_mtu).unwrap_or(Mtu::Mtu256);
+            opened.port = Port { number, gids, mtu };
+            if opened.gids().next().is_some() {
                 return Ok(Self(Arc::new(opened)));
             }
-            opened.port += 1;
+            active.get_or_insert(opened.port);
         }
-        Err(OpenError::NoInterface)
+        // One without an address may get one later.
+        opened.port = active.ok_or(OpenError::NoInterface)?;
+        Ok(Self(Arc::new(opened)))
     }
+}
 
+impl Opened {
     /// The GIDs of the port that carry RoCEv2, with their places in its table.
     fn gids(&self) -> impl Iterator<Item = (u8, Gid)> {
-        let Opened { library, context, port, gids, .. } = &*self.0;
-        (0..*gids).filter_map(move |index| {
+        let Self { library, context, port, .. } = self;
+        (0..port.gids).filter_map(move |index| {
             let mut entry = ibv_gid_entry::default();
-            let (port, size) = (u32::from(*port), size_of::<ibv_gid_entry>());
+            let (port, size) = (u32::from(port.number), size_of::<ibv_gid_entry>());
             // SAFETY: a live context, and room for an entry of this size. An empty place is an error.
             let failed = unsafe {
                 (library.0._ibv_query_gid_ex)(context.0, port, index, &raw mut entry, 0, size)
@@ -242,7 +276,9 @@ impl Device {
             carries.then_some((index as u8, Gid(entry.gid)))
         })
     }
+}
 
+impl Device {
     /// Whether the other is a clone of this one. The same device that was opened again is not: objects of the two do not go together.
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -255,8 +291,8 @@ impl Device {
 
     /// The way to a peer, from our address `gid`.
     fn way(&self, gid: Gid, remote: &Endpoint) -> Option<AddressVector> {
-        let (sgid_index, sgid) = self.gids().find(|(_, own)| *own == gid)?;
-        let port = self.0.port;
+        let (sgid_index, sgid) = self.0.gids().find(|(_, own)| *own == gid)?;
+        let port = self.0.port.number;
         Some(AddressVector {
             dgid: remote.gid,
             sgid,
@@ -275,7 +311,7 @@ impl Device {
             IpAddr::V4(_) => 0,
             IpAddr::V6(_) => 1,
         };
-        self.gids().map(|(_, gid)| gid).min_by_key(rank).ok_or(ConnectError::NoAddress)
+        self.0.gids().map(|(_, gid)| gid).min_by_key(rank).ok_or(ConnectError::NoAddress)
     }
 }
 
@@ -474,6 +510,19 @@ impl Verbs for Device {
         })
     }
 
+    /// As the trait says, but with no more room than the device has.
+    fn create_default_qp(&self, pd: &Pd, cq: &Cq, qp_type: QpType) -> Result<Qp, CreateError> {
+        let Opened { max_wr, max_sge, .. } = *self.0;
+        let cap = QpCap {
+            max_send_wr: DEFAULT_CAP.max_send_wr.min(max_wr),
+            max_recv_wr: DEFAULT_CAP.max_recv_wr.min(max_wr),
+            max_send_sge: DEFAULT_CAP.max_send_sge.min(max_sge),
+            max_recv_sge: DEFAULT_CAP.max_recv_sge.min(max_sge),
+            ..DEFAULT_CAP
+        };
+        self.create_sized_qp(pd, cq, cq, cap, qp_type)
+    }
+
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
         self.check(&qp.pd.device, "queue pair")?;
         let endpoint = Endpoint {
@@ -481,11 +530,11 @@ impl Verbs for Device {
             qpn: qp.qpn(),
             psn: Psn::new(StdRng::from_os_rng().random()),
             gid: self.routable_gid()?,
-            mtu: self.0.mtu,
+            mtu: self.0.port.mtu,
             max_rd_atomic: self.0.max_rd_atomic,
             qkey: QKey(0),
         };
-        endpoint::prepare(endpoint, self.0.port, |attr, mask| qp.modify(attr, mask))
+        endpoint::prepare(endpoint, self.0.port.number, |attr, mask| qp.modify(attr, mask))
     }
 
     fn connect(&self, qp: &Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), ConnectError> {
@@ -556,7 +605,8 @@ impl Cq {
         match polled {
             0 => Ok(None),
             1 => Ok(Some(post::completion(&wc))),
-            errno => Err(CqError::System(errno.abs())),
+            // A negative number, which is no error number.
+            _ => Err(CqError::System(libc::EIO)),
         }
     }
 }

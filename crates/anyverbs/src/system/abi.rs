@@ -212,11 +212,19 @@ pub(super) struct ibv_qp_attr {
 pub(super) struct ibv_device_attr {
     _before: [u64; 12],
     _vendor: [u32; 3],
-    _numbers: [c_int; 9],
+    _max_qp: c_int,
+    pub(super) max_qp_wr: c_int,
+    _flags: c_uint,
+    pub(super) max_sge: c_int,
+    _numbers: [c_int; 5],
     pub(super) max_qp_rd_atom: c_int,
     _more: [c_int; 2],
     pub(super) max_qp_init_rd_atom: c_int,
-    _rest: [u64; 24],
+    _counts: [c_int; 16],
+    _max_pkeys: u16,
+    _ack_delay: u8,
+    pub(super) phys_port_cnt: u8,
+    _rest: [u64; 15],
 }
 
 /// `struct ibv_port_attr` as `ibv_query_port` fills it, and room for the rest.
@@ -310,7 +318,10 @@ mod tests {
         assert_eq!(offset_of!(ibv_qp_attr, max_rd_atomic), 126);
         assert_eq!(size_of::<ibv_qp_attr>(), 144);
         assert_eq!(size_of::<ibv_gid_entry>(), 32);
+        assert_eq!(offset_of!(ibv_device_attr, max_qp_wr), 112);
+        assert_eq!(offset_of!(ibv_device_attr, max_sge), 120);
         assert_eq!(offset_of!(ibv_device_attr, max_qp_rd_atom), 144);
+        assert_eq!(offset_of!(ibv_device_attr, phys_port_cnt), 227);
         assert_eq!(offset_of!(ibv_device_attr, max_qp_init_rd_atom), 156);
         assert!(size_of::<ibv_port_attr>() >= 56 && size_of::<ibv_device_attr>() >= 232);
     }
