@@ -34,6 +34,7 @@ mod post;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
@@ -326,7 +327,7 @@ struct Domain {
     /// Among the domains of this process; datagrams name it.
     number: u32,
     /// An address handle for each way to which datagrams go.
-    ways: Mutex<Vec<(AddressVector, Raw<ibv_ah>)>>,
+    ways: Mutex<HashMap<AddressVector, Raw<ibv_ah>>>,
 }
 
 impl Drop for Domain {
@@ -335,7 +336,7 @@ impl Drop for Domain {
         let ways = self.ways.get_mut().unwrap_or_else(|broken| broken.into_inner());
         // SAFETY: queue pairs and memory hold this, so nothing uses the domain or its handles any more.
         unsafe {
-            for (_, handle) in ways.drain(..) {
+            for (_, handle) in ways.drain() {
                 (library.ibv_destroy_ah)(handle.0);
             }
             (library.ibv_dealloc_pd)(self.raw.0);
@@ -579,18 +580,25 @@ impl Verbs for Device {
 impl Domain {
     /// The handle of a way, which is made at its first use.
     fn handle(&self, av: &AddressVector) -> Result<Raw<ibv_ah>, CreateError> {
-        let mut ways = self.ways.lock().unwrap_or_else(|broken| broken.into_inner());
-        if let Some((_, handle)) = ways.iter().find(|(way, _)| way == av) {
-            return Ok(*handle);
+        let ways = || self.ways.lock().unwrap_or_else(|broken| broken.into_inner());
+        let known = ways().get(av).copied();
+        if let Some(handle) = known {
+            return Ok(handle);
         }
+        // Without the lock: the call may wait until a neighbour answers.
+        let library = self.device.0.library.0;
         let mut attr = ah_attr(av);
         // SAFETY: a live domain and attributes.
-        let handle = unsafe { (self.device.0.library.0.ibv_create_ah)(self.raw.0, &raw mut attr) };
-        if handle.is_null() {
+        let made = unsafe { (library.ibv_create_ah)(self.raw.0, &raw mut attr) };
+        if made.is_null() {
             return Err(CreateError::System(errno()));
         }
-        ways.push((*av, Raw(handle)));
-        Ok(Raw(handle))
+        let kept = *ways().entry(*av).or_insert(Raw(made));
+        if kept.0 != made {
+            // SAFETY: ours, and another thread was first, so nobody uses it.
+            unsafe { (library.ibv_destroy_ah)(made) };
+        }
+        Ok(kept)
     }
 }
 

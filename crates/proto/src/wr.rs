@@ -154,7 +154,7 @@ impl SendOp {
 }
 
 /// The path of packets: the part of an address handle that stays after the device resolved it (IBA 11.2.2.1).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AddressVector {
     /// The peer's port.
     pub dgid: Gid,

@@ -212,3 +212,16 @@ fn memory_that_stays_registered_stays_allocated() {
     drop(memory);
     assert!(is_mapped(at));
 }
+
+#[test]
+fn a_way_has_one_handle() {
+    let pd = device().alloc_pd().unwrap();
+    let ways = [1, 2].map(|last| AddressVector { dgid: Gid([last; 16]), ..Default::default() });
+    let handles = std::thread::scope(|scope| {
+        let handles = || ways.map(|way| pd.0.handle(&way).unwrap().0.addr());
+        [(); 4].map(|()| scope.spawn(handles)).map(|thread| thread.join().unwrap())
+    });
+    assert!(handles.iter().all(|of_thread| *of_thread == handles[0]), "{handles:?}");
+    assert_ne!(handles[0][0], handles[0][1]);
+    assert_eq!(pd.0.ways.lock().unwrap().len(), 2);
+}
