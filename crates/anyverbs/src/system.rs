@@ -26,7 +26,15 @@
 //! # What a device lacks
 //!
 //! It speaks RoCEv2 alone, since endpoints have no LIDs. It has what [`Verbs`] has: queue pairs of the types RC, UC and UD on one port, completion queues that are polled, and memory that the
-//! device allocates. The operations are SEND, WRITE, READ and the atomics on 8 bytes. For more there are crates such as `sideway`.
+//! device allocates. The operations are SEND, WRITE, READ and the atomics on 8 bytes; queue pairs of type UD have SEND alone. For more there are crates
+//! such as `sideway`.
+//!
+//! A few things differ from the device of the process:
+//! - A post of another operation, or of a destination on RC or UC, fails at once. There the request completes with an error, or the
+//!   destination is not looked at.
+//! - A region has the addresses of its bytes: [`Access::ZERO_BASED`] is refused.
+//! - The way to a peer is resolved once in a protection domain. A new link-layer address of the peer needs a new one.
+//! - Two calls of [`Device::open`] make two devices, even by the same name. Their objects do not go together.
 
 mod abi;
 mod memory;
