@@ -1,16 +1,21 @@
-//! What a library answers that is hard to get from a real one. Here each function is a stand-in.
+//! Tests on a stand-in for libibverbs: it gives answers that are hard to get from a real one.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
+use std::slice;
 use std::sync::LazyLock;
 
+use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::copy_guarded;
+use anyverbs_proto::qp::PostSendError;
+use anyverbs_proto::wr::{RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::*;
+use crate::ordinary::QpExt as _;
 use crate::verbs::Memory as _;
 
-/// The devices, by the place in the list. That is also the address of a context or an error number, so nothing may follow it.
+/// The devices. The pointer to one is its place in the list and 1, so nothing follows it.
 const NAMES: [&CStr; 4] = [c"two-ports", c"closed", c"mute", c"down"];
 const CLOSED: usize = 1;
 const MUTE: usize = 2;
@@ -131,8 +136,64 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
     if wr > 100 || sge > 3 {
         return ptr::null_mut();
     }
+    // SAFETY: pointers and numbers, for which zero is a value.
+    let (mut context, mut qp): (ibv_context, ibv_qp) = unsafe { (zeroed(), zeroed()) };
+    context.post_send = Some(post_send);
+    qp.context = Box::into_raw(Box::new(context));
+    Box::into_raw(Box::new(qp)).cast()
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: from `create_qp`.
+    let qp = unsafe { Box::from_raw(qp) };
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(qp.context) });
+    0
+}
+
+thread_local! {
+    /// The elements of the requests that reached the library, with the bytes there.
+    static POSTED: RefCell<Vec<(u64, Vec<u8>)>> = const { RefCell::new(Vec::new()) };
+}
+
+unsafe extern "C" fn post_send(
+    _: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    _: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's request and its elements.
+    let sges = unsafe { slice::from_raw_parts((*wr).sg_list, (*wr).num_sge as usize) };
+    for sge in sges {
+        // SAFETY: as a provider does for inline data.
+        let bytes = unsafe { slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+        POSTED.with_borrow_mut(|posted| posted.push((sge.addr, bytes.to_vec())));
+    }
+    0
+}
+
+/// Calls that make a handle for the way to `SLOW`, and handles that were destroyed.
+static SLOW_CALLS: AtomicU32 = AtomicU32::new(0);
+static DESTROYED: AtomicU32 = AtomicU32::new(0);
+const SLOW: Gid = Gid([9; 16]);
+
+/// For the way to `SLOW` it waits until a second call is there.
+unsafe extern "C" fn create_ah(_: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut c_void {
+    // SAFETY: the caller's.
+    if unsafe { (*attr).grh.dgid } == SLOW.0 {
+        SLOW_CALLS.fetch_add(1, Ordering::SeqCst);
+        let started = Instant::now();
+        while SLOW_CALLS.load(Ordering::SeqCst) < 2 && started.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+    }
     // SAFETY: it needs nothing.
     unsafe { make() }
+}
+
+unsafe extern "C" fn destroy_ah(handle: *mut c_void) -> c_int {
+    DESTROYED.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: from `create_ah`.
+    unsafe { destroy(handle) }
 }
 
 unsafe extern "C" fn busy() -> c_int {
@@ -157,9 +218,9 @@ static LIBRARY: LazyLock<Functions> = LazyLock::new(|| {
         ("ibv_destroy_cq\0", destroy as *const () as usize),
         ("ibv_create_qp\0", create_qp as *const () as usize),
         ("ibv_modify_qp\0", busy as *const () as usize),
-        ("ibv_destroy_qp\0", destroy as *const () as usize),
-        ("ibv_create_ah\0", make as *const () as usize),
-        ("ibv_destroy_ah\0", destroy as *const () as usize),
+        ("ibv_destroy_qp\0", destroy_qp as *const () as usize),
+        ("ibv_create_ah\0", create_ah as *const () as usize),
+        ("ibv_destroy_ah\0", destroy_ah as *const () as usize),
     ]);
     let find = |name: &str| ptr::with_exposed_provenance_mut(functions[name]);
     // SAFETY: the stand-ins have the arguments of the functions, or look at fewer.
@@ -214,14 +275,45 @@ fn memory_that_stays_registered_stays_allocated() {
 }
 
 #[test]
-fn a_way_has_one_handle() {
+fn two_threads_resolve_a_way_together_and_keep_one_handle() {
     let pd = device().alloc_pd().unwrap();
-    let ways = [1, 2].map(|last| AddressVector { dgid: Gid([last; 16]), ..Default::default() });
-    let handles = std::thread::scope(|scope| {
-        let handles = || ways.map(|way| pd.0.handle(&way).unwrap().0.addr());
-        [(); 4].map(|()| scope.spawn(handles)).map(|thread| thread.join().unwrap())
+    let way = AddressVector { dgid: SLOW, ..Default::default() };
+    let handle = || pd.0.handle(&way).unwrap().0.addr();
+    let [a, b] = std::thread::scope(|scope| {
+        [(); 2].map(|()| scope.spawn(handle)).map(|thread| thread.join().unwrap())
     });
-    assert!(handles.iter().all(|of_thread| *of_thread == handles[0]), "{handles:?}");
-    assert_ne!(handles[0][0], handles[0][1]);
-    assert_eq!(pd.0.ways.lock().unwrap().len(), 2);
+    assert_eq!((a, handle()), (b, b));
+    assert_eq!(SLOW_CALLS.load(Ordering::SeqCst), 2, "neither waits for the other");
+    assert_eq!(DESTROYED.load(Ordering::SeqCst), 1, "the handle of the second");
+    let other = AddressVector { dgid: Gid([8; 16]), ..way };
+    assert_ne!(pd.0.handle(&other).unwrap().0.addr(), a);
+    drop(pd);
+    assert_eq!(DESTROYED.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn the_library_never_sees_an_address_that_it_would_follow() {
+    let device = device();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_default_cq(1).unwrap());
+    let post = |qp_type, op, flags, sges: &[Sge]| {
+        let qp = device.create_default_qp(&pd, &cq, qp_type).unwrap();
+        qp.post_send_wr(&SendWr { wr_id: 1, op, flags, sges, ud: None, xrc_srqn: 0 })
+    };
+    let (none, inline) = (SendFlags::empty(), SendFlags::INLINE);
+    let at = RemoteAddr { va: 0x1000, rkey: 0 };
+    for op in [SendOp::Send, SendOp::Write(at), SendOp::FetchAdd { at, add: 1 }] {
+        let refused = Err(PostError::Send(PostSendError::NoDestination));
+        assert_eq!(post(QpType::Ud, op, none, &[]), refused);
+    }
+    let unmapped = [Sge { addr: 0x1000, len: 8, lkey: 0 }];
+    let refused = Err(PostError::Send(PostSendError::Fault));
+    assert_eq!(post(QpType::Rc, SendOp::Send, inline, &unmapped), refused);
+    assert!(POSTED.take().is_empty());
+
+    let bytes = *b"hello";
+    let own = Sge { addr: bytes.as_ptr() as u64, len: 5, lkey: 0 };
+    post(QpType::Rc, SendOp::Send, inline, &[own, own]).unwrap();
+    let posted = POSTED.take();
+    assert!(posted.len() == 1 && posted[0].0 != own.addr, "{posted:?}");
+    assert_eq!(posted[0].1, b"hellohello");
 }
