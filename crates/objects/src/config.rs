@@ -324,7 +324,7 @@ impl Config {
         let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         let read = |path: &Path| read_text(path).map_err(|error| error.to_string());
         let Some(path) = path else { return Self::parse_with("".into(), "", variable, read) };
-        let text = read_text(&path)
+        let text = read_limited(&path)
             .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
         Self::parse_with(path, &text, variable, read)
     }
@@ -519,20 +519,24 @@ fn script(text: Option<String>, ports: &[PortConfig]) -> Result<Option<Script>, 
     Ok(Some(script))
 }
 
-/// The text of a configuration, a script of faults, or a persona.
+/// The text of a script of faults, or of a persona.
 ///
 /// # Errors
 /// It cannot be read, or is longer than a mebibyte.
 pub fn read_text(path: &Path) -> io::Result<String> {
-    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
     // A pipe might never end.
     if !path.metadata()?.is_file() {
-        return Err(invalid("it is no regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
+    read_limited(path)
+}
+
+/// The text of a file of any kind, up to a mebibyte. It waits for whoever writes to a pipe.
+fn read_limited(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     OpenFile::open(path)?.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > LONGEST_TEXT {
-        return Err(invalid("it is longer than 1 MiB"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is longer than 1 MiB"));
     }
     Ok(text)
 }
@@ -728,7 +732,10 @@ mod tests {
     #[test]
     fn a_configuration_that_would_not_end_is_refused() {
         let error = config(&[("ANYVERBS_CONFIG", "/dev/zero")]).unwrap_err().to_string();
-        assert!(error.contains("/dev/zero") && error.contains("it is no regular file"), "{error}");
+        assert!(
+            error.contains("/dev/zero") && error.contains("it is longer than 1 MiB"),
+            "{error}"
+        );
     }
 
     #[test]
