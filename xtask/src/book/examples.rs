@@ -26,6 +26,7 @@ pub(super) fn faulty(root: &Path) -> anyhow::Result<Vec<String>> {
     for kind in ["c", "py", "rs"] {
         pages::below(root, Path::new("examples"), kind, &mut programs)?;
     }
+    programs.retain(|program| !is_test(program));
     let mut faults: Vec<_> = programs
         .iter()
         .filter(|program| !is_run(program, &commands))
@@ -43,6 +44,11 @@ pub(super) fn faulty(root: &Path) -> anyhow::Result<Vec<String>> {
     Ok(faults)
 }
 
+/// Whether it is a test, which runs with those of the workspace.
+fn is_test(program: &Path) -> bool {
+    program.parent().is_some_and(|folder| folder.ends_with("tests"))
+}
+
 /// Whether a command has the program, or what is built from it, among its words.
 fn is_run(program: &Path, commands: &str) -> bool {
     commands.split_whitespace().map(Path::new).any(|word| {
@@ -54,6 +60,12 @@ fn is_run(program: &Path, commands: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_is_no_example() {
+        assert!(is_test(Path::new("examples/rust/tests/mistakes.rs")));
+        assert!(!is_test(Path::new("examples/rust/src/bin/tests.rs")));
+    }
 
     #[test]
     fn a_program_is_run_by_its_name_or_as_built() {
