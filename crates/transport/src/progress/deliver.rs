@@ -221,7 +221,8 @@ impl Driver {
                 }
                 arrivals.more = source.ahead().is_some_and(|next| run.has(next));
                 let (arrival, packet) = source.packet();
-                if S::HAS_LANES && packet.headers.bth.opcode.is_request() {
+                let has_lanes = S::HAS_LANES && state.link.same_host.lanes.are_any();
+                if has_lanes && packet.headers.bth.opcode.is_request() {
                     let psn = packet.headers.bth.psn;
                     let State { machine, link, .. } = &mut *state;
                     machine.read_lane_before(psn, &mut call.env_with(link, &mut arrivals));
