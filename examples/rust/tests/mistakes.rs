@@ -64,7 +64,7 @@ fn check(command: impl Fn(&str) -> Command) {
     message(&output, 2, &words);
 }
 
-/// What a program that ended with this status wrote to standard error.
+/// The words of a program on standard error. It ended with this status.
 fn message(output: &Output, status: i32, words: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(status), "{words:?}: {output:?}");
     assert!(output.stdout.is_empty(), "{words:?}: {output:?}");

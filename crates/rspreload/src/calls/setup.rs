@@ -26,8 +26,8 @@ fn real_connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
 /// Bytes of the receive buffer of an rsocket, unless somebody has set it.
 const DEFAULT_BUFFER: c_int = 128 << 10;
 
-/// Half of the receive buffer of a stream that replaces a TCP socket: the system doubles it. The kernel lets a TCP socket that is busy
-/// grow to as much (`tcp_rmem`), and programs of sockets count on that: they wait for each buffer that is full or empty.
+/// Half of the receive buffer of a stream that replaces a TCP socket: `SO_RCVBUF` is doubled. The kernel lets the buffer of a busy TCP
+/// socket grow to as much (`tcp_rmem`). With a small one programs wait for each half that is full or empty.
 const STREAM_BUFFER: c_int = 2 << 20;
 
 /// Gives a new stream a buffer like that of a TCP socket, if it has the default of programs for rsockets.

@@ -6,20 +6,15 @@ mod waiting;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use anyverbs_causes::Cause;
 use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Active, Faults, Known, QpPlace};
 use anyverbs_proto::env::Side;
-use anyverbs_proto::qp::Qp;
-use anyverbs_proto::qp::attr::QpState;
-use anyverbs_proto::time::{Clock as _, Time};
+use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::packet::Headers;
 use rules::{Armed, Rules};
 use waiting::{HeldCompletions, ParkedPackets, index};
 pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
-
-use super::env::DeviceEnv;
 
 /// The longest wait, in milliseconds, of a packet that changes places with the next one. If it was the last, the peer's answer still
 /// comes within the ACK timeout, which is 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
@@ -110,6 +105,13 @@ pub(super) struct Injected {
     pub(super) what: String,
 }
 
+impl Injected {
+    /// The effect of a rule that has no place among those of the queue pair.
+    pub(super) fn of_none(rule: &'static Rule, what: String) -> Self {
+        Self { rule, at: CLEARED, what }
+    }
+}
+
 impl QpFaults {
     /// The faults of a new queue pair of a device.
     pub(super) fn new(plan: &'static Faults, device: usize) -> Self {
@@ -186,12 +188,12 @@ impl QpFaults {
         self.fails.iter().find(|(at, _)| *at <= now).map(|(_, rule)| *rule)
     }
 
-    fn has_failed_by(&self, rule: &Rule) -> bool {
+    pub(super) fn has_failed_by(&self, rule: &Rule) -> bool {
         self.failed.iter().any(|known| std::ptr::eq(*known, rule))
     }
 
     /// It fails by a rule. One that names it does so once: it may be reset, and used again.
-    fn fails_by(&mut self, rule: &'static Rule) {
+    pub(super) fn fails_by(&mut self, rule: &'static Rule) {
         self.fails.retain(|(_, known)| !std::ptr::eq(*known, rule));
         if rule.place.qp.is_some() {
             self.failed.push(rule);
@@ -394,38 +396,6 @@ impl QpFaults {
         self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
         self.spoils_at = None;
-    }
-}
-
-impl DeviceEnv<'_, '_> {
-    /// Moves the queue pair to the error state by a rule, if that holds for it and has not done so. Returns whether it did.
-    #[cold]
-    pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) -> bool {
-        let is_at_work = !matches!(machine.attr().state, QpState::Reset | QpState::Err);
-        if !is_at_work || !self.is_faulty_by(rule) {
-            return false;
-        }
-        let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
-        let Some(faults) = self.faults().filter(is_new) else { return false };
-        faults.fails_by(rule);
-        machine.fail(Cause::Injected, self);
-        self.flush_hung(Cause::Injected.number().into());
-        true
-    }
-
-    /// The queue pair is ready, perhaps later than the time at which it was to fail.
-    #[cold]
-    pub(super) fn fail_late(&mut self, machine: &mut Qp) {
-        let now = self.now();
-        while let Some(rule) = self.faults().and_then(|faults| faults.fails_late(now))
-            && self.fail_by(rule, machine)
-        {
-            let what = "goes to the error state, for its time has passed".to_owned();
-            let injected = Injected { rule, at: CLEARED, what };
-            if let Some(watch) = &mut self.link.watch {
-                watch.injected(self.transport, self.cell.port.place(), &injected);
-            }
-        }
     }
 }
 

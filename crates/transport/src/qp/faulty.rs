@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_faults::Rule;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::payload::{Data, Payload};
-use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::qp::attr::QpState;
+use anyverbs_proto::qp::{Arrival, Incoming, Qp};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::packet::Headers;
@@ -32,6 +34,33 @@ impl DeviceEnv<'_, '_> {
     /// Whether a rule holds for it.
     pub(crate) fn is_faulty_by(&mut self, rule: &Rule) -> bool {
         self.faults().is_some_and(|faults| faults.is_of(rule))
+    }
+
+    /// Moves the queue pair to the error state by a rule, if that holds for it and has not done so. Returns whether it did.
+    #[cold]
+    pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) -> bool {
+        let is_at_work = !matches!(machine.attr().state, QpState::Reset | QpState::Err);
+        if !is_at_work || !self.is_faulty_by(rule) {
+            return false;
+        }
+        let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
+        let Some(faults) = self.faults().filter(is_new) else { return false };
+        faults.fails_by(rule);
+        machine.fail(Cause::Injected, self);
+        self.flush_hung(Cause::Injected.number().into());
+        true
+    }
+
+    /// The queue pair is ready, perhaps later than the time at which it was to fail.
+    #[cold]
+    pub(super) fn fail_late(&mut self, machine: &mut Qp) {
+        let now = self.now();
+        while let Some(rule) = self.faults().and_then(|faults| faults.fails_late(now))
+            && self.fail_by(rule, machine)
+        {
+            let what = "goes to the error state, for its time has passed".to_owned();
+            self.tell(&Injected::of_none(rule, what));
+        }
     }
 
     /// The rules have changed.
