@@ -183,13 +183,13 @@ impl Staged {
         run: &Run<'_>,
         target: &mut LastRemote<'static>,
     ) -> (u32, Result<(), TransmitError>) {
-        let (mtu, payload, mrs) = (run.mtu(), run.payload(), &links.core.mrs);
+        let (body, mrs) = (run.payload_len(), &links.core.mrs);
         let Some(flow) = &route.flow else {
             self.lose(links, run.len().into());
             return (run.len(), Ok(()));
         };
-        let head = run.headers().len();
-        let len = head + mtu + ICRC_LEN;
+        let (head, pad) = (run.headers().len(), usize::from(Bth::pad_of(body)));
+        let len = head + body + pad + ICRC_LEN;
         let batch = self.batch.get_or_insert_with(|| links.batches.take());
         let rooms = match batch.equal_segments(&links.port, &route.outlet, len, run.len() as usize)
         {
@@ -201,23 +201,26 @@ impl Staged {
             }
         };
         let (staged, mut headers) = (rooms.len() as u32, run.repeated());
-        let place = payload.place(mrs, (&mut self.region, &mut *target));
+        let regions = (&mut self.region, &mut *target);
+        let place = run.whole().and_then(|whole| whole.place(mrs, regions));
         let flow = flow.of_length(len - ICRC_LEN);
         let (mut n, mut result) = (0, Ok(()));
         for (room, id) in rooms {
+            let payload = run.go_to(n, &mut headers);
             headers.write(run.asks(n), room);
-            let (to, at) = (room[head..head + mtu].as_mut_ptr() as u64, n as usize * mtu);
+            let (to, at) = (room[head..head + body].as_mut_ptr() as u64, n as usize * body);
             let copied = match place {
-                Some(from) => links.core.memory.copy(to, from.wrapping_add(at as u64), mtu),
+                Some(from) => links.core.memory.copy(to, from.wrapping_add(at as u64), body),
                 None => {
                     let regions = (&mut self.region, &mut *target);
-                    payload.part(at, mtu).copy_to_addr(mrs, regions, &links.core.memory, to)
+                    payload.copy_to_addr(mrs, regions, &links.core.memory, to)
                 }
             };
             if let Err(fault) = copied {
                 result = Err(fault.into());
                 break;
             }
+            room[head + body..len - ICRC_LEN].fill(0);
             flow.seal(id, room);
             n += 1;
         }

@@ -1,20 +1,43 @@
-//! Full packets of one message in a row, which a link may send in one loop.
+//! Packets of one length in a row, which a link may send in one loop.
+
+use std::fmt;
 
 use crate::env::TransmitError;
 use crate::payload::Payload;
+use crate::wire::bth::Bth;
 use crate::wire::packet::Headers;
 use crate::wire::repeated::Repeated;
 
-/// Packets of one message in a row, each with a payload as long as the path MTU. They differ in the PSN, in the place of
-/// their payload, and in whether they ask for an ACK.
+/// Packets in a row with payloads of one length: full packets of one message, or messages of one packet. They differ in the
+/// PSN, in the place of their payload, in the address of a RETH, and in whether they ask for an ACK.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     headers: Headers,
-    payload: Payload<'a>,
-    mtu: u32,
+    contents: Contents<'a>,
+    payload_len: u32,
     len: u32,
     /// A bit for each packet that asks for an ACK.
     asks: u64,
+}
+
+/// Tells of messages of one packet the address of the RETH, if they have one, and the payload.
+pub type Messages<'a> = dyn Fn(u32) -> (u64, Payload<'a>) + 'a;
+
+#[derive(Clone, Copy)]
+enum Contents<'a> {
+    /// One message, from the first packet on.
+    Message(Payload<'a>),
+    /// Messages from this one on.
+    Messages(&'a Messages<'a>, u32),
+}
+
+impl fmt::Debug for Contents<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message(payload) => f.debug_tuple("Message").field(payload).finish(),
+            Self::Messages(_, first) => f.debug_tuple("Messages").field(first).finish(),
+        }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -27,7 +50,15 @@ impl<'a> Run<'a> {
     #[must_use]
     pub fn new(headers: Headers, payload: Payload<'a>, mtu: u32, len: u32, asks: u64) -> Self {
         debug_assert!(len <= Self::MOST);
-        Self { headers, payload, mtu, len, asks }
+        Self { headers, contents: Contents::Message(payload), payload_len: mtu, len, asks }
+    }
+
+    /// `len` messages of one packet and `payload_len` bytes, at most [`MOST`](Self::MOST). All ask for an ACK. The first has these
+    /// headers, and the others have them but for PSN and address.
+    #[must_use]
+    pub fn of_messages(headers: Headers, of: &'a Messages<'a>, payload_len: u32, len: u32) -> Self {
+        debug_assert!(len <= Self::MOST);
+        Self { headers, contents: Contents::Messages(of, 0), payload_len, len, asks: u64::MAX }
     }
 
     /// The headers of the first packet.
@@ -50,22 +81,43 @@ impl<'a> Run<'a> {
 
     /// Bytes of payload of each packet.
     #[must_use]
-    pub fn mtu(&self) -> usize {
-        self.mtu as usize
+    pub fn payload_len(&self) -> usize {
+        self.payload_len as usize
     }
 
-    /// The payload of all packets.
+    /// The payload of all packets. `None`: each is a message of its own.
     #[must_use]
-    pub fn payload(&self) -> Payload<'a> {
-        self.payload.part(0, self.len as usize * self.mtu())
+    pub fn whole(&self) -> Option<Payload<'a>> {
+        match self.contents {
+            Contents::Message(payload) => {
+                Some(payload.part(0, self.len as usize * self.payload_len()))
+            }
+            Contents::Messages(..) => None,
+        }
+    }
+
+    /// Prepares `headers` for packet `i`, which is to be written next, and returns its payload.
+    #[inline]
+    #[must_use]
+    pub fn go_to(&self, i: u32, headers: &mut Repeated) -> Payload<'a> {
+        match self.contents {
+            Contents::Message(payload) => {
+                payload.part(i as usize * self.payload_len(), self.payload_len())
+            }
+            Contents::Messages(of, first) => {
+                let (va, payload) = of(first + i);
+                headers.aim(va);
+                payload
+            }
+        }
     }
 
     /// `n` packets from packet `at` on. If `ends`, the last one asks for an ACK.
     #[must_use]
     pub fn part(&self, at: u32, n: u32, ends: bool) -> Self {
-        let (headers, payload) = self.packet_from(at);
+        let (headers, contents) = self.packet_from(at);
         let asks = self.asks >> at | u64::from(ends) << (n - 1);
-        Self { headers, payload, mtu: self.mtu, len: n, asks }
+        Self { headers, contents, payload_len: self.payload_len, len: n, asks }
     }
 
     /// Whether packet `i` asks for an ACK.
@@ -75,27 +127,43 @@ impl<'a> Run<'a> {
         self.asks >> i & 1 != 0
     }
 
-    fn packet_from(&self, i: u32) -> (Headers, Payload<'a>) {
-        let (mut headers, skip) = (self.headers, u64::from(i) * u64::from(self.mtu));
+    fn packet_from(&self, i: u32) -> (Headers, Contents<'a>) {
+        let mut headers = self.headers;
         headers.bth.psn = headers.bth.psn.plus(i);
-        if let Some(reth) = &mut headers.reth {
-            reth.va = reth.va.wrapping_add(skip);
+        let (at, contents) = match self.contents {
+            Contents::Message(payload) => {
+                let skip = u64::from(i) * u64::from(self.payload_len);
+                let at = headers.reth.map(|reth| reth.va.wrapping_add(skip));
+                (at, Contents::Message(payload.skip(skip as usize)))
+            }
+            Contents::Messages(of, first) => {
+                (Some(of(first + i).0), Contents::Messages(of, first + i))
+            }
+        };
+        if let (Some(reth), Some(at)) = (&mut headers.reth, at) {
+            reth.va = at;
         }
-        (headers, self.payload.skip(skip as usize))
+        (headers, contents)
     }
 
     /// Packet `i`.
     #[must_use]
     pub fn packet(&self, i: u32) -> (Headers, Payload<'a>) {
-        let (mut headers, payload) = self.packet_from(i);
+        let (mut headers, contents) = self.packet_from(i);
         headers.bth.ack_req = self.asks(i);
-        (headers, payload.part(0, self.mtu()))
+        let payload = match contents {
+            Contents::Message(payload) => payload.part(0, self.payload_len()),
+            Contents::Messages(of, first) => of(first).1,
+        };
+        (headers, payload)
     }
 
     /// The headers, to be written one after the other.
     #[must_use]
     pub fn repeated(&self) -> Repeated {
-        Repeated::new(&self.headers, self.mtu)
+        let mut headers = self.headers;
+        headers.bth.pad = Bth::pad_of(self.payload_len());
+        Repeated::new(&headers, self.payload_len)
     }
 
     /// Gives the packets to `send`, one by one. Returns how many it took, and why not all.
@@ -117,7 +185,6 @@ impl<'a> Run<'a> {
 mod tests {
     use super::*;
     use crate::types::{Psn, Qpn};
-    use crate::wire::bth::Bth;
     use crate::wire::opcode::{Opcode, Operation, Service};
     use crate::wire::reth::Reth;
     use crate::wr::Sge;
@@ -165,6 +232,6 @@ mod tests {
             whole.bth.ack_req |= i == 2;
             assert_eq!(headers, whole);
         }
-        assert_eq!(part.payload().len(), 3 * MTU as usize);
+        assert_eq!(part.whole().unwrap().len(), 3 * MTU as usize);
     }
 }

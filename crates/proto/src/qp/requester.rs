@@ -10,6 +10,7 @@ mod direct;
 mod local;
 mod recovery;
 mod retransmit;
+mod row;
 pub(super) mod single;
 mod stream;
 
@@ -215,7 +216,14 @@ impl Qp {
                     Directly::Waits => break,
                     Directly::No => {}
                 }
-                match self.send_single(window, env) {
+                let (row, end) = self.send_row(window, env);
+                sent |= row > 0;
+                let fate = match end {
+                    Err(error) => Single::Stopped(error),
+                    Ok(()) if row > 0 => Single::Sent,
+                    Ok(()) => self.send_single(window, env),
+                };
+                match fate {
                     Single::Sent => {
                         sent = true;
                         continue;

@@ -6,6 +6,8 @@ mod facts;
 mod joined;
 mod lending;
 mod receives;
+#[cfg(feature = "general-way")]
+mod row;
 mod short_ways;
 mod silence;
 #[cfg(feature = "general-way")]

@@ -33,6 +33,14 @@ impl Repeated {
         Self { bytes, psn: first.bth.psn, va, step }
     }
 
+    /// The next packet's RETH, if it has one, is to have this address.
+    #[inline]
+    pub fn aim(&mut self, at: u64) {
+        if let Some(va) = &mut self.va {
+            *va = at;
+        }
+    }
+
     /// Writes the headers of the next packet to the beginning of `room`; their length.
     ///
     /// # Panics

@@ -466,7 +466,7 @@ impl DeviceEnv<'_, '_> {
                 self.cell.qpn,
                 &part.headers().bth,
                 taken,
-                taken as usize * part.mtu(),
+                taken as usize * part.payload_len(),
             );
             sent += taken;
             if end.is_err() {
