@@ -117,7 +117,19 @@ impl Qp {
         !newest.op.has_response()
             && !newest.op.is_local()
             && newest.len <= self.mtu()
+            && !self.ends_group()
             && waiting.saturating_add(1).saturating_mul(each) <= batch
+    }
+
+    /// Tells whether the newest send is the first signaled one behind as many as a batch takes. The program may have nothing to do
+    /// until that one is complete, and the queue would run empty.
+    fn ends_group(&self) -> bool {
+        const BEFORE: u32 = requester::BATCH_PACKETS;
+        let is_signaled = |n: u32| {
+            let sqe = self.sq.at(self.sq.head().wrapping_sub(n));
+            sqe.flags.contains(SendFlags::SIGNALED)
+        };
+        self.sq.outstanding() > BEFORE && is_signaled(1) && !(2..=BEFORE + 1).any(is_signaled)
     }
 
     /// Sends that were posted so far, modulo 2^32: [`Wc::sq_count`] of the completion of the next one is higher.

@@ -261,6 +261,30 @@ fn small_sends_gather_while_an_answer_is_due() {
     assert!(!invalidate);
 }
 
+/// A program that signals every hundredth send waits for that one.
+#[test]
+fn a_signaled_send_behind_a_whole_batch_of_others_does_not_wait() {
+    let waits = |signaled: &[bool]| {
+        let mut world = World::new(QpType::Rc);
+        for (n, is_signaled) in (1..).zip(signaled) {
+            let sges = [Sge { addr: IOVA, len: 1, lkey: world.device.keys.lkey }];
+            let flags = if *is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let op = SendOp::Send;
+            let wr = SendWr { wr_id: 1, op, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+            world.qp.post_send(&wr, &mut world.device).unwrap();
+            if n == 60 {
+                world.qp.transmit(&mut world.device);
+            }
+        }
+        world.qp.may_gather(60_000)
+    };
+    let group = |others: usize| [vec![false; others], vec![true]].concat();
+    assert!(!waits(&group(64)) && !waits(&group(80)));
+    assert!(waits(&group(63)), "a batch has others that are signaled, or will have");
+    assert!(waits(&[group(61), group(3), group(3)].concat()), "it signals short groups");
+    assert!(waits(&[false; 80]) && waits(&[true; 80]));
+}
+
 /// Where a link sends batches of packets of one length, a requester whose window was full waits for room for a whole batch.
 #[test]
 fn a_full_window_opens_by_whole_batches() {
