@@ -63,12 +63,20 @@ impl State {
     pub(super) fn do_directly(
         &mut self,
         cell: &QpCell,
+        operation: (Direction, RemoteAddr),
+        request: (u64, SendFlags, Sge),
+    ) -> bool {
+        self.link.same_host.short_ways.directs && self.copy_directly(cell, operation, request)
+    }
+
+    fn copy_directly(
+        &mut self,
+        cell: &QpCell,
         (direction, remote): (Direction, RemoteAddr),
         (wr_id, flags, sge): (u64, SendFlags, Sge),
     ) -> bool {
         let State { machine, link, .. } = self;
-        if !link.same_host.short_ways.directs || !machine.may_do_directly(direction, flags, sge.len)
-        {
+        if !machine.may_do_directly(direction, flags, sge.len) {
             return false;
         }
         let Some(route) = &link.to.route else { return false };
