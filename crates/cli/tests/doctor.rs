@@ -40,7 +40,7 @@ fn each_problem_has_its_cause_and_its_remedy() {
     for wanted in [
         "STOP  there is no device: no network interface is up\n      -> bring one up, for instance `ip link set lo up`\n",
         "STOP  no datagram can be sent to 127.0.0.1: Network is unreachable (os error 101)\n      -> ip link set lo up (as root)\n",
-        "STOP  there is no place for the files that show the device in /sys and /dev: no directory can hold the view of the device (/nonexistent: No such file or directory (os error 2); /var/tmp: No space left on device (os error 28); /dev/shm: Read-only file system (os error 30))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
+        "STOP  there is no place for the files that show the device in /sys and /dev: no directory can hold the view of the device (/nonexistent: No such file or directory (os error 2); /dev/shm: Read-only file system (os error 30); /var/tmp: No space left on device (os error 28))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
     ] {
         assert!(said.contains(wanted), "{wanted}\n{said}");
     }
