@@ -8,13 +8,12 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Datagram, Destination, Outlet, OutletRef, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
-use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::credit::CreditPacket;
-use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::icrc::{Flow, FlowOfLength, IcrcVerdict};
 use anyverbs_proto::wire::packet::ICRC_LEN;
 use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
@@ -208,20 +207,33 @@ impl Staged {
         for (room, id) in rooms {
             let payload = run.go_to(n, &mut headers);
             headers.write(run.asks(n), room);
-            let (to, at) = (room[head..head + body].as_mut_ptr() as u64, n as usize * body);
+            let at = (n as usize * body) as u64;
+            let (packet, bytes) = room.split_at_mut(head);
+            let bytes = &mut bytes[..body];
             let copied = match place {
-                Some(from) => links.core.memory.copy(to, from.wrapping_add(at as u64), body),
+                Some(from) => {
+                    let register = flow.register(id, packet);
+                    links
+                        .core
+                        .memory
+                        .read_and_feed(from.wrapping_add(at), bytes, register)
+                        .map(Some)
+                }
                 None => {
-                    let regions = (&mut self.region, &mut *target);
-                    payload.copy_to_addr(mrs, regions, &links.core.memory, to)
+                    let (to, regions) =
+                        (bytes.as_mut_ptr() as u64, (&mut self.region, &mut *target));
+                    payload.copy_to_addr(mrs, regions, &links.core.memory, to).map(|()| None)
                 }
             };
-            if let Err(fault) = copied {
-                result = Err(fault.into());
-                break;
-            }
             room[head + body..len - ICRC_LEN].fill(0);
-            flow.seal(id, room);
+            match copied {
+                Ok(Some(register)) => FlowOfLength::end(register, &mut room[head + body..]),
+                Ok(None) => flow.seal(id, room),
+                Err(fault) => {
+                    result = Err(fault.into());
+                    break;
+                }
+            }
             n += 1;
         }
         batch.discard_last((staged - n) as usize);

@@ -5,6 +5,7 @@
 //! turns its page faults into a return value by moving the instruction pointer to a landing pad. When all is well that
 //! costs nothing. Where the program keeps that handler from running, the kernel copies ([`guard`]).
 
+mod feeding;
 mod guard;
 pub mod mapping;
 pub(crate) mod shared_file;

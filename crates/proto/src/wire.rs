@@ -3,7 +3,7 @@
 pub mod aeth;
 pub mod atomic;
 pub mod bth;
-mod crc32;
+pub mod crc32;
 pub mod credit;
 pub mod deth;
 pub mod feth;

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
 
+use super::feeding;
 use super::{
     anyverbs_guarded_begin, anyverbs_guarded_copy, anyverbs_guarded_end, anyverbs_guarded_landing,
 };
@@ -101,6 +102,12 @@ impl Guard {
     #[inline]
     pub(super) fn of_thread() -> Self {
         Self { by_kernel: is_deaf(), thread: PhantomData }
+    }
+
+    /// Whether the kernel makes the copies.
+    #[inline]
+    pub(super) fn is_by_kernel(self) -> bool {
+        self.by_kernel
     }
 
     /// Copies bytes. Either side may not be mapped.
@@ -237,9 +244,10 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     let is_fault = unsafe { (*info).si_code } > 0;
     let (begin, end) =
         (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
+    let is_ours = |pc: usize| (begin..end).contains(&pc) || feeding::is_at(pc);
     // SAFETY: as above.
     unsafe {
-        if is_fault && (begin..end).contains(&(*pc as usize)) {
+        if is_fault && is_ours(*pc as usize) {
             *pc = &raw const anyverbs_guarded_landing as usize as _;
             return;
         }

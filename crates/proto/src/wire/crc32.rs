@@ -65,9 +65,26 @@ pub(super) fn feed_8(r: u32, bytes: [u8; 8]) -> u32 {
         ^ AFTER[0][h]
 }
 
+/// The factors by which a vector of 16 bytes is carried over so many bytes: for its first and its last eight.
+#[must_use]
+pub const fn fold_keys(bytes: usize) -> [u64; 2] {
+    const fn power(mut n: usize) -> u64 {
+        // 1, as a register.
+        let mut r = 1 << 31;
+        while n > 0 {
+            r = step(r);
+            n -= 1;
+        }
+        // The product of two reflected numbers lacks a bit.
+        (r as u64) << 1
+    }
+    [power(8 * bytes + 32), power(8 * bytes - 32)]
+}
+
 /// Feeds many bytes.
 #[inline]
-pub(super) fn feed_all(r: u32, bytes: &[u8]) -> u32 {
+#[must_use]
+pub fn feed_all(r: u32, bytes: &[u8]) -> u32 {
     // crc32fast keeps the complement of the register.
     let mut hasher = crc32fast::Hasher::new_with_initial(!r);
     hasher.update(bytes);

@@ -184,23 +184,41 @@ impl FlowOfLength {
     #[inline]
     #[must_use]
     pub fn compute(&self, id: u16, bth_to_pad: &[u8]) -> u32 {
+        !self.register(id, bth_to_pad)
+    }
+
+    /// The register behind the beginning of a packet, to be [fed](feed_all) with the rest up to the pad. Its complement is the
+    /// checksum.
+    #[inline]
+    #[must_use]
+    pub fn register(&self, id: u16, beginning: &[u8]) -> u32 {
         let Self(Flow { base: mut r, is_v4 }) = *self;
         if is_v4 {
             r ^= sum(&V4_ID, id);
         }
-        match bth_to_pad.split_first_chunk() {
+        match beginning.split_first_chunk() {
             Some((&[a, b, c, d, _, f, g, h], rest)) => {
                 r = feed_8(r, [a, b, c, d, 0xff, f, g, h]);
                 r = feed_all(r, rest);
             }
             // No packet is that short, but the answer is right.
             None => {
-                for (i, byte) in bth_to_pad.iter().enumerate() {
+                for (i, byte) in beginning.iter().enumerate() {
                     r = feed(r, if i == 4 { 0xff } else { *byte });
                 }
             }
         }
-        !r
+        r
+    }
+
+    /// Feeds the end of a packet, its pad, to its [`register`](Self::register), and writes the trailer behind it.
+    ///
+    /// # Panics
+    /// When there are fewer than four bytes.
+    #[inline]
+    pub fn end(register: u32, pad_and_trailer: &mut [u8]) {
+        let (pad, icrc) = pad_and_trailer.split_at_mut(pad_and_trailer.len() - ICRC_LEN);
+        icrc.copy_from_slice(&(!feed_all(register, pad)).to_le_bytes());
     }
 
     /// Writes the trailer into the last four bytes of a packet.
