@@ -48,8 +48,10 @@ struct CompletionQueue {
     capacity: Option<u32>,
     /// Completions that queue pairs can add before the program polls.
     expected: usize,
-    /// It was reported that it is too small.
-    is_reported: bool,
+    /// It was reported, or suppressed, that it is too small.
+    is_too_small: bool,
+    /// It was reported, or suppressed, that it has lost completions.
+    is_overrun: bool,
     /// The thread that uses it, if it was made for one thread: in a call, or from `ibv_start_poll` to `ibv_end_poll`.
     turn: Option<Turn>,
     /// It was reported that a second thread uses it.

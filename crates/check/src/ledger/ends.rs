@@ -137,8 +137,8 @@ impl Ledger {
 
     /// A completion queue has lost completions.
     pub fn overrun(&mut self, address: usize) {
-        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_reported) else { return };
-        cq.is_reported = true;
+        let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_overrun) else { return };
+        cq.is_overrun = true;
         let what = format!(
             "the completion queue at {address:#x} holds {} completions, and more came: some are lost, and its queue pairs are in the error state",
             cq.capacity.unwrap_or(0)

@@ -116,9 +116,17 @@ impl Ledger {
         };
         let posted = queues.sends.iter().take(n).map(|posted| (&posted.work, posted.stack));
         let built = built.iter().map(|work| (work, stack));
-        let Some((before, before_stack)) = posted.chain(built).find(|(work, _)| fills(work)) else {
-            return;
-        };
+        let mut found = None;
+        for (before, stack) in posted.chain(built) {
+            // What comes behind a fence begins behind it. Inline data is copied before.
+            if before.is_fenced && !work.is_inline {
+                found = None;
+            }
+            if found.is_none() && fills(before) {
+                found = Some((before, stack));
+            }
+        }
+        let Some((before, before_stack)) = found else { return };
         let (name, wr_id) = (before.name, before.wr_id);
         let what = format!(
             "a {} (wr_id {:#x}) of queue pair {:#x} takes its data from where an unfinished {name} (wr_id {wr_id:#x}) puts its own, {}",
@@ -136,7 +144,7 @@ impl Ledger {
     fn expects(&mut self, address: usize, n: usize, stack: Stack) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
         cq.expected += n;
-        let Some(capacity) = cq.capacity.filter(|_| !cq.is_reported) else { return };
+        let Some(capacity) = cq.capacity.filter(|_| !cq.is_too_small) else { return };
         if cq.expected > capacity as usize {
             self.is_too_small(address, capacity, stack);
         }
@@ -145,7 +153,7 @@ impl Ledger {
     #[cold]
     fn is_too_small(&mut self, address: usize, capacity: u32, stack: Stack) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
-        cq.is_reported = true;
+        cq.is_too_small = true;
         let what = format!(
             "the completion queue at {address:#x} holds {capacity} completions, and {} can come before the program polls",
             cq.expected
@@ -321,27 +329,102 @@ mod tests {
     use crate::facts::Kind;
     use crate::report::Reporter;
 
-    #[test]
-    fn an_address_handle_that_has_ended_is_reported_on_an_unknown_queue_pair() {
-        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
-        let (qp, ah) = (1, 2);
-        ledger.made(ah, Kind::Ah);
-        ledger.ended(ah);
-        let work = Work {
+    fn ledger(suppressions: &str) -> Ledger {
+        Ledger::new(Reporter::new(suppressions, None), |_, _| false, |_, _| vec![])
+    }
+
+    /// A signaled SEND of nothing.
+    fn send() -> Work {
+        Work {
             name: "SEND",
             wr_id: 3,
             is_signaled: true,
             is_inline: false,
             elements: Elements::Read,
             is_fenced: false,
-            ah,
+            ah: 0,
             pieces: Pieces::new(),
+        }
+    }
+
+    const QP: usize = 1;
+    const CQ: usize = 2;
+
+    fn make_qp(ledger: &mut Ledger) {
+        let qp = QueuePair {
+            number: 17,
+            is_datagram: false,
+            is_reliable: true,
+            signals_all: false,
+            max_inline: 64,
+            max_sends: 16,
+            srq: 0,
+            pd: 0,
+            send_cq: CQ,
+            recv_cq: CQ,
         };
+        ledger.made(CQ, Kind::Cq);
+        ledger.sized_cq(CQ, Some(2));
+        ledger.made(QP, Kind::Qp);
+        ledger.made_qp(QP, qp);
+    }
+
+    #[test]
+    fn an_address_handle_that_has_ended_is_reported_on_an_unknown_queue_pair() {
+        let mut ledger = ledger("");
+        let ah = 2;
+        ledger.made(ah, Kind::Ah);
+        ledger.ended(ah);
         let mut is_posted = false;
-        ledger.post_sends(qp, [work].into_iter(), || {
+        ledger.post_sends(QP, [Work { ah, ..send() }].into_iter(), || {
             is_posted = true;
             (1, false)
         });
         assert!(is_posted && ledger.reporter.findings == 1);
+    }
+
+    #[test]
+    fn a_queue_that_has_overrun_is_reported_behind_one_that_might() {
+        for (suppressions, expected) in [("", 2), ("cq-too-small:tests", 1)] {
+            let mut ledger = ledger(suppressions);
+            make_qp(&mut ledger);
+            ledger.post_sends(QP, (0..3).map(|_| send()), || (3, false));
+            ledger.overrun(CQ);
+            ledger.overrun(CQ);
+            assert_eq!(ledger.reporter.findings, expected, "{suppressions}");
+        }
+    }
+
+    /// It begins behind the fence, which begins when the READ is complete.
+    #[test]
+    fn a_request_behind_a_fence_takes_what_a_read_before_it_has_brought() {
+        let memory = |at: u64| Pieces::from_iter([Piece { addr: at, len: 64, lkey: 5 }]);
+        let read = |at| Work {
+            name: "READ",
+            elements: Elements::Written,
+            is_signaled: false,
+            pieces: memory(at),
+            ..send()
+        };
+        let write =
+            |at, is_fenced| Work { is_fenced, is_signaled: false, pieces: memory(at), ..send() };
+        let inline = |at| Work { is_inline: true, ..write(at, false) };
+        for (works, expected) in [
+            (vec![read(0), write(512, true), write(0, false)], 0),
+            (vec![read(0), write(512, false), write(0, false)], 1),
+            (vec![read(0), write(512, true), read(0), write(0, false)], 1),
+            (vec![read(0), write(512, true), inline(0)], 1),
+            (vec![write(512, true), read(0), write(0, false)], 1),
+        ] {
+            for is_list in [true, false] {
+                let mut ledger = ledger("");
+                make_qp(&mut ledger);
+                let n = if is_list { works.len() } else { 1 };
+                for works in works.chunks(n) {
+                    ledger.post_sends(QP, works.iter().cloned(), || (n, false));
+                }
+                assert_eq!(ledger.reporter.findings, expected, "{works:?}");
+            }
+        }
     }
 }
