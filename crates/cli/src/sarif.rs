@@ -111,9 +111,9 @@ fn rule(check: Check) -> Value {
 
 fn result(finding: &Finding, root: &Path) -> Value {
     let place = Check::ALL.iter().position(|check| check.id() == finding.check);
-    // The first frame of the program that has a file, in the stack of the mistake before others.
-    let first = finding.stacks.iter().flat_map(|stack| &stack.frames);
-    let locations: Vec<_> = first.filter_map(|frame| location(frame, root)).take(1).collect();
+    // In the stack of the mistake before others.
+    let frames = finding.stacks.iter().find_map(|stack| first(stack, root));
+    let locations = Vec::from_iter(frames);
     let stacks: Vec<_> = finding.stacks.iter().map(|stack| stack_of(stack, root)).collect();
     let related: Vec<_> =
         finding.stacks.iter().skip(1).filter_map(|stack| related(stack, root)).collect();
@@ -144,8 +144,23 @@ fn stack_of(stack: &Stack, root: &Path) -> Value {
     json!({ "message": { "text": title(stack) }, "frames": frames.collect::<Vec<_>>() })
 }
 
+/// The place of the first frame of a stack that has a file: of the program's own sources, if there is one. Many verbs are inline
+/// functions of headers.
+fn first(stack: &Stack, root: &Path) -> Option<Value> {
+    let is_own =
+        |frame: &&Frame| frame.file.as_ref().is_some_and(|file| Path::new(file).starts_with(root));
+    let is_header = |frame: &&Frame| {
+        let file = frame.file.as_deref().map(Path::new);
+        let directory = file.and_then(Path::parent).and_then(Path::file_name);
+        directory.is_some_and(|name| name == "infiniband" || name == "rdma")
+    };
+    let frames = || stack.frames.iter().filter(|frame| frame.file.is_some());
+    let frame = frames().find(is_own).or_else(|| frames().find(|frame| !is_header(frame)));
+    location(frame.or_else(|| frames().next())?, root)
+}
+
 fn related(stack: &Stack, root: &Path) -> Option<Value> {
-    let mut location = stack.frames.iter().find_map(|frame| location(frame, root))?;
+    let mut location = first(stack, root)?;
     location["message"] = json!({ "text": title(stack) });
     Some(location)
 }
@@ -229,6 +244,27 @@ mod tests {
         let made = &result["relatedLocations"][0];
         assert_eq!(made["physicalLocation"]["artifactLocation"]["uri"], "file:///usr/b%20c.c");
         assert_eq!(run["originalUriBaseIds"][ROOT]["uri"], "file:///home/me/");
+    }
+
+    /// `ibv_post_send` and others are inline functions of a header, which is not among the program's sources.
+    #[test]
+    fn a_finding_is_not_placed_in_a_header_of_the_system() {
+        let header = json!({ "function": "ibv_post_send", "file": "/usr/include/infiniband/verbs.h", "line": 3342 });
+        let cm = json!({ "function": "rdma_post_send", "file": "/usr/include/rdma/rdma_verbs.h", "line": 5 });
+        let main = json!({ "function": "main", "file": "/home/me/src/a.c", "line": 12 });
+        let library = json!({ "function": "send", "file": "/usr/src/library.c", "line": 3 });
+        let uri = |frames: Value, root: &str| {
+            let result = result(&finding(frames), Path::new(root));
+            result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].clone()
+        };
+        for frames in [json!([header, cm, main]), json!([header, library, main])] {
+            assert_eq!(uri(frames, "/home/me"), "src/a.c");
+        }
+        assert_eq!(
+            uri(json!([header, cm, library, main]), "/elsewhere"),
+            "file:///usr/src/library.c"
+        );
+        assert_eq!(uri(json!([header]), "/elsewhere"), "file:///usr/include/infiniband/verbs.h");
     }
 
     #[test]
