@@ -186,6 +186,7 @@ impl<'a> Shown<'a> {
                 && frames().any(|frame| {
                     is_here(&frame.function)
                         || frame.place.as_ref().is_some_and(|(file, _)| is_here(file))
+                        || frame.object.as_ref().is_some_and(|(path, _)| is_here(path))
                 })
         })
     }
@@ -213,7 +214,14 @@ impl<'a> Shown<'a> {
         let stacks = self.stacks.iter().map(|(title, frames)| {
             let frames = frames.iter().map(|frame| {
                 let (file, line) = frame.place.clone().unzip();
-                json!({ "function": frame.function, "file": file, "line": line })
+                let (object, offset) = frame.object.clone().unzip();
+                json!({
+                    "function": frame.function,
+                    "file": file,
+                    "line": line,
+                    "object": object,
+                    "offset": offset,
+                })
             });
             json!({ "title": title, "frames": frames.collect::<Vec<_>>() })
         });

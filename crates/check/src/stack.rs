@@ -203,6 +203,16 @@ fn named_object(address: usize) -> Option<(usize, *const libc::c_char)> {
     found.then_some((info.dli_fbase as usize, info.dli_fname))
 }
 
+/// The object that has this address: where it begins, and its path. That of the program is the one by which the system knows it.
+fn path_of_object(address: usize) -> Option<(usize, String)> {
+    let (begin, path) = named_object(address)?;
+    let own = if object(entry()) == Some(begin) { std::env::current_exe().ok() } else { None };
+    // SAFETY: a text of the loader, which lasts as long as the object.
+    let loaded = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+    let path = own.or_else(|| Some(Path::new(OsStr::from_bytes(loaded?.to_bytes())).into()))?;
+    Some((begin, path.to_string_lossy().into_owned()))
+}
+
 /// The return addresses in the program of the call that it has made, the innermost first.
 #[must_use]
 pub fn callers() -> Vec<usize> {
@@ -262,6 +272,8 @@ pub(crate) struct Frame {
     pub(crate) function: String,
     /// File and line, if the program has them.
     pub(crate) place: Option<(String, u32)>,
+    /// Without a file: the path of the object that has the code, and the distance from where that begins.
+    pub(crate) object: Option<(String, usize)>,
 }
 
 impl Frame {
@@ -277,10 +289,13 @@ impl Frame {
                 BytesOrWideString::Wide(_) => String::new(),
             });
             let place = file.zip(symbol.lineno());
-            frames.push(Self { address, function, place });
+            frames.push(Self { address, function, place, object: None });
         });
         if frames.is_empty() {
-            frames.push(Self { address, function: "??".into(), place: None });
+            frames.push(Self { address, function: "??".into(), place: None, object: None });
+        }
+        for frame in frames.iter_mut().filter(|frame| frame.place.is_none()) {
+            frame.object = path_of_object(address).map(|(begin, path)| (path, address - begin));
         }
         frames
     }
@@ -289,9 +304,10 @@ impl Frame {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x} in {}", self.address, self.function)?;
-        match &self.place {
-            Some((file, line)) => write!(f, " {file}:{line}"),
-            None => Ok(()),
+        match (&self.place, &self.object) {
+            (Some((file, line)), _) => write!(f, " {file}:{line}"),
+            (None, Some((path, offset))) => write!(f, " ({path}+{offset:#x})"),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -381,6 +397,23 @@ mod tests {
         // SAFETY: the status is writable.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn a_frame_without_a_file_has_its_object() {
+        let program = std::env::current_exe().unwrap();
+        let frame = Frame {
+            address: 0x1234,
+            function: "??".into(),
+            place: None,
+            object: Some(("/usr/bin/program".into(), 0x34)),
+        };
+        assert_eq!(frame.to_string(), "0x1234 in ?? (/usr/bin/program+0x34)");
+        let (begin, path) = path_of_object(entry()).unwrap();
+        assert_eq!((Path::new(&path), object(entry())), (&*program, Some(begin)));
+        // The loader's code in the C library has no debugging information here, or has.
+        let of_libc = Frame::at(libc::getpid as *const c_void as usize + 1);
+        assert!(of_libc.iter().all(|frame| frame.place.is_some() != frame.object.is_some()));
     }
 
     #[test]
