@@ -117,7 +117,7 @@ fn run_below(
 }
 
 /// The sanitizers with which programs are built, and compilers that have them.
-const SANITIZERS: [(&str, &str); 2] = [("memory", "clang"), ("thread", "cc")];
+const SANITIZERS: [(&str, &str); 3] = [("memory", "clang"), ("thread", "cc"), ("address", "cc")];
 
 /// Runs a program that is built with a sanitizer: whether it succeeds, and what it says.
 fn run_sanitized(sanitizer: (&str, &str), name: &str, arguments: &[&str]) -> (bool, String) {
@@ -174,6 +174,7 @@ fn sanitizers_see_the_mistakes_of_programs() {
     for (sanitizer, mistake, found) in [
         (SANITIZERS[0], "undefined", "use-of-uninitialized-value"),
         (SANITIZERS[1], "race", "data race"),
+        (SANITIZERS[2], "leak", "detected memory leaks"),
     ] {
         let (is_good, said) = run_sanitized(sanitizer, "sanitized", &[mistake]);
         assert!(!is_good && said.contains(found), "{sanitizer:?}: {said}");

@@ -96,6 +96,15 @@ pub fn current<T: Sync>() -> Option<&'static T> {
 /// `device::tests::threads_that_start_at_once_share_the_device`).
 const PAUSE: Duration = Duration::from_micros(200);
 
+/// A singleton, and that of the parent process, if this one was forked.
+struct Root<T> {
+    value: T,
+    _before: *mut (),
+}
+
+/// The last [`Root`]. LeakSanitizer looks for pointers in static variables, and not in the page.
+static ROOT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
 /// This process's singleton, made by `make` where there is none; it then lives until the process ends. One `T` only.
 pub fn singleton<T: Sync, E: From<io::Error>>(
     make: impl FnOnce() -> Result<T, E>,
@@ -118,7 +127,10 @@ pub fn singleton<T: Sync, E: From<io::Error>>(
     let result = match existing() {
         Some(value) => Ok(value),
         None => make().map(|value| {
-            let value: &'static T = Box::leak(Box::new(value));
+            let before = ROOT.load(Ordering::Relaxed);
+            let root: &'static Root<T> = Box::leak(Box::new(Root { value, _before: before }));
+            ROOT.store(ptr::from_ref(root).cast_mut().cast(), Ordering::Relaxed);
+            let value = &root.value;
             page.value.store(ptr::from_ref(value).cast_mut().cast(), Ordering::Release);
             value
         }),

@@ -7,7 +7,7 @@ static void found(const char *ip)
 	struct rdma_cm_id *server = listener(c, ip, RDMA_PS_UDP, NULL), *id = new_id(c, NULL, RDMA_PS_UDP);
 	resolve(id, ip, port_of(server));
 	create_qp(id, IBV_QPT_UD);
-	char data[180];
+	char data[181];
 	memset(data, 5, sizeof data);
 	struct rdma_conn_param p = { .private_data = data, .private_data_len = 181 };
 	MINUS_ONE(rdma_connect(id, &p), EINVAL);

@@ -4,6 +4,7 @@
  *   sanitized right      two threads send to each other, and read what came; nothing is to be reported
  *   sanitized undefined  reads memory that neither the program nor the device has written
  *   sanitized race       two threads write one variable, and no completion orders them
+ *   sanitized leak       forgets what it has allocated
  */
 #include <pthread.h>
 
@@ -141,6 +142,9 @@ int main(int argc, char **argv)
 		if (nobodys[7] > 0)
 			puts("positive");
 		free(nobodys);
+	} else if (strcmp(argv[1], "leak") == 0) {
+		for (int n = 0; n < 10; n++)
+			printf("%p\n", malloc(64));
 	} else {
 		pthread_t thread;
 		OK(pthread_create(&thread, NULL, answer, &unordered));
