@@ -193,7 +193,9 @@ ranks! {
     EndedKeys,
     /// The completion queues, for those who look.
     CompletionQueues,
-    /// Completion queues that have overrun.
+    /// Lines of the log that a thread has taken to write.
+    FailureLines,
+    /// Completion queues that have overrun, and lines for the log.
     Overruns,
     /// Queue pairs that owe an ACK.
     OwedAcks,

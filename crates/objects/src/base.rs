@@ -135,6 +135,9 @@ pub trait Progress: Sync {
     /// A completion queue lost a completion of a queue pair: that one and all that use the queue fail when the present
     /// lock is released.
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
+
+    /// The program is about to see a completion that failed: the log says why. A program may end at once.
+    fn explain_failures(&'static self);
 }
 
 /// The caller of a poll that found nothing at first. While it receives from the network, completions of its queue go

@@ -11,7 +11,7 @@ use anyverbs_proto::cq::{CqOptions, Moderation, Pushed};
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx};
+use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx, WcStatus};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use bitflags::bitflags;
 
@@ -596,14 +596,23 @@ impl Cq {
             return Ok(0);
         }
         let cq = &*self.0;
-        Ok(cq.empty_polls.poll(|look| match look {
+        let mut has_failed = false;
+        let mut each = |wc: &Wc| {
+            has_failed |= wc.status != WcStatus::Success;
+            each(wc);
+        };
+        let n = cq.empty_polls.poll(|look| match look {
             Look::Queue => (cq.take(most, &mut each), false),
             Look::Network => {
                 let mut call = Call { cq, left: most, each: &mut each };
                 let is_short = cq.core.progress().poll(Some(&mut call));
                 (most - call.left, is_short)
             }
-        }))
+        });
+        if has_failed {
+            cq.core.progress().explain_failures();
+        }
+        Ok(n)
     }
 
     /// As [`poll`](Self::poll), with the further fields that the queue was made to keep.
@@ -615,10 +624,14 @@ impl Cq {
         if out.is_empty() {
             return Ok(0);
         }
-        Ok(self.0.empty_polls.poll(|look| match look {
+        let n = self.0.empty_polls.poll(|look| match look {
             Look::Queue => (self.0.take_ex(out), false),
             Look::Network => (0, self.0.core.progress().poll(None)),
-        }))
+        });
+        if out[..n].iter().any(|wc| wc.wc.status != WcStatus::Success) {
+            self.0.core.progress().explain_failures();
+        }
+        Ok(n)
     }
 
     /// Gathers notifications from now on (`ibv_modify_cq`).

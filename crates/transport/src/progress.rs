@@ -239,6 +239,10 @@ impl Progress for Driver {
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
         self.transport.overruns.note(cq, qpn);
     }
+
+    fn explain_failures(&'static self) {
+        self.transport.overruns.write_lines();
+    }
 }
 
 impl Inbound for &'static Driver {

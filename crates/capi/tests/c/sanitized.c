@@ -1,5 +1,5 @@
 /*
- * Built with MemorySanitizer or ThreadSanitizer.
+ * Built with MemorySanitizer, ThreadSanitizer or AddressSanitizer.
  *
  *   sanitized right      two threads send to each other, and read what came; nothing is to be reported
  *   sanitized undefined  reads memory that neither the program nor the device has written

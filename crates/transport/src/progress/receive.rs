@@ -715,10 +715,7 @@ impl Driver {
 
     #[cold]
     fn fail_overrun(&'static self) {
-        while let Some((overrun, lines)) = self.transport.overruns.take() {
-            for line in lines {
-                tracing::error!(target: "anyverbs", "{line}");
-            }
+        while let Some(overrun) = self.transport.overruns.take() {
             if overrun.is_empty() {
                 continue;
             }

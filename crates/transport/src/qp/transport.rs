@@ -117,6 +117,8 @@ impl Transport {
 pub struct Overruns {
     list: Mutex<rank::Overruns, Aftermath>,
     any: AtomicBool,
+    /// Held while lines that were taken are written.
+    writes: Mutex<rank::FailureLines, ()>,
 }
 
 #[derive(Debug, Default)]
@@ -220,13 +222,26 @@ impl Overruns {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Takes the overruns and the lines; `None` if there are none.
-    pub(crate) fn take(&self) -> Option<(Vec<Overrun>, Vec<String>)> {
-        let take = || {
-            let mut list = self.list.lock();
-            (std::mem::take(&mut list.overruns), std::mem::take(&mut list.lines))
-        };
-        self.any.swap(false, Ordering::AcqRel).then(take)
+    /// Writes the lines to the log, and takes the overruns; `None` if there was nothing of either.
+    pub(crate) fn take(&self) -> Option<Vec<Overrun>> {
+        if !self.any.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        self.write_lines();
+        Some(std::mem::take(&mut self.list.lock().overruns))
+    }
+
+    /// Writes the lines to the log. Those that another thread has taken are written as well when this returns.
+    #[cold]
+    pub(crate) fn write_lines(&self) {
+        let _writes = self.writes.lock();
+        for line in self.take_lines() {
+            tracing::error!(target: "anyverbs", "{line}");
+        }
+    }
+
+    fn take_lines(&self) -> Vec<String> {
+        std::mem::take(&mut self.list.lock().lines)
     }
 }
 
@@ -263,7 +278,7 @@ mod tests {
     fn lines_beyond_a_bound_in_a_second_are_counted() {
         let overruns = Overruns::default();
         let begin = Time::from_nanos(5_000_000_000);
-        let lines = || overruns.take().map_or(Vec::new(), |(_, lines)| lines);
+        let lines = || overruns.take_lines();
         (0..LINES_A_SECOND + 3).for_each(|n| overruns.log(begin, n.to_string()));
         assert_eq!(lines().len(), LINES_A_SECOND as usize);
         overruns.log(begin + Duration::from_millis(999), "left out".into());
