@@ -123,6 +123,12 @@ impl FaultyCalls for Plan {
         self.calls.iter().for_each(|call| call.has_rules.store(false, Ordering::Release));
         *rules = Arc::new([]);
     }
+
+    fn has_fired(&self, number: usize) -> bool {
+        let rules = self.rules.read();
+        let rule = rules.iter().find(|rule| rule.number == number);
+        rule.is_some_and(|rule| rule.met.happened.load(Ordering::Relaxed) > 0)
+    }
 }
 
 /// The place in [`CALLS`] of a name that is there.

@@ -5,6 +5,7 @@
 
 mod chance;
 mod explain;
+mod fired;
 mod names;
 mod parse;
 mod site;
@@ -15,6 +16,7 @@ mod words;
 use std::time::Duration;
 
 pub use chance::Dice;
+pub use fired::Fired;
 pub use names::{CALLS, Errno, PortEvent, Status};
 pub use parse::ScriptError;
 pub use site::{Running, Site};
@@ -41,6 +43,8 @@ pub struct Rule {
     pub place: Place,
     /// The fault.
     pub fault: Fault,
+    /// Whether it has ever done something.
+    pub fired: Fired,
 }
 
 /// The place where a rule holds. Without any part it is the whole process.
@@ -260,6 +264,21 @@ impl Place {
 }
 
 impl Rule {
+    /// When its time begins, if it has one.
+    #[must_use]
+    pub fn begins(&self) -> Duration {
+        match self.fault {
+            Fault::Packets { span, .. } | Fault::Memory { span, .. } | Fault::Down(span) => {
+                span.after
+            }
+            Fault::Fails(after)
+            | Fault::Event(_, after)
+            | Fault::Process(_, after)
+            | Fault::Fatal(after) => after,
+            Fault::Work { .. } | Fault::Call { .. } => Duration::ZERO,
+        }
+    }
+
     /// Its place, for the log.
     #[must_use]
     pub fn named(&self) -> String {

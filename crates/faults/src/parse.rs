@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::names::{self, Errno, PortEvent, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
-    CallAction, Fault, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction, Rule,
-    Script, Site, Span, Which, WorkAction,
+    CallAction, Fault, Fired, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction,
+    Rule, Script, Site, Span, Which, WorkAction,
 };
 
 /// A place in a script that cannot be understood.
@@ -95,7 +95,8 @@ impl Script {
                 earlier.line
             )));
         }
-        self.rules.push(Rule { line, text: text.to_owned(), added: false, place, fault });
+        let (text, fired) = (text.to_owned(), Fired::default());
+        self.rules.push(Rule { line, text, added: false, place, fault, fired });
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Rules may be added while the process runs. They hold from then on, for queue pairs that there are as well.
 
+mod idle;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +44,8 @@ struct Plan {
     count: usize,
     /// How often the rules were cleared.
     cleared: u64,
+    /// Rules that held until then.
+    past: Vec<Active>,
     /// Things that were ever scheduled.
     scheduled: u64,
     /// Things that happen at a time, the earliest first, each with its number. True beside it: it holds already.
@@ -58,6 +61,9 @@ pub trait Calls: Sync {
 
     /// No rule holds any more.
     fn clear(&self);
+
+    /// Whether the rule of this number, which holds, has ever done something.
+    fn has_fired(&self, number: usize) -> bool;
 }
 
 /// The library of this process. It is there before there is a device.
@@ -302,7 +308,7 @@ impl Faults {
     pub fn clear(&self, raise: Raise<'_>) -> (usize, Vec<usize>) {
         let mut plan = self.plan.lock();
         let count = plan.rules.len();
-        plan.rules.clear();
+        plan.end_rules();
         if let Some(calls) = CALLS.get() {
             calls.clear();
         }
@@ -470,6 +476,9 @@ impl Faults {
     }
 
     fn apply(&self, happening: Happening) {
+        if let Happening::Down(_, rule) | Happening::Fatal(_, rule) = happening {
+            rule.fired.set();
+        }
         let (port, n) = match happening {
             Happening::Down(port, _) => (port, 1),
             Happening::Up(port, _) => (port, -1),

@@ -83,6 +83,7 @@ impl Device {
             self.exit_thread.wait_until_wanted();
             self.log_counters(self.tell_peers());
             self.leave_counters();
+            self.log_idle_faults();
             self.exit_thread.set(State::Done);
         });
         if let Err(error) = spawned {
@@ -113,6 +114,14 @@ impl Device {
             let all: Vec<_> = counters.iter().map(values).collect();
             const { assert!(Counter::ALL.len() <= MAX_ENDED, "the store keeps all counters") };
             slot.store().add_ended(Counter::DIGEST, &all);
+        }
+    }
+
+    /// Names the rules of a script of faults that never did anything: whoever wrote them believes that they did.
+    fn log_idle_faults(&self) {
+        let faults = self.transport.links.faults.iter();
+        for line in faults.flat_map(|faults| faults.idle(self.core.now())) {
+            tracing::warn!(target: "anyverbs", "faults: {line}");
         }
     }
 

@@ -207,6 +207,7 @@ impl Vanishing for Links {
         let Some((Found { device, gone, .. }, said)) = found.flatten() else { return false };
         let Gone { rule, region, page, .. } = gone;
         let what = format!("page {page} of region {region} has vanished: a request fails");
+        rule.fired.set();
         self.core.count(device, Counter::InjectedFaults, 1);
         self.trace_fault(rule, &what);
         if said <= MOST_SAID {

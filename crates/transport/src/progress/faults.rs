@@ -142,6 +142,7 @@ impl Driver {
     }
 
     fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
+        rule.fired.set();
         self.core.count(port, Counter::InjectedFaults, 1);
         let line = format!("injected fault ({}): {what}", rule.named());
         self.links.trace_fault(rule, what);

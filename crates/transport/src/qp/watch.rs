@@ -142,6 +142,7 @@ impl Watch {
         let Injected { rule, what, .. } = injected;
         let Some(faults) = &mut self.faults else { return };
         let (number, said) = (faults.place.of_process, faults.is_said(injected));
+        rule.fired.set();
         transport.core.count(port, Counter::InjectedFaults, 1);
         let qpn = self.qpn.get();
         let line =

@@ -32,6 +32,7 @@ impl Armed {
 
     /// A packet of so many bytes is sent at a limited rate: when it has left.
     pub(super) fn leaves(&self, limit: Limit, bytes: usize, now: Time) -> Time {
+        self.rule.fired.set();
         let takes = limit.time(bytes);
         let Some(busy_until) = self.busy_until else { return now + takes };
         let after = |until: u64| Time::from_nanos(until.max(now.as_nanos())) + takes;
