@@ -22,11 +22,15 @@ pub struct Errno {
 /// The greatest error number: the kernel tells failures from pointers by it.
 const MAX_ERRNO: i32 = 4095;
 
-/// The statuses with which a send may end by itself.
-const STATUSES: [(u8, &str); 15] = [
+/// The number of `IBV_WC_WR_FLUSH_ERR`.
+const FLUSHED: u8 = 5;
+
+/// The statuses with which a script may end a send.
+const STATUSES: [(u8, &str); 16] = [
     (1, "LOC_LEN_ERR"),
     (2, "LOC_QP_OP_ERR"),
     (4, "LOC_PROT_ERR"),
+    (FLUSHED, "WR_FLUSH_ERR"),
     (6, "MW_BIND_ERR"),
     (7, "BAD_RESP_ERR"),
     (8, "LOC_ACCESS_ERR"),
@@ -39,6 +43,24 @@ const STATUSES: [(u8, &str); 15] = [
     (19, "FATAL_ERR"),
     (20, "RESP_TIMEOUT_ERR"),
     (21, "GENERAL_ERR"),
+];
+
+const OF_DATAGRAMS: &str = "is a status of reliable datagrams, which no device has";
+const OF_TAGS: &str = "is a status of tag matching, of an SRQ's receives and not of sends";
+
+/// The other statuses of C, and why no send ends with them.
+const OTHERS: [(&str, &str); 8] = [
+    (
+        "SUCCESS",
+        "is no failure, and a send with a status is not executed: write \"completes after\" and a time",
+    ),
+    ("LOC_EEC_OP_ERR", OF_DATAGRAMS),
+    ("LOC_RDD_VIOL_ERR", OF_DATAGRAMS),
+    ("REM_INV_RD_REQ_ERR", OF_DATAGRAMS),
+    ("INV_EECN_ERR", OF_DATAGRAMS),
+    ("INV_EEC_STATE_ERR", OF_DATAGRAMS),
+    ("TM_ERR", OF_TAGS),
+    ("TM_RNDV_INCOMPLETE", OF_TAGS),
 ];
 
 const ERRNOS: [(i32, &str); 28] = [
@@ -135,10 +157,20 @@ pub const CALLS: [&str; 33] = [
 
 impl Status {
     pub(crate) fn find(word: &str) -> Option<Self> {
-        let upper = word.to_ascii_uppercase();
-        let wanted = upper.strip_prefix("IBV_WC_").unwrap_or(&upper);
-        let found = STATUSES.iter().find(|(_, name)| *name == wanted);
+        let found = STATUSES.iter().find(|(_, name)| is_status(word, name));
         found.map(|&(number, name)| Self { number, name })
+    }
+
+    /// Why a send does not end with the status of this name, if there is one.
+    pub(crate) fn why_not(word: &str) -> Option<String> {
+        let found = OTHERS.iter().find(|(name, _)| is_status(word, name));
+        found.map(|(name, reason)| format!("{name} {reason}"))
+    }
+
+    /// Whether the send is flushed.
+    #[must_use]
+    pub fn is_flush(self) -> bool {
+        self.number == FLUSHED
     }
 }
 
@@ -184,6 +216,11 @@ impl fmt::Display for Errno {
             None => write!(f, "error {}", self.number),
         }
     }
+}
+
+fn is_status(word: &str, name: &str) -> bool {
+    let upper = word.to_ascii_uppercase();
+    upper.strip_prefix("IBV_WC_").unwrap_or(&upper) == name
 }
 
 /// The call of this name.

@@ -417,6 +417,9 @@ fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fa
                 "a receive can complete late, or never; a status of its own is not built",
             ));
         }
+        if let Some(reason) = words.peek().and_then(Status::why_not) {
+            return Err(words.refuse(reason));
+        }
         let expected = format!("one of the statuses {}", names::statuses());
         status = Some(words.read(&expected, Status::find)?);
     }

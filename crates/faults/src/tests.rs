@@ -300,11 +300,67 @@ fn errors_point_at_the_place() {
             .starts_with("line 1, column 1: expected one of the calls ibv_open_device, "),
         "{error}"
     );
-    let error = Script::parse("send 1 completes with SUCCESS").unwrap_err();
+    let error = Script::parse("send 1 completes with FROB").unwrap_err();
     assert!(
         error.to_string().contains("column 23: expected one of the statuses LOC_LEN_ERR"),
         "{error}"
     );
+}
+
+/// `enum ibv_wc_status`, in the order of its numbers.
+const STATUSES_OF_C: [&str; 24] = [
+    "SUCCESS",
+    "LOC_LEN_ERR",
+    "LOC_QP_OP_ERR",
+    "LOC_EEC_OP_ERR",
+    "LOC_PROT_ERR",
+    "WR_FLUSH_ERR",
+    "MW_BIND_ERR",
+    "BAD_RESP_ERR",
+    "LOC_ACCESS_ERR",
+    "REM_INV_REQ_ERR",
+    "REM_ACCESS_ERR",
+    "REM_OP_ERR",
+    "RETRY_EXC_ERR",
+    "RNR_RETRY_EXC_ERR",
+    "LOC_RDD_VIOL_ERR",
+    "REM_INV_RD_REQ_ERR",
+    "REM_ABORT_ERR",
+    "INV_EECN_ERR",
+    "INV_EEC_STATE_ERR",
+    "FATAL_ERR",
+    "RESP_TIMEOUT_ERR",
+    "GENERAL_ERR",
+    "TM_ERR",
+    "TM_RNDV_INCOMPLETE",
+];
+
+#[test]
+fn each_status_of_c_is_taken_or_refused_with_its_reason() {
+    for (number, name) in STATUSES_OF_C.iter().enumerate() {
+        for word in [name.to_string(), format!("ibv_wc_{}", name.to_lowercase())] {
+            let reason = match *name {
+                "SUCCESS" => "is no failure",
+                "TM_ERR" | "TM_RNDV_INCOMPLETE" => "is a status of tag matching",
+                "LOC_EEC_OP_ERR" | "LOC_RDD_VIOL_ERR" | "REM_INV_RD_REQ_ERR" | "INV_EECN_ERR"
+                | "INV_EEC_STATE_ERR" => "is a status of reliable datagrams",
+                _ => {
+                    let rule = &parse(&format!("send 1 completes with {word}")).rules[0];
+                    let Fault::Work { action: WorkAction::Fails(status, _), .. } = rule.fault
+                    else {
+                        panic!("{word}: {rule:?}");
+                    };
+                    assert_eq!(usize::from(status.number), number, "{word}");
+                    assert_eq!(status.to_string(), format!("IBV_WC_{name}"));
+                    assert_eq!(status.is_flush(), *name == "WR_FLUSH_ERR");
+                    continue;
+                }
+            };
+            let error = Script::parse(&format!("send 1 completes with {word}")).unwrap_err();
+            let wanted = format!("line 1, column 23: {name} {reason}");
+            assert!(error.to_string().starts_with(&wanted), "{error}");
+        }
+    }
 }
 
 #[test]

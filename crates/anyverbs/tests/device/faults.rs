@@ -15,6 +15,7 @@ use crate::same_host::{OFFERED, Peer, exercise};
 
 mod at_a_time;
 mod beside;
+mod flushed;
 mod memory;
 mod one_end;
 mod stopped;

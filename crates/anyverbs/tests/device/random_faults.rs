@@ -92,7 +92,7 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
         }
         13 | 14 => {
             allows.fails = true;
-            let statuses = ["RETRY_EXC_ERR", "REM_ACCESS_ERR", "LOC_PROT_ERR", "GENERAL_ERR"];
+            let statuses = ["RETRY_EXC_ERR", "REM_ACCESS_ERR", "WR_FLUSH_ERR", "GENERAL_ERR"];
             let status = random.one_of(&statuses);
             let late = random.one_of(&["", " after 20ms"]);
             format!("send {first} completes with {status}{late}")

@@ -6,6 +6,7 @@ mod waiting;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Active, Faults, Known, QpPlace};
 use anyverbs_proto::env::Side;
@@ -43,6 +44,8 @@ pub(super) struct QpFaults {
     pub(super) parked: ParkedPackets,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
+    /// A failure flushes the sends behind it.
+    flushes: bool,
     /// Rules that name this queue pair and by which it has still to fail, each with its time.
     fails: Vec<(Time, &'static Rule)>,
     /// Those by which it has failed.
@@ -126,6 +129,7 @@ impl QpFaults {
             held: Default::default(),
             parked: ParkedPackets::default(),
             spoils_at: None,
+            flushes: false,
             fails: Vec::new(),
             failed: Vec::new(),
         };
@@ -183,6 +187,11 @@ impl QpFaults {
         self.plan.concerns(rule, self.place)
     }
 
+    /// The queue pair is ready, and may have left SQE.
+    pub(super) fn is_ready(&mut self) {
+        self.flushes = false;
+    }
+
     /// The rule by which the queue pair, which is ready now, should have failed before.
     pub(super) fn fails_late(&self, now: Time) -> Option<&'static Rule> {
         self.fails.iter().find(|(at, _)| *at <= now).map(|(_, rule)| *rule)
@@ -194,6 +203,7 @@ impl QpFaults {
 
     /// It fails by a rule. One that names it does so once: it may be reset, and used again.
     pub(super) fn fails_by(&mut self, rule: &'static Rule) {
+        self.flushes = true;
         self.fails.retain(|(_, known)| !std::ptr::eq(*known, rule));
         if rule.place.qp.is_some() {
             self.failed.push(rule);
@@ -342,9 +352,12 @@ impl QpFaults {
             }
         };
         if wc.status == WcStatus::WrFlushErr {
-            // A flush has overtaken what the rules wanted.
-            chosen.clear();
+            // A flush has overtaken what the rules wanted, unless it is what they wanted.
+            let by_rule = !self.flushes && wc.vendor_err == u32::from(Cause::Injected.number());
+            let is_it = |chosen: &Chosen| matches!(chosen.action, WorkAction::Fails(status, _) if status.is_flush());
+            chosen.retain(|chosen| by_rule && is_it(chosen));
         }
+        self.flushes |= side == Side::Send && wc.status != WcStatus::Success;
         let due = |chosen: &Chosen| match chosen.action {
             WorkAction::Never => None,
             WorkAction::Late(late) => Some(now + late),
@@ -396,6 +409,7 @@ impl QpFaults {
         self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
         self.spoils_at = None;
+        self.flushes = false;
     }
 }
 
@@ -405,6 +419,7 @@ fn status_of(status: Status) -> WcStatus {
         S::LocLenErr,
         S::LocQpOpErr,
         S::LocProtErr,
+        S::WrFlushErr,
         S::MwBindErr,
         S::BadRespErr,
         S::LocAccessErr,

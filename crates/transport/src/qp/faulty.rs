@@ -55,6 +55,9 @@ impl DeviceEnv<'_, '_> {
     #[cold]
     pub(super) fn fail_late(&mut self, machine: &mut Qp) {
         let now = self.now();
+        if let Some(faults) = self.faults() {
+            faults.is_ready();
+        }
         while let Some(rule) = self.faults().and_then(|faults| faults.fails_late(now))
             && self.fail_by(rule, machine)
         {
