@@ -120,6 +120,15 @@ impl Context {
         Ok(device)
     }
 
+    /// Refuses a command to a device that has failed for good. What ends objects, posts work or looks for it is no command.
+    ///
+    /// # Errors
+    /// [`CreateError::Failed`].
+    pub fn answers(&self) -> Result<(), CreateError> {
+        let failed = Device::running().is_some_and(|own| own.core.has_failed(self.0.device));
+        if failed { Err(CreateError::Failed) } else { Ok(()) }
+    }
+
     /// The device's limits and capabilities (`ibv_query_device`).
     ///
     /// # Errors
@@ -395,7 +404,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, CreateError> {
-        CompChannel::create(self.core()?, self.0.device)
+        CompChannel::create(self.maker()?.core, self.0.device)
     }
 
     /// Makes a completion queue for `cqe` completions. Its events carry `cookie`.

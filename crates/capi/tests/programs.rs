@@ -337,6 +337,12 @@ fn events_of_a_port_come_by_script() {
 }
 
 #[test]
+fn a_device_that_failed_answers_commands_no_more() {
+    // The program has made its objects by then, on a busy machine too.
+    run_with("dead_device", &[("ANYVERBS_FAULTS", "fatal after 3s")]);
+}
+
+#[test]
 fn memory_vanishes_by_script() {
     let script = "page 3 of region 1 vanishes";
     run_with("vanished", &[("ANYVERBS_FAULTS", script)]);

@@ -18,6 +18,7 @@ pub struct Buf {
 
 impl Buf {
     pub(crate) fn alloc(pd: &Arc<PdCell>, len: u64) -> Result<Self, CreateError> {
+        pd.core.may_make(pd.device)?;
         let size = usize::try_from(len).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
         let size = size.ok_or(CreateError::Invalid("length of a buffer"))?;
         let pd = Held::new(pd, Holder::Buf).ok_or(CreateError::Foreign("protection domain"))?;

@@ -229,6 +229,10 @@ impl CqUser for RawCell {
         self.send_cq.as_ref().is_some_and(which) || self.own_queue().is_some_and(|q| which(q.cq()))
     }
 
+    fn belongs_to(&self, device: usize) -> bool {
+        self.context.device == device
+    }
+
     fn fail(&self) {
         let mut sends = self.sends.lock();
         if self.current(&sends) != QpState::Err {
@@ -389,6 +393,11 @@ impl RawQp {
             return Err(ModifyObjectError::Unsupported(
                 "a state of its own: its work queues have one",
             ));
+        }
+        let ends =
+            mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
+        if !ends && cell.switch.core().has_failed(cell.device()) {
+            return Err(ModifyObjectError::Failed);
         }
         let mut sends = cell.sends.lock();
         let limits = cell.switch.core().attr_of(cell.device());

@@ -41,7 +41,10 @@ pub(super) trait CqUser: Send + Sync + std::fmt::Debug {
     /// Whether it completes in one of some CQs.
     fn uses(&self, which: &dyn Fn(&Arc<CqCell>) -> bool) -> bool;
 
-    /// One of its CQs has overrun.
+    /// Whether it is of a device.
+    fn belongs_to(&self, device: usize) -> bool;
+
+    /// One of its CQs has overrun, or its device has failed.
     fn fail(&self);
 }
 
@@ -191,6 +194,11 @@ impl Switch {
         members.push(member);
     }
 
+    fn fail_members(&self, which: impl Fn(&dyn CqUser) -> bool) {
+        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        members.iter().filter(|member| which(&***member)).for_each(|member| member.fail());
+    }
+
     /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
     fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
         let arrived = Arrived::new(frame);
@@ -329,7 +337,10 @@ impl Frames for Switch {
     }
 
     fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool) {
-        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        members.iter().filter(|member| member.uses(overrun)).for_each(|member| member.fail());
+        self.fail_members(|member| member.uses(overrun));
+    }
+
+    fn fail_device(&self, device: usize) {
+        self.fail_members(|member| member.belongs_to(device));
     }
 }

@@ -95,6 +95,10 @@ impl CqUser for WqCell {
         which(self.queue.cq())
     }
 
+    fn belongs_to(&self, device: usize) -> bool {
+        self.context.device == device
+    }
+
     /// A receive that failed may have moved it before, and have overrun the CQ with what it flushed.
     fn fail(&self) {
         let mut state = self.state.lock();

@@ -102,6 +102,9 @@ pub trait Frames: Sync {
 
     /// Fails all that use a completion queue for which `overrun` holds.
     fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool);
+
+    /// A device has failed for good: fails all that belong to it.
+    fn fail_device(&self, device: usize);
 }
 
 /// The rooms above.

@@ -15,6 +15,7 @@ use crate::same_host::{OFFERED, Peer, exercise};
 
 mod at_a_time;
 mod beside;
+mod dead;
 mod flushed;
 mod memory;
 mod one_end;
@@ -703,7 +704,11 @@ fn a_device_fails_for_good() {
             a.pd.create_srq(&SrqInitAttr { max_wr: 1, max_sge: 1, cookie: 0 }).unwrap_err(),
             a.pd.create_ah(&AhAttr::default()).unwrap_err(),
             a.pd.alloc_mw(WindowType::Type1).unwrap_err(),
+            a.pd.alloc_buf(64).unwrap_err(),
+            a.context.create_comp_channel().unwrap_err(),
+            a.context.answers().unwrap_err(),
         ];
+        assert_eq!(whole.context.answers(), Ok(()));
         assert!(refused.iter().all(|error| *error == CreateError::Failed), "{refused:?}");
         assert_eq!(refused[0].errno(), libc::EIO);
         // SAFETY: registering changes nothing.

@@ -20,7 +20,7 @@ use crate::{
     errno::{Errno, give, minus_one, pointer, value},
     faults,
     object::{self, Object},
-    verbs::{Context, Pd, context, watched::activity},
+    verbs::{Context, Pd, answering, watched::activity},
 };
 
 pub(crate) type Ah = Object<ibv_ah>;
@@ -220,7 +220,7 @@ fn sender(
     wc: Option<&ibv_wc>,
     grh: Option<&[u8; 40]>,
 ) -> Result<ibv_ah_attr, Errno> {
-    let context = context(context_)?;
+    let context = answering(context_)?;
     let (Some(wc), Some(grh)) = (wc, grh) else { return Err(Errno::EINVAL) };
     context.inner.device.port_attr(port)?;
     if wc.wc_flags & IBV_WC_GRH == 0 {
@@ -284,7 +284,7 @@ pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    let resolved = context(context_).and_then(|context| {
+    let resolved = answering(context_).and_then(|context| {
         let attr = attr.filter(|_| !mac.is_null()).ok_or(Errno::EINVAL)?;
         let (found, vlan) = context.inner.device.resolve_ethernet(&ah_attr(attr))?;
         // SAFETY: the caller's promise.

@@ -9,7 +9,7 @@ use crate::{
     check,
     errno::{Errno, give, pointer, value},
     object::{self, Object},
-    verbs::{Context, context, qp, write_sized},
+    verbs::{Context, answering, context, qp, write_sized},
 };
 
 pub(crate) type CompCntr = Object<ibv_comp_cntr>;
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     caps: *mut ibv_comp_cntr_caps,
     size: usize,
 ) -> c_int {
-    value(context(context_).and_then(|context| {
+    value(answering(context_).and_then(|context| {
         if caps.is_null() || !(size_of::<ibv_comp_cntr_caps>()..MOST_CAPS).contains(&size) {
             return Err(Errno::EINVAL);
         }
@@ -93,6 +93,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
+        qp.inner.context.answers()?;
         let cntr: Arc<CompCntr> = object::find(cntr)?;
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
         let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);

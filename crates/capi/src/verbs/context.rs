@@ -47,11 +47,23 @@ impl Context {
         // SAFETY: the object is live; only the field's address is taken.
         unsafe { &raw mut (*self.public()).context }
     }
+
+    /// Refuses a command to a device that has failed for good.
+    pub(crate) fn answers(&self) -> Result<(), Errno> {
+        Ok(self.inner.device.answers()?)
+    }
 }
 
 /// The open device behind a program's pointer.
 pub(crate) fn context(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> {
     object::find(extended(pointer))
+}
+
+/// The open device behind a program's pointer, for a command to it.
+pub(crate) fn answering(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> {
+    let context = context(pointer)?;
+    context.answers()?;
+    Ok(context)
 }
 
 /// `ibv_open_device`: NULL with `errno` on failure.
@@ -233,7 +245,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
 }
 
 fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
-    let context = context(context_)?;
+    let context = answering(context_)?;
     let firmware = firmware(context.inner.device.persona()?);
     let mut attr = device_attr(&context.inner.device.device_attr()?, firmware);
     attr.sys_image_guid = context.inner.sys_image_guid.to_be();

@@ -88,6 +88,7 @@ pub(crate) unsafe extern "C" fn read_counters(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(counters).and_then(|counters: Arc<Counters>| {
+        counters.inner.context.answers()?;
         if values.is_null()
             || flags & !IBV_READ_COUNTERS_ATTR_PREFER_CACHED != 0
             || count > MAX_COUNTER_INDEX + 1

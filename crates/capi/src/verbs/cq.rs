@@ -176,6 +176,7 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_resize_cq", value);
     value(cq(cq_).and_then(|cq| {
+        cq.inner.context.answers()?;
         let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
         let resize = || cq.inner.device.resize(cqe);
         // SAFETY: found, hence live.
@@ -201,6 +202,7 @@ pub(crate) unsafe extern "C" fn modify_cq(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(cq(cq_).and_then(|cq| {
+        cq.inner.context.answers()?;
         let attr = attr.filter(|a| a.attr_mask < IBV_CQ_ATTR_RESERVED).ok_or(Errno::EINVAL)?;
         if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
             let ibv_moderate_cq { cq_count: count, cq_period: period } = attr.moderate;

@@ -24,7 +24,7 @@ pub(crate) type Dm = Object<ibv_dm>;
 pub(crate) struct DmInner {
     device: anyverbs::Dm,
     /// `ibv_dm.context` during its life.
-    _context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 /// Slot of `ibv_alloc_dm`: NULL with `errno` on failure; `ENOMEM` when there is no more.
@@ -55,7 +55,7 @@ fn publish(device: anyverbs::Dm, context: Arc<Context>) -> *mut ibv_dm {
         comp_mask: IBV_DM_MASK_HANDLE,
         handle,
     };
-    object::publish(public, handle, DmInner { device, _context: context })
+    object::publish(public, handle, DmInner { device, context })
 }
 
 /// Slot of `ibv_free_dm`: 0, or the errno value; `EBUSY` while a memory region uses it.
@@ -152,6 +152,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 pub(crate) unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
     let _uncancelled = Uncancelled::new();
     minus_one(object::find(dm).and_then(|dm: Arc<Dm>| {
+        dm.inner.context.answers()?;
         let fd = dm.inner.device.export_dmabuf()?;
         Ok(fd.into_raw_fd())
     }))

@@ -85,6 +85,7 @@ pub(crate) unsafe extern "C" fn modify_flow_action_esp(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(action).and_then(|action: Arc<FlowAction>| {
+        action.inner.context.answers()?;
         // SAFETY: the caller's promise.
         let given = unsafe { Parameters::read(attr)? };
         let mut attr = action.inner.device.attr();

@@ -15,7 +15,7 @@ use crate::{
     cancel::Uncancelled,
     errno::{Errno, pointer},
     object,
-    verbs::{Context, Mr, MrInner, Pd, PdInner, context, devices, publish_context},
+    verbs::{Context, Mr, MrInner, Pd, PdInner, answering, devices, publish_context},
 };
 
 /// `ibv_import_device`: NULL with `errno` on failure; `EBADF`, `EINVAL` for a descriptor of something else, or for one that
@@ -57,7 +57,7 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(
     handle: u32,
 ) -> *mut ibv_pd {
     let _uncancelled = Uncancelled::new();
-    pointer(context(context_).and_then(|context| {
+    pointer(answering(context_).and_then(|context| {
         let identity = context.inner.device.identity();
         let same =
             |pd: &Pd| pd.handle() == handle && pd.inner.context.inner.device.identity() == identity;
@@ -81,6 +81,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *
     let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let context = Arc::clone(&pd.inner.context);
+        context.answers()?;
         let identity = context.inner.device.identity();
         let same =
             |mr: &Mr| mr.handle() == handle && mr.inner.context.inner.device.identity() == identity;

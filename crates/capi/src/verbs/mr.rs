@@ -232,6 +232,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     let _uncancelled = Uncancelled::new();
     const FLUSH: u32 = 1;
     value(object::find(pd).map_err(|_| Errno::EINVAL).and_then(|pd: Arc<Pd>| {
+        pd.inner.context.answers()?;
         let advice = match advice {
             0 => Advice::Prefetch,
             1 => Advice::PrefetchWrite,
@@ -288,7 +289,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 /// `ibv_rereg_mr`: 0, or a value of `enum ibv_rereg_mr_err_code` with `errno`. On any failure the region is as it was,
-/// as `IBV_REREG_MR_ERR_INPUT` says.
+/// as `IBV_REREG_MR_ERR_INPUT` says; `IBV_REREG_MR_ERR_CMD` where the device has failed.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -299,6 +300,11 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_rereg_mr");
+    let asked = object::find(mr).and_then(|mr: Arc<Mr>| mr.inner.context.answers());
+    if let Err(Errno(libc::EIO)) = asked {
+        value(asked);
+        return IBV_REREG_MR_ERR_CMD as c_int;
+    }
     match rereg(mr, flags as c_uint, pd, addr, length, access as c_uint) {
         Ok(()) => 0,
         Err(e) => {

@@ -32,7 +32,10 @@ pub(crate) unsafe extern "C" fn ibv_attach_mcast(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
-    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.attach_mcast(gid?, lid)?)))
+    value(qp(qp_).and_then(|qp| {
+        qp.inner.context.answers()?;
+        Ok(qp.inner.device.transport()?.attach_mcast(gid?, lid)?)
+    }))
 }
 
 /// `ibv_detach_mcast`: 0, or the errno value; `EINVAL` where it is not attached.

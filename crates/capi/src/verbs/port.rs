@@ -12,7 +12,7 @@ use crate::{
     cancel::Uncancelled,
     errno::{Errno, give, minus_one, value},
     faults,
-    verbs::{context, write_sized},
+    verbs::{answering, write_sized},
 };
 
 const LINK_LAYER_ETHERNET: u8 = IBV_LINK_LAYER_ETHERNET as u8;
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn query_port(
 ) -> c_int {
     faults::may_fail!("ibv_query_port", value);
     let _uncancelled = Uncancelled::new();
-    value(context(context_).and_then(|context| {
+    value(answering(context_).and_then(|context| {
         if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {
             return Err(Errno::EINVAL);
         }
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(context(context_).and_then(|context| {
+    value(answering(context_).and_then(|context| {
         let port = u8::try_from(port).map_err(|_| Errno::EINVAL)?;
         let rate = context.inner.device.port_attr(port)?.rate;
         if speed.is_null() {
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_gid", minus_one);
-    minus_one(context(context_).and_then(|context| {
+    minus_one(answering(context_).and_then(|context| {
         let entry = context.inner.device.gid(port, index(gid_index))?;
         if gid.is_null() {
             return Err(Errno::EINVAL);
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_gid", value);
-    value(context(context_).and_then(|context| {
+    value(answering(context_).and_then(|context| {
         if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(Errno::EINVAL);
         }
@@ -193,7 +193,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     entry_size: usize,
 ) -> isize {
     let _uncancelled = Uncancelled::new();
-    let filled = context(context_).and_then(|context| {
+    let filled = answering(context_).and_then(|context| {
         let unusable = entries.is_null() && max_entries > 0;
         if unusable || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(Errno::EINVAL);
@@ -225,7 +225,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     gid_type: *mut c_uint,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(context(context_).and_then(|context| {
+    minus_one(answering(context_).and_then(|context| {
         let entry = context.inner.device.gid(port, gid_index as usize)?;
         if gid_type.is_null() {
             return Err(Errno::EINVAL);
@@ -249,7 +249,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(context(context_).and_then(|context| {
+    minus_one(answering(context_).and_then(|context| {
         let found = context.inner.device.pkey(port, index(pkey_index))?;
         if pkey.is_null() {
             return Err(Errno::EINVAL);
@@ -267,7 +267,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     pkey: u16,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(context(context_).and_then(|context| {
+    minus_one(answering(context_).and_then(|context| {
         let mut at = 0;
         loop {
             if context.inner.device.pkey(port, at)?.0.to_be() == pkey {

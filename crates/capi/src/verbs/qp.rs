@@ -648,6 +648,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
+        qp.inner.context.answers()?;
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
         let limit = RateLimit {
             kbps: attr.rate_limit,
@@ -679,6 +680,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
+        qp.inner.context.answers()?;
         if attr.is_null() || init.is_null() {
             return Err(Errno::EINVAL);
         }

@@ -153,6 +153,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        srq.inner.context.answers()?;
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = mask as u32;
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
@@ -171,6 +172,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        srq.inner.context.answers()?;
         if attr.is_null() {
             return Err(Errno::EINVAL);
         }

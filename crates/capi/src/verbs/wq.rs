@@ -111,6 +111,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(object::find(wq).and_then(|wq: Arc<Wq>| {
+        wq.inner.context.answers()?;
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = attr.attr_mask;
         if mask == 0 || mask >= IBV_WQ_ATTR_RESERVED {

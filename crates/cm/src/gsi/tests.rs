@@ -80,6 +80,8 @@ impl Frames for NoFrames {
     }
 
     fn fail_users(&self, _overrun: &dyn Fn(&Arc<CqCell>) -> bool) {}
+
+    fn fail_device(&self, _device: usize) {}
 }
 
 /// QP1 of this process, on a data path without XRC domains and raw packets.

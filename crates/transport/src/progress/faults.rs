@@ -40,7 +40,9 @@ impl Driver {
                     let what = format!("{} fails for good", faults.name(device));
                     self.tell_of(device, rule, &what);
                     self.fail_of(rule);
-                    self.above().management.device_failed(self.core.config.device_of(device).0);
+                    let device = self.core.config.device_of(device).0;
+                    self.above().frames.fail_device(device);
+                    self.above().management.device_failed(device);
                 }
                 Happening::Fails(_) => self.fail_of(rule),
                 Happening::Process(action, _) => {

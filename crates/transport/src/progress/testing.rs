@@ -79,6 +79,8 @@ impl Frames for Nothing {
     }
 
     fn fail_users(&self, _overrun: &dyn Fn(&Arc<CqCell>) -> bool) {}
+
+    fn fail_device(&self, _device: usize) {}
 }
 
 /// The driver of this process, and what starts its worker.
