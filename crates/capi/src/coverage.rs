@@ -136,7 +136,8 @@ fn page() -> String {
     text.push_str(
         "\n## Ports\n\nA device has one port, or two if the configuration file says so \
          ([how](recipes/several-devices.md#two-ports)). Calls refuse a port that the device does not have (`EINVAL`). \
-         Raw packets, flow rules and datagrams of sockets over RDMA use port 1 alone. There is no path migration, so `alt_port_num` has no use.\n",
+         Raw packets of all ports are on one network: a flow rule of either port gets frames that a queue pair of the other one sends. \
+         There is no path migration, so `alt_port_num` has no use.\n",
     );
     let _ = writeln!(
         text,

@@ -1,6 +1,6 @@
 //! Queue pairs of type RAW_PACKET.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use anyverbs_locks::{Mutex, rank};
@@ -73,6 +73,8 @@ pub struct RawQp(pub(super) Arc<RawCell>);
 pub(super) struct RawCell {
     switch: &'static Switch,
     context: Arc<ContextCell>,
+    /// The place of its port among those of all devices. It counts there; the first one's until INIT.
+    port: AtomicUsize,
     pub(super) sends: Mutex<rank::RawQueuePair, Sends>,
     pub(super) send_cq: Option<Arc<CqCell>>,
     pub(super) pd: u32,
@@ -195,6 +197,7 @@ impl RawQp {
         let cell = Arc::new(RawCell {
             switch,
             context: Arc::clone(&pd.context),
+            port: AtomicUsize::new(pd.context.device),
             sends: Mutex::new(sends),
             send_cq,
             pd: pd.number(),
@@ -249,6 +252,11 @@ impl RawCell {
 
     pub(super) fn device(&self) -> usize {
         self.context.device
+    }
+
+    /// The place of its port among those of all devices.
+    pub(super) fn port(&self) -> usize {
+        self.port.load(Ordering::Relaxed)
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -319,7 +327,7 @@ impl RawCell {
     }
 
     fn limit_rate(self: &Arc<Self>, sends: &mut Sends, limit: &RateLimit) {
-        let mtu = self.switch.core().gids.active_mtu(self.context.device);
+        let mtu = self.switch.core().gids.active_mtu(self.port());
         pacing::limit(self, sends, limit, mtu.bytes());
         self.switch.flush(&mut sends.batch);
     }
@@ -401,11 +409,15 @@ impl RawQp {
         }
         let mut sends = cell.sends.lock();
         let limits = cell.switch.core().attr_of(cell.device());
-        // Frames go by one interface of the process, which is of no port: all devices have them at port 1.
-        let (ports, max_rate) = (1, limits.max_rate_limit);
+        // Frames go to the host's processes, and by one interface: all ports of all devices are on one network.
+        let (ports, max_rate) = (limits.phys_port_cnt, limits.max_rate_limit);
         let to = transition::check(cell.current(&sends), attr, mask, ports, max_rate)?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;
+            if let Some(port) = cell.switch.core().port(cell.device(), attr.port) {
+                cell.port.store(port, Ordering::Relaxed);
+                cell.own_queue().inspect(|queue| queue.counts_at(port));
+            }
         }
         if mask.contains(QpAttrMask::STATE) {
             cell.enter(&mut sends, to);

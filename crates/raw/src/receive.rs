@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
@@ -72,6 +72,8 @@ pub(super) struct ReceiveQueue {
     pd: u32,
     cq: Arc<CqCell>,
     srq: Option<Arc<SrqCell>>,
+    /// The port, by its place among those of all devices, that counts what comes.
+    port: AtomicUsize,
     /// It got to [`Mode::Error`] by itself; written under the lock.
     failed: AtomicBool,
     state: Mutex<rank::RawReceiveQueue, State>,
@@ -101,6 +103,7 @@ impl ReceiveQueue {
             number,
             pd: srq.map_or(pd, |srq| srq.pd),
             cq: Arc::clone(cq),
+            port: AtomicUsize::new(cq.device()),
             srq: srq.map(Arc::clone),
             failed: AtomicBool::new(false),
             state: Mutex::new(State { mode: Mode::Closed, queue, flags, wqe: RecvWqe::default() }),
@@ -109,6 +112,11 @@ impl ReceiveQueue {
 
     pub(super) fn cq(&self) -> &Arc<CqCell> {
         &self.cq
+    }
+
+    /// Another port counts what comes.
+    pub(super) fn counts_at(&self, port: usize) {
+        self.port.store(port, Ordering::Relaxed);
     }
 
     pub(super) fn has_srq(&self) -> bool {
@@ -173,7 +181,7 @@ impl ReceiveQueue {
     }
 
     fn count(&self, counter: Counter, n: u64) {
-        self.core.count(self.cq.device(), counter, n);
+        self.core.count(self.port.load(Ordering::Relaxed), counter, n);
     }
 
     fn complete_in_error(&self, wr_id: u64, status: WcStatus) {

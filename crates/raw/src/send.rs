@@ -183,7 +183,7 @@ pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, statu
             // IBA 10.3.1.6: the receives of an unreliable queue pair go on.
             sends.state = QpState::Sqe;
         }
-        cell.switch().core().count(cell.device(), Counter::ReqCqeError, 1);
+        cell.switch().core().count(cell.port(), Counter::ReqCqeError, 1);
     } else if !posted.is_signaled {
         return;
     }

@@ -265,7 +265,7 @@ impl Switch {
         if any {
             self.deliver(frame, Some(from.qpn()));
         }
-        let counters = self.core().counters_of(from.device());
+        let counters = self.core().counters_of(from.port());
         counters.add(Counter::SentPkts, 1);
         counters.add(Counter::SentBytes, bytes.len() as u64);
         batch.push(bytes);

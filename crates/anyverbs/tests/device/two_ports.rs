@@ -162,3 +162,68 @@ fn a_script_that_names_a_port_that_is_not_there_is_refused() {
     let wanted = "faults, line 1: \"plain0\" has no port 2, but port 1 alone";
     assert_eq!(of("on device plain0 port 2: down").unwrap_err(), wanted);
 }
+
+#[test]
+fn raw_packets_count_at_the_port_of_their_queue_pair() {
+    with("raw_packets_count_at_the_port_of_their_queue_pair", &[], || {
+        let context = open("dual0");
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64, None, 0, 0).unwrap();
+        let init = raw::RawQpInit {
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            cap: CAP,
+            sq_sig_all: true,
+            max_tso_header: 0,
+            flags: raw::ReceiveFlags::empty(),
+            cookie: 0,
+        };
+        let made = [1, 2].map(|port| (port, context.create_raw_qp(&pd, &init)));
+        if matches!(made[0].1, Err(CreateError::NotPermitted)) {
+            return anyverbs_testing::skip("no CAP_NET_RAW");
+        }
+        let [a, b] = made.map(|(port, qp)| {
+            let qp = qp.unwrap();
+            let attr = QpAttr { state: QpState::Init, port, ..QpAttr::default() };
+            qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::PORT).unwrap();
+            for state in [QpState::Rtr, QpState::Rts] {
+                qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+            }
+            assert_eq!(qp.query().unwrap().0.port, port);
+            qp
+        });
+        let rule = raw::FlowAttr {
+            flow_type: raw::FlowType::AllDefault,
+            priority: 0,
+            specs: std::iter::empty().collect(),
+            dont_trap: false,
+            egress: false,
+            drop: false,
+            tag: None,
+        };
+        let _rule = b.create_flow(rule, None, None).unwrap();
+        let buffer = Buffer::new(&pd, 4096);
+        b.recv(&RecvWr { wr_id: 1, sges: &[buffer.sge(2048, 2048)] }).unwrap();
+        let wr = raw::RawSendWr {
+            wr_id: 2,
+            flags: SendFlags::SIGNALED,
+            fill_in_checksums: false,
+            segmentation: None,
+            sges: &[buffer.sge(0, 64)],
+        };
+        a.post().unwrap().send(&wr).unwrap();
+        let mut ids = Vec::new();
+        while ids.len() < 2 {
+            let mut wcs = [Wc::default(); 2];
+            let n = cq.poll(&mut wcs).unwrap();
+            ids.extend(wcs[..n].iter().map(|wc| (wc.wr_id, wc.status)));
+        }
+        ids.sort_by_key(|(id, _)| *id);
+        assert_eq!(ids, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        use anyverbs_proto::counters::Counter::{RcvdPkts, SentPkts};
+        let counts =
+            |counter| [1, 2].map(|port| context.counters_of_port(port).unwrap().read(counter));
+        assert_eq!([counts(SentPkts), counts(RcvdPkts)], [[1, 0], [0, 1]]);
+    });
+}

@@ -50,7 +50,8 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     // SAFETY: the caller's promise; programs pack it.
     let attr = unsafe { attr_.read_unaligned() };
     let known = IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS;
-    if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !known != 0 {
+    let ports = qp.inner.context.inner.device.device_attr()?.phys_port_cnt;
+    if attr.comp_mask != 0 || !(1..=ports).contains(&attr.port) || attr.flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
     let flow_type = match attr.r#type {

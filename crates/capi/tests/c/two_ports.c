@@ -2,6 +2,7 @@
 #include "check.h"
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
+#include <rdma/rsocket.h>
 
 static const int INIT_MASK = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 
@@ -218,6 +219,80 @@ static void addresses(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static struct sockaddr_in at_port(int n)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + n - 1) };
+	return at;
+}
+
+/* A datagram socket uses the port that has its address, and one without an address the port towards the peer. */
+static void datagram_sockets(void)
+{
+	int fds[3];
+	struct sockaddr_in names[3];
+	for (int n = 1; n <= 2; n++) {
+		struct sockaddr_in at = at_port(n);
+		socklen_t len = sizeof at;
+		fds[n] = rsocket(AF_INET, SOCK_DGRAM, 0);
+		TRUE(fds[n] >= 0);
+		OK(rbind(fds[n], (struct sockaddr *)&at, sizeof at));
+		OK(rgetsockname(fds[n], (struct sockaddr *)&names[n], &len));
+	}
+	/* The first ones go by UDP, until the peers know their queue pairs. */
+	for (int i = 0; i < 20; i++)
+		for (int n = 1; n <= 2; n++) {
+			char buf[8];
+			struct sockaddr_in from;
+			socklen_t len = sizeof from;
+			EQ(rsendto(fds[n], "hello", 5, 0, (struct sockaddr *)&names[3 - n], sizeof names[0]), 5);
+			EQ(rrecvfrom(fds[3 - n], buf, sizeof buf, 0, (struct sockaddr *)&from, &len), 5);
+			EQ(from.sin_addr.s_addr, names[n].sin_addr.s_addr);
+			EQ(from.sin_port, names[n].sin_port);
+		}
+	/* The third address is of another device. */
+	struct sockaddr_in third = at_port(3);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	TRUE(fd >= 0);
+	OK(rbind(fd, (struct sockaddr *)&third, sizeof third));
+	MINUS_ONE(rsendto(fd, "x", 1, 0, (struct sockaddr *)&names[1], sizeof names[0]), EADDRNOTAVAIL);
+	OK(rclose(fd));
+	OK(rclose(fds[1]));
+	OK(rclose(fds[2]));
+}
+
+/* A flow rule names a port of the device, and one that it does not have is refused. Without the right to raw packets nothing is. */
+static void flow_rules(struct ibv_pd *pd)
+{
+	struct ibv_cq *cq = ibv_create_cq(pd->context, 8, NULL, NULL, 0);
+	TRUE(cq != NULL);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET,
+					 .cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	if (qp == NULL && errno == EPERM) {
+		OK(ibv_destroy_cq(cq));
+		return;
+	}
+	TRUE(qp != NULL);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 3 };
+	REFUSES(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT), EINVAL);
+	attr.port_num = 2;
+	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
+	OK(ibv_query_qp(qp, &attr, IBV_QP_PORT, &init));
+	EQ(attr.port_num, 2);
+	for (int port = 0; port <= 3; port++) {
+		struct ibv_flow_attr rule = { .type = IBV_FLOW_ATTR_ALL_DEFAULT, .size = sizeof rule, .port = port };
+		if (port == 1 || port == 2) {
+			struct ibv_flow *flow = ibv_create_flow(qp, &rule);
+			TRUE(flow != NULL);
+			OK(ibv_destroy_flow(flow));
+		} else {
+			IS_NULL(ibv_create_flow(qp, &rule), EINVAL);
+		}
+	}
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_cq(cq));
+}
+
 int main(void)
 {
 	int n = -1;
@@ -239,6 +314,8 @@ int main(void)
 	traffic(ctx, pd);
 	datagrams(ctx, pd);
 	addresses();
+	datagram_sockets();
+	flow_rules(pd);
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(other));
 	OK(ibv_close_device(ctx));

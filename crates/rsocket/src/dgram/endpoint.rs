@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyverbs::{
     Access, AhAttr, CompChannel, Cq, Gid, QKey, Qp, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState,
@@ -20,8 +20,6 @@ use crate::sleep::set_nonblocking;
 
 /// Q_Key of all datagram ids (`RDMA_UDP_QKEY`).
 const QKEY: QKey = QKey(0x0123_4567);
-/// The port of the device whose addresses datagrams use.
-const PORT: u8 = 1;
 /// Bytes before a datagram in a receive buffer.
 const GRH: usize = 40;
 /// A receive buffer; a multiple of 8.
@@ -62,8 +60,9 @@ impl Received {
 pub(super) struct Peer {
     /// The header of our datagrams to it.
     header: Header,
-    /// Our address towards it.
+    /// Our address towards it, which a port of the device has.
     ip: IpAddr,
+    port: u8,
     sgid_index: u8,
     mtu: usize,
     /// The address of its queue pair, once it has told it.
@@ -91,14 +90,31 @@ impl State {
     }
 }
 
+/// The queue pair on a port of the device, and the buffers of its receives.
+#[derive(Debug)]
+struct End {
+    qp: Qp,
+    recv_ring: Ring,
+}
+
+impl End {
+    /// Posts a receive buffer by its number, which is this one of the whole socket.
+    fn post_recv(&self, slot: u32, buffer: usize) -> Result<()> {
+        let sges = [self.recv_ring.sge(buffer * STRIDE, STRIDE)];
+        let wr = RecvWr { wr_id: slot.into(), sges: &sges };
+        self.qp.post_recv(&[wr]).map_err(|(_, error)| error.into())
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Endpoint {
-    qp: Qp,
+    /// For each port of the device, made when the first peer is met there.
+    ends: Box<[OnceLock<End>]>,
+    making: Mutex<()>,
     pub(super) cq: Cq,
     pub(super) channel: CompChannel,
     send_ring: Ring,
-    recv_ring: Ring,
     pub(super) state: Mutex<State>,
     polling: Mutex<()>,
     inline: usize,
@@ -118,19 +134,65 @@ impl Endpoint {
         let (pd, context) = (&device.pd, &device.context);
         let channel = context.create_comp_channel()?;
         set_nonblocking(&channel)?;
-        let cq = context.create_cq((send_slots + recv_slots) as u32, Some(&channel), 0, 0)?;
+        let ports = usize::from(context.device_attr()?.phys_port_cnt);
+        let cqe = (send_slots + ports * recv_slots) as u32;
+        let cq = context.create_cq(cqe, Some(&channel), 0, 0)?;
+        let send_ring = Ring::new(pd, send_slots * MAX_DATAGRAM, Access::LOCAL_WRITE)?;
+        let state = State {
+            free: (0..send_slots as u32).collect(),
+            slots: send_slots,
+            received: VecDeque::with_capacity(recv_slots),
+            edges: (0, 1),
+            ..State::default()
+        };
+        Ok(Self {
+            ends: (0..ports).map(|_| OnceLock::new()).collect(),
+            making: Mutex::new(()),
+            cq,
+            channel,
+            send_ring,
+            state: Mutex::new(state),
+            polling: Mutex::new(()),
+            inline: inline as usize,
+            queue: recv_slots,
+            error: AtomicI32::new(0),
+            device: Arc::clone(device),
+        })
+    }
+
+    /// The end on a port of the device.
+    fn end(&self, port: u8) -> Result<&End> {
+        let index = usize::from(port).wrapping_sub(1);
+        let slot = self.ends.get(index).ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        if let Some(end) = slot.get() {
+            return Ok(end);
+        }
+        let _turn = self.making.lock();
+        if let Some(end) = slot.get() {
+            return Ok(end);
+        }
+        let end = self.make_end(port)?;
+        let first = index * self.queue;
+        for n in 0..self.queue {
+            end.post_recv((first + n) as u32, n)?;
+        }
+        Ok(slot.get_or_init(|| end))
+    }
+
+    fn make_end(&self, port: u8) -> Result<End> {
+        let Device { pd, context } = &*self.device;
         let cap = QpCap {
-            max_send_wr: send_slots as u32,
-            max_recv_wr: recv_slots as u32,
+            max_send_wr: self.state.lock().slots as u32,
+            max_recv_wr: self.queue as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: inline,
+            max_inline_data: self.inline as u32,
         };
         let qp = context.create_qp(
             pd,
             &QpInitAttr {
-                send_cq: &cq,
-                recv_cq: &cq,
+                send_cq: &self.cq,
+                recv_cq: &self.cq,
                 srq: None,
                 cap,
                 qp_type: QpType::Ud,
@@ -139,42 +201,19 @@ impl Endpoint {
             },
         )?;
         use QpAttrMask as M;
-        let init = QpAttr { state: QpState::Init, port: PORT, qkey: QKEY, ..QpAttr::default() };
+        let init = QpAttr { state: QpState::Init, port, qkey: QKEY, ..QpAttr::default() };
         qp.modify(&init, M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY)?;
         qp.modify(&QpAttr { state: QpState::Rtr, ..init }, M::STATE)?;
         qp.modify(&QpAttr { state: QpState::Rts, ..init }, M::STATE | M::SQ_PSN)?;
-        let send_ring = Ring::new(pd, send_slots * MAX_DATAGRAM, Access::LOCAL_WRITE)?;
-        let recv_ring = Ring::new(pd, recv_slots * STRIDE, Access::LOCAL_WRITE)?;
-        let state = State {
-            free: (0..send_slots as u32).collect(),
-            slots: send_slots,
-            received: VecDeque::with_capacity(recv_slots),
-            edges: (0, 1),
-            ..State::default()
-        };
-        let endpoint = Self {
-            qp,
-            cq,
-            channel,
-            send_ring,
-            recv_ring,
-            state: Mutex::new(state),
-            polling: Mutex::new(()),
-            inline: inline as usize,
-            queue: recv_slots,
-            error: AtomicI32::new(0),
-            device: Arc::clone(device),
-        };
-        for slot in 0..recv_slots as u32 {
-            endpoint.post_recv(slot)?;
-        }
-        Ok(endpoint)
+        let recv_ring = Ring::new(pd, self.queue * STRIDE, Access::LOCAL_WRITE)?;
+        Ok(End { qp, recv_ring })
     }
 
-    fn post_recv(&self, slot: u32) -> Result<()> {
-        let sges = [self.recv_ring.sge(slot as usize * STRIDE, STRIDE)];
-        let wr = RecvWr { wr_id: slot.into(), sges: &sges };
-        self.qp.post_recv(&[wr]).map_err(|(_, error)| error.into())
+    /// The end with a receive buffer, and the number of the buffer there.
+    fn buffer(&self, slot: u32) -> Result<(&End, usize)> {
+        let slot = slot as usize;
+        let end = self.ends.get(slot / self.queue).and_then(OnceLock::get);
+        Ok((end.ok_or(Errno(libc::EIO))?, slot % self.queue))
     }
 
     /// Takes datagrams from the network, over RDMA and over UDP.
@@ -210,9 +249,10 @@ impl Endpoint {
         if wc.status != WcStatus::Success {
             return;
         }
-        let base = slot as usize * STRIDE + GRH;
+        let Ok((end, buffer)) = self.buffer(slot) else { return };
+        let base = buffer * STRIDE + GRH;
         let received = (wc.byte_len as usize).saturating_sub(GRH).min(MAX_DATAGRAM);
-        let header = Header::parse(&self.recv_ring.read(base), received);
+        let header = Header::parse(&end.recv_ring.read(base), received);
         let Some((from, skip)) = header else {
             self.give_back(slot);
             return;
@@ -230,7 +270,8 @@ impl Endpoint {
 
     /// A receive buffer was read.
     pub(super) fn give_back(&self, slot: u32) {
-        if let Err(errno) = self.post_recv(slot) {
+        let posted = self.buffer(slot).and_then(|(end, buffer)| end.post_recv(slot, buffer));
+        if let Err(errno) = posted {
             self.error.store(errno.0, Ordering::Release);
         }
     }
@@ -239,7 +280,7 @@ impl Endpoint {
     pub(super) fn copy(&self, received: &Received, to: &mut Cursor<'_>) -> Result<()> {
         let len = received.len().min(to.left());
         match &received.data {
-            Data::Buffer { at, .. } => self.recv_ring.drain(*at, to, len),
+            Data::Buffer { slot, at, .. } => self.buffer(*slot)?.0.recv_ring.drain(*at, to, len),
             Data::Owned(data) => to.copy_in(data.as_ptr(), len),
         }
     }
@@ -302,7 +343,7 @@ impl Endpoint {
             sgid_index: peer.sgid_index,
             hop_limit: 64,
             is_global: true,
-            port: PORT,
+            port: peer.port,
             ..AhAttr::default()
         };
         let ah = self.device.pd.create_ah(&attr)?;
@@ -329,12 +370,13 @@ impl Endpoint {
             .context
             .addresses()?
             .into_iter()
-            .filter(|entry| entry.port == PORT)
             .find(|entry| entry.gid == gid && (scope == 0 || entry.interface == scope))
             .ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        self.end(entry.port)?;
         let peer = Peer {
             header: Header::new(local),
             ip: local.ip(),
+            port: entry.port,
             sgid_index: u8::try_from(entry.index).map_err(|_| Errno(libc::EADDRNOTAVAIL))?,
             mtu: entry.mtu.bytes() as usize,
             dest: None,
@@ -384,7 +426,7 @@ impl Endpoint {
             let wr_id = (1 << 32) | u64::from(slot);
             let wr =
                 SendWr { wr_id, op: SendOp::Send, flags, sges: &sges, ud: Some(dest), xrc_srqn: 0 };
-            self.qp.post_send(&[wr]).map_err(|(_, error)| error.into())
+            self.end(peer.port)?.qp.post_send(&[wr]).map_err(|(_, error)| error.into())
         });
         if posted.is_err() {
             self.state.lock().free.push(slot);
@@ -400,7 +442,7 @@ impl Endpoint {
         purpose: Purpose,
         data: &[u8],
     ) -> Result<()> {
-        let header = UdpHeader { purpose, qpn: self.qp.qpn(), ip: peer.ip };
+        let header = UdpHeader { purpose, qpn: self.end(peer.port)?.qp.qpn(), ip: peer.ip };
         let (header, len) = header.encode();
         let parts = [std::io::IoSlice::new(&header[..len]), std::io::IoSlice::new(data)];
         let connected = self.state.lock().connected.is_some_and(|peer| same(peer, to));
