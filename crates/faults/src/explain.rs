@@ -164,9 +164,8 @@ fn limited(limit: Limit) -> String {
         1_000_000.. => format!("{}Mb/s", rate / 1e6),
         _ => format!("{}kb/s", rate / 1e3),
     };
-    let queue = limit.queue.map_or(String::new(), |n| {
-        format!(", and are lost where {n} of their queue pair wait already")
-    });
+    let queue =
+        limit.queue.map_or(String::new(), |n| format!(", and are lost where {n} wait already"));
     format!("leave at {rate} at most{queue}")
 }
 

@@ -144,7 +144,7 @@ pub const MOST_WAITING: u64 = 1000;
 pub struct Limit {
     /// Bits in a second.
     pub rate: u64,
-    /// So many packets of a queue pair wait. Another one is lost.
+    /// So many packets of those that share the rate wait. Another one is lost.
     pub queue: Option<u64>,
 }
 

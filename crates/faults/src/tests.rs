@@ -78,7 +78,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 13: 2s after the start each queue pair goes to the error state, with IBV_EVENT_QP_FATAL. Those that are made later, or in RESET by then, do not.",
         "Line 14: 1% of the packets that each queue pair receives are marked by a congested network (ECN).",
         "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are without a receive, where one is needed: the sender gets an RNR NAK.",
-        "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 of their queue pair wait already, from 1s after the start on.",
+        "Line 16: all packets that the queue pairs of mlx5_2 send together leave at 2.5Gb/s at most, and are lost where 64 wait already, from 1s after the start on.",
         "Line 16: all request packets that the queue pairs of each port send together leave at 100Mb/s at most.",
         "Line 17: 3s after the start the process is killed.",
         "Line 17: 1s after the start the process stands still for 2s.",

@@ -3,6 +3,7 @@
 //! Rules may be added while the process runs. They hold from then on, for queue pairs that there are as well.
 
 mod idle;
+mod line;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,7 @@ use anyverbs_objects::base::NEVER;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::time::Time;
 
+pub use line::{InLine, Line};
 use memory::Regions;
 
 /// The most rules that a process takes in its life. Each stays in memory until it ends: queue pairs and others refer to it.
@@ -87,8 +89,8 @@ pub struct Active {
     pub rule: &'static Rule,
     /// Its times count from here.
     pub since: Time,
-    /// When each port is done with the packets before, in nanoseconds, if the rule limits their rate.
-    pub busy_until: &'static [AtomicU64],
+    /// The line behind each port, if the rule limits its rate.
+    pub lines: &'static [Line],
 }
 
 /// The rules that a queue pair knows.
@@ -214,9 +216,9 @@ impl Faults {
     fn arm(&self, plan: &mut Plan, rule: Rule, since: Time) {
         let rule: &'static Rule = Box::leak(Box::new(rule));
         let limits = matches!(rule.fault, Fault::Packets { action: PacketAction::Limit(_), .. });
-        let clocks: Vec<_> = self.ports.iter().take_while(|_| limits).map(|_| 0.into()).collect();
-        let busy_until = Box::leak(clocks.into_boxed_slice());
-        plan.rules.push(Active { number: plan.count, rule, since, busy_until });
+        let lines = self.ports.iter().take_while(|_| limits).map(|_| Line::default());
+        let lines = Box::leak(lines.collect::<Box<[_]>>());
+        plan.rules.push(Active { number: plan.count, rule, since, lines });
         plan.count += 1;
         let mut happens = |after: Duration, happening| {
             let at = since.as_nanos().saturating_add(nanos(after)).min(NEVER - 1);
@@ -244,7 +246,7 @@ impl Faults {
             Fault::Fails(after) => happens(after, Happening::Fails(rule)),
             Fault::Process(action, after) => happens(after, Happening::Process(action, rule)),
             Fault::Memory { .. } => {
-                self.regions.add_rule(Active { number: plan.count - 1, rule, since, busy_until });
+                self.regions.add_rule(Active { number: plan.count - 1, rule, since, lines });
             }
             Fault::Packets { .. } | Fault::Work { .. } | Fault::Call { .. } => {}
         }

@@ -19,6 +19,7 @@ mod dead;
 mod flushed;
 mod memory;
 mod one_end;
+mod queues;
 mod stopped;
 
 /// Runs a test of this module in a process of its own, with a script and variables.

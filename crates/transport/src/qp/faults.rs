@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyverbs_causes::Cause;
 use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
-use anyverbs_links::faults::{Active, Faults, Known, QpPlace};
+use anyverbs_links::faults::{Active, Faults, InLine, Known, QpPlace};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
@@ -144,7 +144,7 @@ impl QpFaults {
         if cleared {
             self.unlearn(now);
         }
-        for Active { number, rule, since, busy_until } in new {
+        for Active { number, rule, since, lines } in new {
             if self.is_of(rule) {
                 if let Fault::Fails(after) = rule.fault
                     && rule.place.qp.is_some()
@@ -153,9 +153,9 @@ impl QpFaults {
                     self.fails.push((since + after, rule));
                 }
                 let dice = self.plan.dice(number, self.place);
-                let busy_until = busy_until.get(self.place.port);
+                let line = lines.get(self.place.port);
                 let last_due = Time::default();
-                let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, busy_until };
+                let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, line };
                 self.rules.add(new, self.work);
             }
         }
@@ -225,9 +225,8 @@ impl QpFaults {
         if self.is_cut() {
             return (Verdict::Times(0), None);
         }
-        for (at, Armed { rule, dice, since, seen, .. }) in
-            self.rules.of_packet(received, headers.bth.opcode)
-        {
+        for (at, armed) in self.rules.of_packet(received, headers.bth.opcode) {
+            let Armed { rule, dice, since, seen, .. } = armed;
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
             if !span.has(now.since(*since)) || !dice.chooses(*which, n) {
@@ -242,8 +241,8 @@ impl QpFaults {
                     (Verdict::Later(now + dice.time((least, most), n), false), "is late")
                 }
                 PacketAction::Limit(limit) => {
-                    let waiting = self.parked.len() as u64;
-                    if limit.queue.is_none_or(|queue| waiting < queue) && !self.parked.is_full() {
+                    let has_room = limit.queue.is_none_or(|queue| armed.waiting() < queue);
+                    if has_room && !self.parked.is_full() {
                         // The log would have every packet.
                         return (Verdict::Limited(at, limit), None);
                     }
@@ -280,9 +279,15 @@ impl QpFaults {
         self.rules.count(received, headers.bth.opcode);
     }
 
-    /// A packet of so many bytes is sent at the rate of the rule at a place: when it has left.
-    pub(super) fn leaves(&mut self, at: usize, limit: Limit, bytes: usize, now: Time) -> Time {
-        self.rules.at(at).map_or(now, |rule| rule.leaves(limit, bytes, now))
+    /// A packet of so many bytes is sent at the rate of the rule at a place: when it has left, and its place in the queue.
+    pub(super) fn leaves(
+        &mut self,
+        at: usize,
+        limit: Limit,
+        bytes: usize,
+        now: Time,
+    ) -> (Time, Option<InLine>) {
+        self.rules.at(at).map_or((now, None), |rule| rule.leaves(limit, bytes, now))
     }
 
     /// A send is about to be posted at a place of the send queue.

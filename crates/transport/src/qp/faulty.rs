@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyverbs_causes::Cause;
 use anyverbs_faults::Rule;
+use anyverbs_links::faults::InLine;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::payload::{Data, Payload};
@@ -141,15 +142,15 @@ impl DeviceEnv<'_, '_> {
                 }
                 first
             }
-            Verdict::Later(due, true) => self.park(av, (headers, payload), |_| (due, true)),
+            Verdict::Later(due, true) => self.park(av, (headers, payload), true, |_| (due, None)),
             Verdict::Later(due, false) => {
-                let due = |faults: &mut QpFaults| (faults.delays(injected.as_ref(), due), false);
-                self.park(av, (headers, payload), due)
+                let due = |faults: &mut QpFaults| (faults.delays(injected.as_ref(), due), None);
+                self.park(av, (headers, payload), false, due)
             }
             Verdict::Limited(at, limit) => {
                 let bytes = payload.len() + FRAME;
-                let due = |faults: &mut QpFaults| (faults.leaves(at, limit, bytes, now), false);
-                self.park(av, (headers, payload), due)
+                let due = |faults: &mut QpFaults| faults.leaves(at, limit, bytes, now);
+                self.park(av, (headers, payload), false, due)
             }
         };
         if result.is_err() {
@@ -169,20 +170,22 @@ impl DeviceEnv<'_, '_> {
         Some(Ok(()))
     }
 
-    /// A packet leaves later.
+    /// A packet leaves later, when it is due, or if it `is_overtaken` behind the next one.
     fn park(
         &mut self,
         av: &AddressVector,
         (headers, payload): (&Headers, &Payload<'_>),
-        due: impl FnOnce(&mut QpFaults) -> (Time, bool),
+        is_overtaken: bool,
+        due: impl FnOnce(&mut QpFaults) -> (Time, Option<InLine>),
     ) -> Result<(), TransmitError> {
         let mut bytes = vec![0; payload.len()];
         let core = self.transport.core;
         payload.copy_to(&core.mrs, &core.memory, &mut bytes)?;
         self.lose(headers)?;
         if let Some(faults) = self.faults() {
-            let due = due(faults);
-            faults.parked.add(due, Parked { av: *av, headers: *headers, payload: bytes });
+            let (due, in_line) = due(faults);
+            let packet = Parked { av: *av, headers: *headers, payload: bytes, _in_line: in_line };
+            faults.parked.add((due, is_overtaken), packet);
         }
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! The rules that hold for a queue pair, so ordered that a packet meets only those that count it, and a request only those for its side.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use anyverbs_faults::{Dice, Fault, Limit, PacketKind, Rule, Which};
+use anyverbs_links::faults::{InLine, Line};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::opcode::{Opcode, Operation};
 
@@ -19,8 +18,8 @@ pub(super) struct Armed {
     pub(super) said: u32,
     /// When the last packet that it delayed leaves.
     pub(super) last_due: Time,
-    /// When the device is done with the packets before, in nanoseconds, if the rule limits their rate.
-    pub(super) busy_until: Option<&'static AtomicU64>,
+    /// The line behind its port, if the rule limits the rate of that.
+    pub(super) line: Option<&'static Line>,
 }
 
 impl Armed {
@@ -30,15 +29,17 @@ impl Armed {
         self.last_due
     }
 
-    /// A packet of so many bytes is sent at a limited rate: when it has left.
-    pub(super) fn leaves(&self, limit: Limit, bytes: usize, now: Time) -> Time {
+    /// How many packets wait for the line that it limits, of this queue pair and others.
+    pub(super) fn waiting(&self) -> u64 {
+        self.line.map_or(0, Line::waiting)
+    }
+
+    /// A packet of so many bytes is sent at a limited rate: when it has left, and its place in the queue.
+    pub(super) fn leaves(&self, limit: Limit, bytes: usize, now: Time) -> (Time, Option<InLine>) {
         self.rule.fired.set();
-        let takes = limit.time(bytes);
-        let Some(busy_until) = self.busy_until else { return now + takes };
-        let after = |until: u64| Time::from_nanos(until.max(now.as_nanos())) + takes;
-        let next = |until| Some(after(until).as_nanos());
-        let before = busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        before.map_or(now, after)
+        let Some(line) = self.line else { return (now + limit.time(bytes), None) };
+        let (left, place) = line.takes(limit, bytes, now);
+        (left, Some(place))
     }
 }
 
@@ -162,7 +163,7 @@ mod tests {
         for (n, rule) in script.rules.iter().enumerate() {
             let (dice, since) = (Dice::new(1, n, 1), Time::from_nanos(0));
             let last_due = since;
-            let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, busy_until: None };
+            let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, line: None };
             rules.add(new, [0; 2]);
         }
         rules

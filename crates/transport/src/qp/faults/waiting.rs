@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use anyverbs_links::faults::InLine;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::{Wc, WcStatus};
@@ -19,6 +20,8 @@ pub(in crate::qp) struct Parked {
     pub(in crate::qp) av: AddressVector,
     pub(in crate::qp) headers: Headers,
     pub(in crate::qp) payload: Vec<u8>,
+    /// Its place in the queue of a slow line.
+    pub(in crate::qp) _in_line: Option<InLine>,
 }
 
 /// Packets that leave later.
@@ -219,7 +222,7 @@ mod tests {
     fn packet(n: u32) -> Parked {
         let opcode = Opcode::new(Service::Uc, Operation::SendOnly);
         let headers = Headers::new(Bth::new(opcode, Qpn::new(17), Psn::new(n)));
-        Parked { av: AddressVector::default(), headers, payload: Vec::new() }
+        Parked { av: AddressVector::default(), headers, payload: Vec::new(), _in_line: None }
     }
 
     fn number(packet: Parked) -> u32 {
