@@ -122,5 +122,34 @@ fn the_examples_are_plans() {
         hosts.push(plan.topology.hosts());
     }
     hosts.sort_unstable();
-    assert_eq!(hosts, [17, 64, 1000]);
+    assert_eq!(hosts, [16, 17, 64, 1000]);
+}
+
+fn example(name: &str) -> Vec<Outcome> {
+    let path = format!("{}/../../examples/simulate/{name}", env!("CARGO_MANIFEST_DIR"));
+    let plan = Plan::parse(&std::fs::read_to_string(path).expect("text")).expect("a plan");
+    plan.settings.iter().map(|(name, transport)| plan.run(name, *transport)).collect()
+}
+
+#[test]
+fn no_two_settings_of_an_example_are_the_same_run() {
+    // The others take long here, and have more to compare.
+    for name in ["incast.toml", "loss.toml"] {
+        let outcomes = example(name);
+        for (n, one) in outcomes.iter().enumerate() {
+            for other in &outcomes[n + 1..] {
+                assert_ne!(one.times_us, other.times_us, "{name}: {}", one.setting);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_example_of_loss_shows_what_going_back_costs() {
+    let [selective, back, early, early_back] = &example("loss.toml")[..] else { panic!("four") };
+    for (one, other) in [(selective, back), (early, early_back)] {
+        assert!(one.losses > 100 && other.losses > 100, "{one:?} {other:?}");
+        assert!(other.retransmitted > 10 * one.retransmitted, "{one:?} {other:?}");
+        assert!(other.mean_us > one.mean_us, "{one:?} {other:?}");
+    }
 }
