@@ -23,6 +23,9 @@
 //! # }
 //! ```
 //!
+//! The example `anywhere` of this crate is a server and a client for any device. It is tested between this device and the Linux
+//! kernel's Soft-RoCE.
+//!
 //! # What a device lacks
 //!
 //! It speaks RoCEv2 alone, since endpoints have no LIDs. It has what [`Verbs`] has: queue pairs of the types RC, UC and UD on one port, completion queues that are polled, and memory that the

@@ -371,7 +371,7 @@ impl<'a> Runner<'a> {
                 "HOST" | "OWN" => &own,
                 "SOURCE" => &source,
                 "COPY" => &copy,
-                word if self.case.source.is_some() && word == self.program() => &program,
+                word if self.case.is_own() && word == self.program() => &program,
                 _ => return None,
             })
         });
@@ -417,10 +417,19 @@ impl<'a> Runner<'a> {
 
     /// Compiles the project's own program of the case, to where both sides see it.
     fn compile(&self) -> anyhow::Result<()> {
+        let program = self.guest.shared(self.program()).0;
+        if self.case.example {
+            let mut build = workspace::cargo();
+            build.args(["build", "--quiet", "-p", "anyverbs", "--example", self.program()]);
+            workspace::succeed(&mut build)?;
+            let built = workspace::target().join("debug/examples").join(self.program());
+            fs::copy(&built, &program)
+                .with_context(|| format!("cannot copy {}", built.display()))?;
+        }
         let Some(source) = &self.case.source else { return Ok(()) };
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-o"])
-            .arg(self.guest.shared(self.program()).0)
+            .arg(program)
             .arg(workspace::root().join("conformance").join(source))
             .arg("-libverbs");
         workspace::succeed(&mut cc)

@@ -42,6 +42,9 @@ struct Program {
     race: Option<String>,
     /// A C program of the project's own, below `conformance`, that is compiled for the case.
     source: Option<String>,
+    /// An example of the crate `anyverbs`, which is built for the case.
+    #[serde(default)]
+    example: bool,
 }
 
 /// Cases that differ in their command and place only.
@@ -201,6 +204,7 @@ pub(super) struct Case<P> {
     pub(super) stays: bool,
     pub(super) race: Option<String>,
     pub(super) source: Option<String>,
+    pub(super) example: bool,
     pub(super) report: Report,
     pub(super) rows: usize,
     pub(super) prints: Vec<String>,
@@ -341,6 +345,7 @@ fn group_cases<P: Place>(
                 stays: group.stays.or(program.stays).unwrap_or(false),
                 race: program.race.clone(),
                 source: program.source.clone(),
+                example: program.example,
                 report: group.report,
                 rows: group.rows,
                 prints: group.prints.clone(),

@@ -110,6 +110,11 @@ impl Case {
         words.join("-")
     }
 
+    /// Whether its program is the project's own, and made for the case.
+    pub(super) fn is_own(&self) -> bool {
+        self.source.is_some() || self.example
+    }
+
     /// The operations that a side posts.
     pub(super) fn posts(&self, client: bool) -> &[Operation] {
         if client { &self.client_posts } else { &self.server_posts }
@@ -165,6 +170,7 @@ mod tests {
             "ib_write_bw",
             "ib_read_bw",
             "ib_atomic_bw",
+            "anywhere",
         ] {
             for direction in [Direction::ToRxe, Direction::FromRxe] {
                 let found = cases.iter().any(|case| {
