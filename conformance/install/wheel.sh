@@ -7,6 +7,7 @@ python3 -m venv --system-site-packages /tmp/venv
 PATH=/tmp/venv/bin:$PATH
 sh /cases/use.sh /tmp/venv/bin/anyverbs
 python -m anyverbs --version
+grep -q "^libc [0-9]" /tmp/venv/lib/python3*/site-packages/anyverbs-*.dist-info/THIRD-PARTY-LICENSES.txt
 cat > /tmp/test_it.py << 'END'
 import os
 import subprocess

@@ -7,6 +7,7 @@ mod crates;
 mod deb;
 mod debian_rust;
 mod install_tests;
+mod licences;
 mod oci;
 mod payload;
 mod reproduce;
@@ -101,7 +102,7 @@ fn make(machine: Machine) -> anyhow::Result<Made> {
         ),
         (format!("{stem}.cdx.json"), sbom),
         (wheel::name(&built), wheel::make(&built, &one_file)?),
-        (format!("{stem}.oci.tar"), oci::make(machine, built.version, built.epoch, &one_file)?),
+        (format!("{stem}.oci.tar"), oci::make(&built, &one_file)?),
     ];
     files.extend(deb::make(&built)?);
     // Last, for it is large and needed no more.

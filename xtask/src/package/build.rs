@@ -15,6 +15,7 @@ use object::read::elf::{ElfFile64, FileHeader};
 use super::aliases;
 use super::archive::Tree;
 use super::debian_rust;
+use super::{licences, sbom};
 use crate::dist::{LINKS, SHELLS};
 use crate::packages;
 use crate::workspace::{cargo, root, shown, succeed, target};
@@ -59,6 +60,8 @@ pub(super) struct Built {
     pub(super) debug: Tree,
     /// Manual pages and completions.
     pub(super) share: Tree,
+    /// The licences of the code of others.
+    pub(super) licences: Vec<u8>,
 }
 
 impl Built {
@@ -127,7 +130,9 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
     let aliases = aliases::make(&linker, &folder.join("libanyverbs_capi.so"), &tools)?;
     let share = share(machine, &folder)?;
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, aliases, debug, share })
+    let licences = licences::list(&sbom::linked(machine)?)?;
+    let epoch = epoch()?;
+    Ok(Built { machine, version, epoch, anyverbs, objects, aliases, debug, share, licences })
 }
 
 /// The compiler for this machine's code.

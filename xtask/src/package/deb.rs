@@ -45,7 +45,7 @@ fn command(built: &Built) -> anyhow::Result<(String, Vec<u8>)> {
         Runs programs of libibverbs and librdmacm without RDMA hardware, kernel\n \
         modules or root. Processes reach each other on one host through shared\n \
         memory, and other hosts by RoCE v2.\n";
-    finish(built, "anyverbs", tree, fields)
+    finish(built, "anyverbs", tree, fields, &built.licences)
 }
 
 /// Has the loader find the libraries without `anyverbs run`. It leaves the files of the system's own as they are.
@@ -67,7 +67,7 @@ fn for_every_program(built: &Built) -> anyhow::Result<(String, Vec<u8>)> {
          /sys itself still needs the launcher.\n",
         built.version
     );
-    finish(built, "anyverbs-libibverbs", tree, &fields)
+    finish(built, "anyverbs-libibverbs", tree, &fields, b"")
 }
 
 fn finish(
@@ -75,11 +75,16 @@ fn finish(
     name: &str,
     mut tree: Tree,
     fields: &str,
+    of_others: &[u8],
 ) -> anyhow::Result<(String, Vec<u8>)> {
     let mut copyright = format!("Source: {}\n\n", env!("CARGO_PKG_REPOSITORY")).into_bytes();
     copyright.extend(b"Under either of the following licences.\n\n");
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         copyright.extend(read(&root().join(licence))?);
+    }
+    if !of_others.is_empty() {
+        copyright.extend(b"\n");
+        copyright.extend(of_others);
     }
     tree.file(format!("usr/share/doc/{name}/copyright"), copyright);
     check_size(name, &tree)?;

@@ -9,23 +9,21 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::archive::{Tree, gzip, hex, sha256};
-use super::build::{Machine, check_size, output, read};
+use super::build::{Built, Machine, check_size, output, read};
+use super::licences;
 use crate::workspace::root;
 
 /// The archive.
-pub(super) fn make(
-    machine: Machine,
-    version: &str,
-    epoch: u64,
-    one_file: &[u8],
-) -> anyhow::Result<Vec<u8>> {
+pub(super) fn make(built: &Built, one_file: &[u8]) -> anyhow::Result<Vec<u8>> {
+    const DOC: &str = "usr/local/share/doc/anyverbs";
     let mut files = Tree::default();
     files.executable("usr/local/bin/anyverbs", one_file);
     for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        files.file(format!("usr/local/share/doc/anyverbs/{name}"), read(&root().join(name))?);
+        files.file(format!("{DOC}/{name}"), read(&root().join(name))?);
     }
+    files.file(format!("{DOC}/{}", licences::NAME), &built.licences[..]);
     check_size("the image", &files)?;
-    layout(machine, version, epoch, &files)
+    layout(built.machine, built.version, built.epoch, &files)
 }
 
 fn layout(machine: Machine, version: &str, epoch: u64, files: &Tree) -> anyhow::Result<Vec<u8>> {

@@ -1,6 +1,7 @@
 //! The list of the contents (a software bill of materials), in CycloneDX's JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -15,13 +16,24 @@ struct Metadata {
     resolve: Resolve,
 }
 
+/// A package that cargo knows.
 #[derive(Deserialize)]
-struct Package {
+pub(super) struct Package {
     id: String,
-    name: String,
-    version: String,
+    pub(super) name: String,
+    pub(super) version: String,
     license: Option<String>,
     description: Option<String>,
+    #[serde(default)]
+    pub(super) manifest_path: PathBuf,
+    /// The registry; none for packages of the workspace.
+    source: Option<String>,
+}
+
+impl Package {
+    pub(super) fn is_of_others(&self) -> bool {
+        self.source.is_some()
+    }
 }
 
 #[derive(Deserialize)]
@@ -59,11 +71,27 @@ struct Locked {
     checksum: Option<String>,
 }
 
-/// The list for one kind of machine.
-pub(super) fn cyclonedx(machine: Machine, version: &str) -> anyhow::Result<Vec<u8>> {
+fn metadata(machine: Machine) -> anyhow::Result<Metadata> {
     let arguments =
         ["metadata", "--locked", "--format-version=1", "--filter-platform", machine.triple];
-    let metadata: Metadata = serde_json::from_str(&output(cargo().args(arguments))?)?;
+    Ok(serde_json::from_str(&output(cargo().args(arguments))?)?)
+}
+
+/// The packages that are linked into the shipped files.
+pub(super) fn linked(machine: Machine) -> anyhow::Result<Vec<Package>> {
+    let listed = output(cargo().args(tree(machine)))?;
+    let inside = inside(&listed)?;
+    let mut packages = metadata(machine)?.packages;
+    packages.retain(|package| inside.contains(&(&*package.name, &*package.version)));
+    if packages.len() != inside.len() {
+        bail!("cargo names {} packages, and describes {} of them", inside.len(), packages.len());
+    }
+    Ok(packages)
+}
+
+/// The list for one kind of machine.
+pub(super) fn cyclonedx(machine: Machine, version: &str) -> anyhow::Result<Vec<u8>> {
+    let metadata = metadata(machine)?;
     let lock: Lock = toml::from_str(&String::from_utf8(read(&root().join("Cargo.lock"))?)?)?;
     let listed = output(cargo().args(tree(machine)))?;
     let document = document(&metadata, &lock, &inside(&listed)?, version)?;
@@ -109,7 +137,7 @@ fn document(
         bail!("cargo names {} packages, and describes {} of them", inside.len(), packages.len());
     }
     let linked: BTreeMap<&str, Vec<&str>> =
-        metadata.resolve.nodes.iter().map(|node| (&*node.id, linked(node))).collect();
+        metadata.resolve.nodes.iter().map(|node| (&*node.id, linked_by(node))).collect();
     let mut components = Vec::new();
     let mut dependencies = Vec::new();
     for (id, package) in &packages {
@@ -160,7 +188,7 @@ fn document(
     }))
 }
 
-fn linked(node: &Node) -> Vec<&str> {
+fn linked_by(node: &Node) -> Vec<&str> {
     let is_linked =
         |dependency: &&Dependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none());
     node.deps.iter().filter(is_linked).map(|dependency| &*dependency.pkg).collect()

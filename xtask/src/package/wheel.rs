@@ -2,6 +2,7 @@
 
 use super::archive::{Entry, Tree, sha256};
 use super::build::{Built, check_size, read};
+use super::licences;
 use crate::workspace::root;
 
 const MODULE: [&str; 3] = ["__init__.py", "__main__.py", "pytest_plugin.py"];
@@ -27,6 +28,7 @@ pub(super) fn make(built: &Built, one_file: &[u8]) -> anyhow::Result<Vec<u8>> {
     for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
         tree.file(format!("{info}/{name}"), read(&root().join(name))?);
     }
+    tree.file(format!("{info}/{}", licences::NAME), &built.licences[..]);
     tree.file(
         format!("{info}/METADATA"),
         format!(
