@@ -28,7 +28,7 @@ const ZIGLANG: &str = "ziglang==0.17.1";
 pub(super) const SHIPPED: [&str; 4] =
     ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"];
 /// The greatest total size of the files that a package installs.
-const MOST: usize = 10 << 20;
+const MOST: usize = 10_000_000;
 
 /// A kind of machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
