@@ -112,8 +112,8 @@ fn rule(check: Check) -> Value {
 fn result(finding: &Finding, root: &Path) -> Value {
     let place = Check::ALL.iter().position(|check| check.id() == finding.check);
     // In the stack of the mistake before others.
-    let frames = finding.stacks.iter().find_map(|stack| first(stack, root));
-    let locations = Vec::from_iter(frames);
+    let location = finding.stacks.iter().find_map(|stack| first(stack, root));
+    let locations = Vec::from_iter(location);
     let stacks: Vec<_> = finding.stacks.iter().map(|stack| stack_of(stack, root)).collect();
     let related: Vec<_> =
         finding.stacks.iter().skip(1).filter_map(|stack| related(stack, root)).collect();
@@ -150,9 +150,9 @@ fn first(stack: &Stack, root: &Path) -> Option<Value> {
     let is_own =
         |frame: &&Frame| frame.file.as_ref().is_some_and(|file| Path::new(file).starts_with(root));
     let is_header = |frame: &&Frame| {
+        let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"];
         let file = frame.file.as_deref().map(Path::new);
-        let directory = file.and_then(Path::parent).and_then(Path::file_name);
-        directory.is_some_and(|name| name == "infiniband" || name == "rdma")
+        file.is_some_and(|file| headers.iter().any(|header| file.ends_with(header)))
     };
     let frames = || stack.frames.iter().filter(|frame| frame.file.is_some());
     let frame = frames().find(is_own).or_else(|| frames().find(|frame| !is_header(frame)));
@@ -252,7 +252,7 @@ mod tests {
         let header = json!({ "function": "ibv_post_send", "file": "/usr/include/infiniband/verbs.h", "line": 3342 });
         let cm = json!({ "function": "rdma_post_send", "file": "/usr/include/rdma/rdma_verbs.h", "line": 5 });
         let main = json!({ "function": "main", "file": "/home/me/src/a.c", "line": 12 });
-        let library = json!({ "function": "send", "file": "/usr/src/library.c", "line": 3 });
+        let library = json!({ "function": "send", "file": "/usr/src/rdma/library.c", "line": 3 });
         let uri = |frames: Value, root: &str| {
             let result = result(&finding(frames), Path::new(root));
             result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].clone()
@@ -262,7 +262,7 @@ mod tests {
         }
         assert_eq!(
             uri(json!([header, cm, library, main]), "/elsewhere"),
-            "file:///usr/src/library.c"
+            "file:///usr/src/rdma/library.c"
         );
         assert_eq!(uri(json!([header]), "/elsewhere"), "file:///usr/include/infiniband/verbs.h");
     }
