@@ -238,7 +238,7 @@ impl CqUser for RawCell {
 
     fn fail(&self) {
         let mut sends = self.sends.lock();
-        if self.current(&sends) != QpState::Err {
+        if !matches!(self.current(&sends), QpState::Reset | QpState::Err) {
             self.raise(AsyncEventKind::QpFatal);
             self.enter(&mut sends, QpState::Err);
         }

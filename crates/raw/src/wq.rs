@@ -102,7 +102,7 @@ impl CqUser for WqCell {
     /// A receive that failed may have moved it before, and have overrun the CQ with what it flushed.
     fn fail(&self) {
         let mut state = self.state.lock();
-        if self.current(&state) != WqState::Error {
+        if self.current(&state) == WqState::Ready {
             *state = WqState::Error;
             self.queue.set_mode(Mode::Error);
             self.raise_fatal();

@@ -43,6 +43,8 @@ impl Driver {
                     let device = self.core.config.device_of(device).0;
                     self.above().frames.fail_device(device);
                     self.above().management.device_failed(device);
+                    // What was flushed may have overrun a completion queue.
+                    self.transport.after_unlock();
                 }
                 Happening::Fails(_) => self.fail_of(rule),
                 Happening::Process(action, _) => {
