@@ -20,8 +20,8 @@ const LONGEST: usize = 64;
 /// For fewer bytes two passes take no longer.
 const SHORTEST: usize = 512;
 
-// The routines keep the stack pointer as it was at entry, as those of the module above. The length is a multiple of four
-// vectors, and not 0. The state has room for four vectors; the first one of it is added to the first bytes.
+// The routines keep the stack pointer as it was at entry, as those of `memory.rs`, and have a landing pad of their own. The length
+// is a multiple of four vectors, and not 0. The state has room for four vectors; its first one is added to the first bytes read.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.anyverbs_feeding,\"ax\",@progbits",
@@ -86,9 +86,12 @@ global_asm!(
     "anyverbs_feeding anyverbs_feeding_16, xmm, 16, vmovdqu, vpxor",
     "anyverbs_feeding anyverbs_feeding_32, ymm, 32, vmovdqu, vpxor",
     "anyverbs_feeding anyverbs_feeding_64, zmm, 64, vmovdqu64, vpxorq",
-    ".hidden anyverbs_feeding_end",
-    ".globl anyverbs_feeding_end",
-    "anyverbs_feeding_end:",
+    ".hidden anyverbs_feeding_landing",
+    ".globl anyverbs_feeding_landing",
+    "anyverbs_feeding_landing:",
+    "vzeroupper",
+    "mov eax, 1",
+    "ret",
     ".popsection",
 );
 
@@ -138,9 +141,11 @@ global_asm!(
     "stp q2, q3, [x3, #32]",
     "mov w0, #0",
     "ret",
-    ".hidden anyverbs_feeding_end",
-    ".globl anyverbs_feeding_end",
-    "anyverbs_feeding_end:",
+    ".hidden anyverbs_feeding_landing",
+    ".globl anyverbs_feeding_landing",
+    "anyverbs_feeding_landing:",
+    "mov w0, #1",
+    "ret",
     ".popsection",
 );
 
@@ -148,7 +153,7 @@ type Routine = unsafe extern "C" fn(*mut u8, *const u8, usize, *mut State, *cons
 
 unsafe extern "C" {
     safe static anyverbs_feeding_begin: u8;
-    safe static anyverbs_feeding_end: u8;
+    safe static anyverbs_feeding_landing: u8;
     fn anyverbs_feeding_16(
         to: *mut u8,
         from: *const u8,
@@ -174,10 +179,11 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Whether a fault at this address is one of such a copy.
-pub(super) fn is_at(pc: usize) -> bool {
-    let begin = &raw const anyverbs_feeding_begin as usize;
-    (begin..&raw const anyverbs_feeding_end as usize).contains(&pc)
+/// Where a thread goes on after a fault at this address, if that is one of such a copy.
+pub(super) fn landing(pc: usize) -> Option<usize> {
+    // It stands behind the routines.
+    let [begin, landing] = [&raw const anyverbs_feeding_begin, &raw const anyverbs_feeding_landing];
+    (begin as usize..landing as usize).contains(&pc).then_some(landing as usize)
 }
 
 #[repr(C, align(64))]
@@ -200,7 +206,7 @@ impl OnePass {
         Self { routine, vector, keys }
     }
 
-    /// All that this processor can do, longest first.
+    /// Those that this processor can do, longest first.
     fn all() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {

@@ -246,11 +246,14 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     let is_fault = unsafe { (*info).si_code } > 0;
     let (begin, end) =
         (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
-    let is_ours = |pc: usize| (begin..end).contains(&pc) || feeding::is_at(pc);
+    let landing = |pc: usize| {
+        let common = || &raw const anyverbs_guarded_landing as usize;
+        (begin..end).contains(&pc).then(common).or_else(|| feeding::landing(pc))
+    };
     // SAFETY: as above.
     unsafe {
-        if is_fault && is_ours(*pc as usize) {
-            *pc = &raw const anyverbs_guarded_landing as usize as _;
+        if is_fault && let Some(landing) = landing(*pc as usize) {
+            *pc = landing as _;
             return;
         }
         chain(signal, info, context);

@@ -273,6 +273,8 @@ fn survives_a_hole(memory: &ProcessMemory, m: &Mapping) -> bool {
     memory.read(hole, &mut buf) == Err(Fault)
         && memory.read(hole - 50, &mut buf) == Err(Fault)
         && memory.write(hole, &buf[..1]) == Err(Fault)
+        && memory.read_and_feed(hole - 600, &mut [0; 1024], 5) == Err(Fault)
+        && memory.read_and_feed(hole - 1024, &mut [0; 1024], 5).is_ok()
         && memory.fetch_add(hole, 1) == Err(Fault)
         && memory.compare_swap(hole, 0, 1) == Err(Fault)
         && memory.store(hole, 1) == Err(Fault)
