@@ -53,8 +53,8 @@ impl<'a> Run<'a> {
         Self { headers, contents: Contents::Message(payload), payload_len: mtu, len, asks }
     }
 
-    /// `len` messages of one packet and `payload_len` bytes, at most [`MOST`](Self::MOST). All ask for an ACK. The first has these
-    /// headers, and the others have them but for PSN and address.
+    /// `len` messages of one packet and `payload_len` bytes, at most [`MOST`](Self::MOST). The first has these headers, and the
+    /// others differ in PSN and address. All ask for an ACK, whatever the headers say.
     #[must_use]
     pub fn of_messages(headers: Headers, of: &'a Messages<'a>, payload_len: u32, len: u32) -> Self {
         debug_assert!(len <= Self::MOST);
@@ -216,6 +216,35 @@ mod tests {
                 assert_eq!(expected.has(&one), Some(run.asks(i)), "packet {i}");
                 assert_eq!(twin.has(&one[..len - 1]), None);
                 assert_eq!(payload.len(), MTU as usize);
+            }
+        }
+    }
+
+    /// A link that writes the headers one after the other sends what another one sends packet by packet.
+    #[test]
+    fn messages_in_a_row_are_those_of_each_packet() {
+        let opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
+        let bth = Bth { pad: Bth::pad_of(9), ..Bth::new(opcode, Qpn::new(7), Psn::new(0xff_fffe)) };
+        let at = |i: u32| u64::from(i * 7919 % 64) << 4;
+        let bytes: Vec<u8> = (0..=255).cycle().take(2048).collect();
+        let of = |i: u32| (at(i), Payload::bytes(&bytes[at(i) as usize..][..9]));
+        let mut headers = Headers::new(bth);
+        headers.reth = Some(Reth { va: at(0), rkey: 9, len: 9 });
+        let whole = Run::of_messages(headers, &of, 9, 20);
+        for (first, part) in
+            [(0, whole), (0, whole.part(0, 20, true)), (3, whole.part(3, 11, false))]
+        {
+            let mut repeated = part.repeated();
+            for i in 0..part.len() {
+                let payload = part.go_to(i, &mut repeated);
+                let (headers, expected) = part.packet(i);
+                let (mut one, mut other) = ([0; 40], [0; 40]);
+                let len = Headers { bth: Bth { pad: 3, ..headers.bth }, ..headers }.emit(&mut one);
+                assert_eq!(repeated.write(part.asks(i), &mut other), len);
+                assert_eq!(one, other, "packet {i} of the part from {first} on");
+                assert_eq!(headers.reth.unwrap().va, at(first + i));
+                assert!(headers.bth.ack_req);
+                assert_eq!(format!("{payload:?}"), format!("{expected:?}"));
             }
         }
     }

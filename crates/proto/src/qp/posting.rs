@@ -104,7 +104,8 @@ impl Qp {
     }
 
     /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`LinkProps::batch`](crate::env::LinkProps::batch)).
-    /// They may if they are small, and an answer on its way will cause the next sending. A caller that lets them wait
+    /// They may if they are small, and an answer on its way will cause the next sending, but for the
+    /// [end of a group](Self::ends_group). A caller that lets them wait
     /// calls [`transmit`](Self::transmit) soon all the same.
     #[must_use]
     pub fn may_gather(&self, batch: u32) -> bool {

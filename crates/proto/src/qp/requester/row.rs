@@ -36,8 +36,8 @@ impl Kind {
 }
 
 impl Qp {
-    /// Sends the WQEs from `next` on, which were not started, as the general way would, while they are alike and the window
-    /// has room. Returns their number: where there are not two, the general way sends what comes next.
+    /// Sends WQEs from `next` on, which have not been started, in one run, as far as they are alike and the window has room.
+    /// What leaves is what the general way would send. Returns how many left: 0 where fewer than two can.
     pub(super) fn send_row<E: Env>(
         &mut self,
         window: u64,
@@ -87,7 +87,7 @@ impl Qp {
             headers.reth = Some(reth(at, 0, kind.len));
         }
         let run = Run::of_messages(headers, &of, kind.len, n);
-        // The copy checks the keys.
+        // The copy checks the keys. A WQE whose key is wrong is not started.
         let (taken, end) = env.transmit_run(&self.attr.av, &run);
         self.note_row(psn, cost, taken);
         (taken, end)
