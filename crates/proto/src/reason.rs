@@ -175,6 +175,10 @@ impl fmt::Display for Reason {
             C::WindowOfOtherQp => {
                 write!(f, "the memory window is bound to queue pair {value:#08x}")
             }
+            C::BadResponse if value != 0 => write!(
+                f,
+                "path_mtu differs: it is {high} at the requester, and the peer sent the response in packets of {low} bytes"
+            ),
             C::NoReceive => write!(
                 f,
                 "the peer's program had no receive posted for {high} ms, and rnr_retry is {low}"

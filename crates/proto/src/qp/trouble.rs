@@ -48,6 +48,8 @@ pub(super) struct Trouble {
     not_ready: Option<(Psn, Time)>,
     /// The peer's packet for which there was no receive, and when it came first.
     no_receive: Option<(Psn, Time)>,
+    /// The path MTU, and the length of a packet of a READ's response that shows another one.
+    other_mtu: Option<(u32, u32)>,
     /// The place of a request that a script of faults lets fail, and whether it waits for the time of that.
     spoiled: Option<(u32, bool)>,
     /// Datagrams that were dropped.
@@ -373,7 +375,25 @@ impl Qp {
                 let ms = u32::try_from(ms).unwrap_or(u32::MAX);
                 Reason::with(Cause::NoReceive, pair(ms, self.attr.rnr_retry.into()))
             }
-            _ => Reason::new(Cause::BadResponse),
+            _ => {
+                let other = self.trouble.as_ref().and_then(|trouble| trouble.other_mtu);
+                let value = other.map_or(0, |(mtu, len)| pair(mtu, len));
+                Reason::with(Cause::BadResponse, value)
+            }
+        }
+    }
+
+    /// A READ's response does not have the length that it should have. If it is not the end of the message, it is as long as the
+    /// path MTU of the peer.
+    #[cold]
+    pub(super) fn note_other_mtu(&mut self, packet: &Incoming<'_>) {
+        let operation = packet.headers.bth.opcode.operation;
+        let len = packet.payload.len() as u32 / packet.packets.max(1);
+        let is_whole =
+            matches!(operation, Operation::ReadResponseFirst | Operation::ReadResponseMiddle);
+        let mtu = self.mtu();
+        if is_whole && len != mtu {
+            self.trouble().other_mtu = Some((mtu, len));
         }
     }
 

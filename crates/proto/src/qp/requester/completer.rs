@@ -207,6 +207,7 @@ impl Qp {
         let packets = packet.packets;
         let whole = packets.checked_mul(mtu).filter(|_| packets <= sqe.packets - k);
         if whole.is_none_or(|whole| data.len() as u32 != (sqe.len - offset).min(whole)) {
+            self.note_other_mtu(packet);
             return self.fail_oldest(WcStatus::BadRespErr, env);
         }
         let sges = self.sq.sges(self.sq.done);

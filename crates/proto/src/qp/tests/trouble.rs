@@ -193,6 +193,27 @@ fn a_local_fault_names_its_cause() {
 }
 
 #[test]
+fn a_response_that_shows_another_path_mtu_names_both() {
+    let answer = |operation, len: usize| {
+        let mut world = World::new(QpType::Rc);
+        let keys = world.region(PD, Access::LOCAL_WRITE, 4 * u64::from(MTU));
+        let sge = Sge { addr: IOVA, len: 4 * MTU, lkey: keys.lkey };
+        world.post_sge(SendOp::Read(world.remote()), sge);
+        let mut headers = world.headers(operation, 0);
+        headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+        world.receive(headers, &vec![1; len]);
+        assert_eq!(world.failure(), (WcStatus::BadRespErr, cause(Cause::BadResponse)));
+        world.device.lines[0].contains(&format!(
+            "it is {MTU} at the requester, and the peer sent the response in packets of {len} bytes"
+        ))
+    };
+    assert!(answer(Operation::ReadResponseFirst, 512));
+    assert!(answer(Operation::ReadResponseFirst, 2 * MTU as usize));
+    // The end of a message may have any length.
+    assert!(!answer(Operation::ReadResponseOnly, 512));
+}
+
+#[test]
 fn flushed_work_has_the_first_cause_until_a_reset() {
     let mut world = World::new(QpType::Rc);
     world.post(SendOp::Send, 8);
