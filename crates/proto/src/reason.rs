@@ -179,17 +179,23 @@ impl fmt::Display for Reason {
                 f,
                 "path_mtu differs: it is {high} at the requester, and the peer sent the response in packets of {low} bytes"
             ),
-            C::NoReceive => write!(
-                f,
-                "the peer's program had no receive posted for {high} ms, and rnr_retry is {low}"
-            ),
+            C::NoReceive => {
+                f.write_str("the peer's program had no receive posted for ")?;
+                match high {
+                    0 => f.write_str("less than a millisecond")?,
+                    _ => write!(f, "{high} ms")?,
+                }
+                write!(f, ", and rnr_retry is {low}")
+            }
             C::NeverAnswered => write!(f, "the peer has never answered, {value} ms long"),
             C::SilentNow => {
                 write!(f, "the peer has answered before, and is silent since {value} ms")
             }
             cause => f.write_str(cause.text()),
         }?;
-        match self.memory {
+        // What is wrong with the request as a whole has nothing to do with the memory.
+        let matters = self.cause.number() / 100 != 9 || self.cause == C::Unaligned;
+        match self.memory.filter(|_| matters) {
             Some(MemoryRange { key, va, len }) => {
                 write!(f, " (key {key:#x}, {len} bytes at {va:#x})")
             }
@@ -219,6 +225,23 @@ mod tests {
         assert_eq!((told(Finding::Before(64)) as i64, told(Finding::Before(65))), (-64, 0));
         let reason = Reason { memory: None, ..Reason::new(Cause::RkeyRange) };
         assert_eq!(reason.to_string(), "the range is not within the region");
+    }
+
+    #[test]
+    fn the_memory_is_named_where_it_matters() {
+        let memory = Some(MemoryRange { key: 0x12, va: 0x1001, len: 8 });
+        let text = |cause| Reason { memory, ..Reason::with(cause, pair(512, 1024)) }.to_string();
+        let mtu = "path_mtu differs: it is 512 at the responder, and a packet of 1024 bytes came";
+        assert_eq!(text(Cause::MtuDiffers), mtu);
+        assert!(text(Cause::Unaligned).ends_with("(key 0x12, 8 bytes at 0x1001)"));
+    }
+
+    #[test]
+    fn a_short_time_is_no_time_of_zero() {
+        let text = |ms| Reason::with(Cause::NoReceive, pair(ms, 3)).to_string();
+        let of = "the peer's program had no receive posted for";
+        assert_eq!(text(0), format!("{of} less than a millisecond, and rnr_retry is 3"));
+        assert_eq!(text(7), format!("{of} 7 ms, and rnr_retry is 3"));
     }
 
     #[test]
