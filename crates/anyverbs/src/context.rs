@@ -88,7 +88,8 @@ impl Context {
 
     /// The place of a port of its device among the ports of all.
     fn port(&self, number: u8) -> Result<usize, CreateError> {
-        self.core()?.port(self.0.device, number).ok_or(CreateError::Invalid("port"))
+        let core = self.core()?;
+        core.port(self.0.device, number).ok_or_else(|| core.no_port(self.0.device, number))
     }
 
     /// The places of all ports of its device.
@@ -186,11 +187,13 @@ impl Context {
     /// An entry of the GID table (`ibv_query_gid`, `ibv_query_gid_ex`); `None` for an empty one.
     ///
     /// # Errors
-    /// [`CreateError::Invalid`] for a port or an index that does not exist.
+    /// [`CreateError::OutOfRange`] for a port or an index that does not exist.
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
         let entry = self.core()?.gids.entry(self.port(port)?, index);
-        if entry.is_none() && index >= anyverbs_objects::limits::GID_TABLE_LEN {
-            return Err(CreateError::Invalid("GID index"));
+        let most = anyverbs_objects::limits::GID_TABLE_LEN as u32 - 1;
+        if entry.is_none() && index > most as usize {
+            let value = u32::try_from(index).unwrap_or(u32::MAX);
+            return Err(CreateError::OutOfRange { what: "GID index", value, least: 0, most });
         }
         Ok(entry)
     }

@@ -75,6 +75,13 @@ pub(crate) fn say_once(line: &str) {
     }
 }
 
+/// Says that an argument of a call has no such value.
+#[cold]
+pub(crate) fn no_value(call: &str, what: &dyn fmt::Display) -> Errno {
+    say(&format!("{call}: "), what, Some(Cause::AttributeValue));
+    Errno::EINVAL
+}
+
 macro_rules! with_pages {
     ($($error:ident)*) => { $(
         impl From<anyverbs::error::$error> for Errno {

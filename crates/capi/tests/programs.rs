@@ -509,6 +509,39 @@ fn repeated_errors_are_logged_a_few_times() {
     assert_eq!(count("times=1000"), 4, "{said}");
 }
 
+/// Each line names the value, and the limit or the rule. What programs try out is said at the level `debug` alone.
+#[test]
+fn refused_calls_say_once_why() {
+    let shell = ["sh", "-c", "exec \"$@\" 2>&1", "sh"];
+    let said = run_below("refused", &shell, &[], &[]);
+    for (text, cause) in [
+        ("with access 0x2: remote write and atomic access need local write access", "AV8014"),
+        ("4096 bytes at 0xffffffffffffffc0: the range wraps around", "AV8004"),
+        ("access is 0x8000, and 0x8000 is no access flag", "AV8004"),
+        ("qp_type is 99, which is no type of a queue pair", "AV8004"),
+        ("send_cq is NULL", "AV8004"),
+        ("cqe is 0, and it must be between 1 and", "AV8004"),
+        ("comp_vector is 7777, and it must be between 0 and", "AV8004"),
+        ("cqe is 1073741824, and it must be between 1 and", "AV8004"),
+        ("port_num is 9, and it must be between 1 and 1", "AV8004"),
+        ("GID index 77 of port 1 holds no address, and the last that does is", "AV8004"),
+        ("attr_mask is 0x10000001, and no attribute has the bits 0x10000000", "AV8004"),
+        ("attr_mask is 0x7fffffff, and no attribute has the bits", "AV8004"),
+        ("qp_access_flags is 0x40000000, which is no value of it", "AV8004"),
+        (": num_sge is 5, and the limit is 2", "AV8013"),
+        (": num_sge is -1, and the limit is 2", "AV8013"),
+        (": num_sge is 40, and the limit is 2", "AV8013"),
+        (": opcode is 77, which is no operation", "AV8013"),
+        (": send_flags is 0x100000, and 0x100000 is no flag", "AV8013"),
+        (": the inline data has 4096 bytes, and the limit is 64", "AV8013"),
+    ] {
+        let lines: Vec<_> = said.lines().filter(|line| line.contains(text)).collect();
+        let is_one = lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(cause);
+        assert!(is_one, "{text}: {lines:?}\n{said}");
+    }
+    assert_eq!(said.matches("refused: ").count(), 19, "{said}");
+}
+
 /// Some programs look for the node of a device by themselves. Others only list devices, or use them.
 #[test]
 fn programs_that_look_for_the_devices_node_are_told_once() {

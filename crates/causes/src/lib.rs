@@ -111,6 +111,8 @@ causes! {
     8010 Unacknowledged "a destroy waits for an event that was not acknowledged",
     8011 Persona "the device's persona does not have it",
     8012 GidWithoutTraffic "the GID index carries no traffic here",
+    8013 WorkRequest "a work request has a value that the queue does not take",
+    8014 LocalWriteMissing "the access flags of a region lack local write access",
     9901 Injected "a script of faults asked for it",
 }
 

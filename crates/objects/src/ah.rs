@@ -95,7 +95,7 @@ pub fn resolve_ethernet(
     let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
     let port = port(core, device, attr)?;
     let entry = core.gids.entry(port, av.sgid_index.into());
-    let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
+    let source = entry.ok_or_else(|| no_gid(core, attr.port, port, av.sgid_index))?.interface;
     let interfaces = anyverbs_net::interfaces().map_err(system)?;
     let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
     let scope = if av.scope_id == 0 { 0 } else { source };
@@ -105,7 +105,14 @@ pub fn resolve_ethernet(
 
 /// The port of an address.
 fn port(core: &Core, device: usize, attr: &AhAttr) -> Result<usize, CreateError> {
-    core.port(device, attr.port).ok_or(CreateError::Invalid("port"))
+    core.port(device, attr.port).ok_or_else(|| core.no_port(device, attr.port))
+}
+
+/// The table has no address at the index.
+#[cold]
+fn no_gid(core: &Core, number: u8, port: usize, index: u8) -> CreateError {
+    let last = core.gids.listed(port).last().map_or(0, |entry| entry.index as u32);
+    CreateError::NoGid { port: number, index: index.into(), last }
 }
 
 /// Checks an address and completes it from the GID table of its port of a device.
@@ -120,8 +127,8 @@ pub fn resolve(core: &Core, device: usize, attr: &AhAttr) -> Result<AddressVecto
         ))?;
         &from_lid
     };
-    let source =
-        core.gids.entry(port, attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+    let source = core.gids.entry(port, attr.sgid_index.into());
+    let source = source.ok_or_else(|| no_gid(core, attr.port, port, attr.sgid_index))?;
     if !source.carries() {
         return Err(no_traffic(core, &source));
     }

@@ -202,6 +202,13 @@ impl Core {
         has.then(|| device + usize::from(number) - 1)
     }
 
+    /// Why a device does not have a port.
+    #[cold]
+    pub fn no_port(&self, device: usize, number: u8) -> CreateError {
+        let most = self.attr_of(device).phys_port_cnt.into();
+        CreateError::OutOfRange { what: "port_num", value: number.into(), least: 1, most }
+    }
+
     /// The limits and capabilities of a device.
     pub fn attr_of(&self, device: usize) -> &DeviceAttr {
         self.attrs.get(device).unwrap_or(&self.attr)

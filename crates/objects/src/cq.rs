@@ -494,11 +494,18 @@ impl Cq {
         init: &CqInitAttr<'_>,
     ) -> Result<Self, CreateError> {
         if init.cqe == 0 {
-            return Err(CreateError::Invalid("cqe"));
+            let most = core.attr_of(context.device).max_cqe;
+            return Err(CreateError::OutOfRange { what: "cqe", value: 0, least: 1, most });
         }
         core.within(context.device, "cqe", init.cqe, |max| max.max_cqe)?;
-        if init.comp_vector >= core.attr_of(context.device).num_comp_vectors {
-            return Err(CreateError::Invalid("comp_vector"));
+        let vectors = core.attr_of(context.device).num_comp_vectors;
+        if init.comp_vector >= vectors {
+            return Err(CreateError::OutOfRange {
+                what: "comp_vector",
+                value: init.comp_vector,
+                least: 0,
+                most: vectors - 1,
+            });
         }
         let held = match init.channel {
             Some(c) if !c.0.is_of(core, context) => {
@@ -677,11 +684,12 @@ impl Cq {
     /// Changes the capacity (`ibv_resize_cq`).
     ///
     /// # Errors
-    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
+    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::OutOfRange`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
         self.0.check()?;
-        if cqe == 0 || cqe > self.0.core.attr_of(self.0.context.device).max_cqe {
-            return Err(ModifyObjectError::Invalid("cqe"));
+        let most = self.0.core.attr_of(self.0.context.device).max_cqe;
+        if cqe == 0 || cqe > most {
+            return Err(ModifyObjectError::OutOfRange { what: "cqe", value: cqe, least: 1, most });
         }
         // A program's allocator may do anything with the queue: it is called before and after it is locked.
         let (options, memory) = self.0.state.lock().queue.kind();

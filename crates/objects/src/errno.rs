@@ -44,6 +44,8 @@ impl CreateError {
         match self {
             Self::Invalid(_)
             | Self::Limit { .. }
+            | Self::OutOfRange { .. }
+            | Self::NoGid { .. }
             | Self::PersonaLimit { .. }
             | Self::Foreign(_)
             | Self::XrcDomainExists
@@ -119,7 +121,11 @@ impl ModifyObjectError {
         match self {
             Self::NotPermitted => libc::EPERM,
             Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
-            Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
+            Self::Qp(_)
+            | Self::Invalid(_)
+            | Self::OutOfRange { .. }
+            | Self::DoesNotFit
+            | Self::Gone => libc::EINVAL,
             Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Failed => libc::EIO,
             Self::Elsewhere(errno) | Self::System(errno) => *errno,
@@ -242,6 +248,8 @@ mod tests {
                 CreateError::PersonaLimit { persona: String::new(), what: "", value: 2, limit: 1 },
                 EINVAL,
             ),
+            (CreateError::OutOfRange { what: "", value: 2, least: 0, most: 1 }, EINVAL),
+            (CreateError::NoGid { port: 1, index: 2, last: 1 }, EINVAL),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Persona { persona: String::new(), lacks: Feature::Srq }, EOPNOTSUPP),
@@ -294,6 +302,7 @@ mod tests {
             (ModifyObjectError::Qp(ModifyError::Value(QpAttrMask::AV)), EINVAL),
             (ModifyObjectError::Qp(ModifyError::Unsupported(QpAttrMask::CAP)), EOPNOTSUPP),
             (ModifyObjectError::Invalid(""), EINVAL),
+            (ModifyObjectError::OutOfRange { what: "", value: 2, least: 0, most: 1 }, EINVAL),
             (ModifyObjectError::DoesNotFit, EINVAL),
             (ModifyObjectError::Unsupported(""), EOPNOTSUPP),
             (ModifyObjectError::Esp(EspError::Fixed), EINVAL),

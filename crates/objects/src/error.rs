@@ -84,6 +84,28 @@ pub enum CreateError {
         /// The largest that the device has.
         limit: u32,
     },
+    /// `EINVAL`: a number that must lie between two others.
+    #[error("{what} is {value}, and it must be between {least} and {most}")]
+    OutOfRange {
+        /// The field.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u32,
+        /// The smallest that is allowed.
+        least: u32,
+        /// The largest that is allowed.
+        most: u32,
+    },
+    /// `EINVAL`: a GID index without an address.
+    #[error("GID index {index} of port {port} holds no address, and the last that does is {last}")]
+    NoGid {
+        /// The port.
+        port: u8,
+        /// The index that was asked for.
+        index: u32,
+        /// The last index with an address.
+        last: u32,
+    },
     /// `EINVAL`: the engine takes the value, and it is beyond a limit of the device's persona.
     #[error("persona {persona}: {what} is {value}, and the limit is {limit}")]
     PersonaLimit {
@@ -158,7 +180,7 @@ pub enum CreateError {
 #[non_exhaustive]
 pub enum RegisterError {
     /// `EINVAL`: remote write or atomic access needs local write access.
-    #[error("remote write and atomic access need local write access")]
+    #[error("remote write and atomic access need local write access (IBV_ACCESS_LOCAL_WRITE)")]
     Access,
     /// `EOPNOTSUPP`: access flags that this device does not have.
     #[error("access flags {0:#x} are not supported")]
@@ -254,6 +276,18 @@ pub enum ModifyObjectError {
     /// `EINVAL`: a value out of range; the text says which.
     #[error("invalid {0}")]
     Invalid(&'static str),
+    /// `EINVAL`: a number that must lie between two others.
+    #[error("{what} is {value}, and it must be between {least} and {most}")]
+    OutOfRange {
+        /// The field.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u32,
+        /// The smallest that is allowed.
+        least: u32,
+        /// The largest that is allowed.
+        most: u32,
+    },
     /// `EPERM`: a Q_Key with the high bit set needs `CAP_NET_RAW` (IBA 3.5.3).
     #[error("a controlled Q_Key needs CAP_NET_RAW")]
     NotPermitted,
@@ -447,7 +481,9 @@ impl CreateError {
             Self::Limit { .. } | Self::PersonaLimit { .. } => Some(Cause::Limit),
             Self::Persona { .. } => Some(Cause::Persona),
             Self::NoTraffic { .. } => Some(Cause::GidWithoutTraffic),
-            Self::Invalid(_) => Some(Cause::AttributeValue),
+            Self::Invalid(_) | Self::OutOfRange { .. } | Self::NoGid { .. } => {
+                Some(Cause::AttributeValue)
+            }
             _ => None,
         }
     }
@@ -467,12 +503,28 @@ impl ModifyObjectError {
     /// The cause, of which there is a page.
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
-        let Self::Qp(error) = self else { return None };
+        let error = match self {
+            Self::Qp(error) => error,
+            Self::Invalid(_) | Self::OutOfRange { .. } => return Some(Cause::AttributeValue),
+            _ => return None,
+        };
         match error {
             ModifyError::Transition { .. } | ModifyError::CurState(_) => Some(Cause::NoTransition),
             ModifyError::Missing(_) => Some(Cause::AttributesMissing),
             ModifyError::Extra(_) => Some(Cause::AttributesExtra),
             ModifyError::Value(_) => Some(Cause::AttributeValue),
+            _ => None,
+        }
+    }
+}
+
+impl PostError {
+    /// The cause, of which there is a page. `None` for a full queue, which programs poll for, and for objects that have ended.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        match self {
+            Self::Send(PostSendError::Full) | Self::Recv(PostRecvError::Full) => None,
+            Self::Send(_) | Self::Recv(_) | Self::Bind => Some(Cause::WorkRequest),
             _ => None,
         }
     }
@@ -485,6 +537,8 @@ impl RegisterError {
         match self {
             Self::NotMapped(_) | Self::Protected(_) => Some(Cause::NotMapped),
             Self::Persona { .. } => Some(Cause::Persona),
+            Self::Access => Some(Cause::LocalWriteMissing),
+            Self::Range | Self::Invalid(_) => Some(Cause::AttributeValue),
             _ => None,
         }
     }

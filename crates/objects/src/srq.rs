@@ -358,8 +358,9 @@ impl Srq {
         let mut state = self.0.state.lock();
         self.0.check()?;
         let capacity = max_wr.unwrap_or(state.queue.capacity() as u32);
-        if limit.is_some_and(|limit| limit > capacity) {
-            return Err(ModifyObjectError::Invalid("srq_limit"));
+        if let Some(value) = limit.filter(|limit| *limit > capacity) {
+            let what = "srq_limit";
+            return Err(ModifyObjectError::OutOfRange { what, value, least: 0, most: capacity });
         }
         if let Some(room) = &mut room
             && !state.queue.resize(room)
@@ -372,8 +373,10 @@ impl Srq {
 
     /// An empty queue of another size, in memory of the same kind.
     fn room(&self, max_wr: u32) -> Result<RecvQueue, ModifyObjectError> {
-        if max_wr == 0 || max_wr > self.0.core.attr_of(self.0.context.device).max_srq_wr {
-            return Err(ModifyObjectError::Invalid("max_wr"));
+        let most = self.0.core.attr_of(self.0.context.device).max_srq_wr;
+        if max_wr == 0 || max_wr > most {
+            let what = "max_wr of an SRQ";
+            return Err(ModifyObjectError::OutOfRange { what, value: max_wr, least: 1, most });
         }
         let (max_sge, memory) = {
             let state = self.0.state.lock();

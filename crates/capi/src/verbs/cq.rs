@@ -12,7 +12,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, pointer, value},
+    errno::{Errno, no_value, pointer, value},
     faults,
     object::{self, Object, deref},
     verbs::{
@@ -40,6 +40,14 @@ pub(crate) struct CqInner {
 /// The CQ behind a program's pointer.
 pub(crate) fn cq(pointer: *mut ibv_cq) -> Result<Arc<Cq>, Errno> {
     object::find(pointer.cast())
+}
+
+/// The CQ in a field of a queue pair to create.
+pub(crate) fn cq_of(field: &str, pointer: *mut ibv_cq) -> Result<Arc<Cq>, Errno> {
+    if pointer.is_null() {
+        return Err(no_value("creating a queue pair", &format_args!("{field} is NULL")));
+    }
+    cq(pointer)
 }
 
 /// `ibv_create_cq`: NULL with `errno` on failure.
@@ -177,7 +185,8 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c
     faults::may_fail!("ibv_resize_cq", value);
     value(cq(cq_).and_then(|cq| {
         cq.inner.context.answers()?;
-        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
+        // A negative number is too large for any device.
+        let cqe = cqe as u32;
         let resize = || cq.inner.device.resize(cqe);
         // SAFETY: found, hence live.
         unsafe { in_turn(cq.public(), "ibv_resize_cq", resize) }?;

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyverbs::{Access, Advice, Rereg, Sge, error::RegisterError};
-use anyverbs_causes::Cause;
 
 use anyverbs_check::Region;
 use anyverbs_sanitizers as sanitizers;
@@ -16,7 +15,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, pointer, say, value},
+    errno::{Errno, no_value, pointer, say, value},
     faults,
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd, watched::activity},
@@ -38,7 +37,12 @@ const OPTIONAL: c_uint = 0x3ff0_0000;
 /// Access flags of C: `EINVAL` for a bit that does not exist, unless it is optional.
 pub(crate) fn access(flags: c_uint) -> Result<Access, Errno> {
     let known = Access::from_bits_truncate(flags) & Access::VERBS;
-    if flags & !known.bits() & !OPTIONAL == 0 { Ok(known) } else { Err(Errno::EINVAL) }
+    let unknown = flags & !known.bits() & !OPTIONAL;
+    if unknown == 0 {
+        return Ok(known);
+    }
+    let what = format_args!("access is {flags:#x}, and {unknown:#x} is no access flag");
+    Err(no_value("registering memory", &what))
 }
 
 fn reg(
@@ -54,17 +58,25 @@ fn reg(
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
         let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) };
-        let device = device.map_err(|error| refused(addr as u64, length, error))?;
+        let device = device.map_err(|error| refused(addr as u64, length, access, error))?;
         Ok(publish_memory(&pd, device, addr, length, iova, access))
     }))
 }
 
-/// Says why memory was not registered. If it is not mapped, the whole range helps to see why.
+/// Says why memory was not registered. If the range is wrong, the whole of it helps to see why.
 #[cold]
-fn refused(addr: u64, length: usize, error: RegisterError) -> Errno {
-    let cause = error.cause().filter(|cause| *cause == Cause::NotMapped);
-    let Some(cause) = cause else { return error.into() };
-    say(&format!("a region of {length} bytes at {addr:#x}: "), &error, Some(cause));
+fn refused(addr: u64, length: usize, access: Access, error: RegisterError) -> Errno {
+    match error {
+        RegisterError::NotMapped(_) | RegisterError::Protected(_) | RegisterError::Range => {
+            let what = format!("a region of {length} bytes at {addr:#x}: ");
+            say(&what, &error, error.cause());
+        }
+        RegisterError::Access => {
+            let what = format!("registering memory with access {:#x}: ", access.bits());
+            say(&what, &error, error.cause());
+        }
+        _ => return error.into(),
+    }
     Errno(error.errno())
 }
 

@@ -1,17 +1,139 @@
-//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates. Only memory
-//! windows are looked up by pointer.
+//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates, unless a
+//! request is refused. Only memory windows are looked up by pointer.
 
-use std::{ffi::c_int, mem::MaybeUninit};
+use std::{ffi::c_int, fmt, mem::MaybeUninit};
 
+use anyverbs::error::PostError;
 use anyverbs::persona::Feature;
-use anyverbs::{MAX_SGE, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use anyverbs::{
+    MAX_SGE, PostRecvError, PostSendError, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
+    Sge,
+};
+use anyverbs_causes::Cause;
 
 use crate::{
     abi::*,
-    errno::Errno,
+    errno::{Errno, say},
     object::deref,
     verbs::{Device, Qp, bind, destination, name_bound, post_send_raw},
 };
+
+/// Why a work request was not posted. Queues are locked when it is found out, so it is said later.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) errno: Errno,
+    why: Why,
+}
+
+#[derive(Clone, Debug)]
+enum Why {
+    /// Programs try it out, or the number says all.
+    Silent,
+    Text(String),
+    Sges,
+    Inline,
+}
+
+/// The numbers of a request that was refused, and their limits.
+pub(crate) struct Sizes {
+    pub(crate) sges: (i64, u32),
+    pub(crate) inline: (u64, u32),
+}
+
+impl Refused {
+    /// `EINVAL` with its reason.
+    #[cold]
+    pub(crate) fn value(why: String) -> Self {
+        Self { errno: Errno::EINVAL, why: Why::Text(why) }
+    }
+
+    /// The elements are too many, or not there.
+    #[cold]
+    pub(crate) fn sges(errno: Errno) -> Self {
+        Self { errno, why: Why::Sges }
+    }
+
+    /// There is nothing to say. A full queue is refused often: no time is lost on the limits.
+    fn is_silent(&self) -> bool {
+        matches!(self.why, Why::Silent)
+    }
+
+    /// Says it. No queue is locked.
+    #[cold]
+    pub(crate) fn say(&self, to: &str, sizes: &Sizes) -> Errno {
+        let why = match &self.why {
+            Why::Silent => return self.errno,
+            Why::Text(why) => why.clone(),
+            Why::Sges => match sizes.sges {
+                (asked, limit) if asked < 0 || asked > limit.into() => {
+                    format!("num_sge is {asked}, and the limit is {limit}")
+                }
+                (asked, _) => format!("num_sge is {asked}, and sg_list is NULL"),
+            },
+            Why::Inline => {
+                let (asked, limit) = sizes.inline;
+                format!("the inline data has {asked} bytes, and the limit is {limit}")
+            }
+        };
+        say(to, &why, Some(Cause::WorkRequest));
+        self.errno
+    }
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Self {
+        Self { errno, why: Why::Silent }
+    }
+}
+
+impl From<PostError> for Refused {
+    #[cold]
+    fn from(error: PostError) -> Self {
+        let why = match error {
+            PostError::Send(PostSendError::TooManySges)
+            | PostError::Recv(PostRecvError::TooManySges) => Why::Sges,
+            PostError::Send(PostSendError::InlineTooLong) => Why::Inline,
+            _ if error.cause().is_some() => Why::Text(error.to_string()),
+            _ => Why::Silent,
+        };
+        Self { errno: error.into(), why }
+    }
+}
+
+/// Says why a send was not posted.
+#[cold]
+fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> Errno {
+    // SAFETY: NULL, or the request at which posting ended: the caller's promise.
+    let (Some(qp), Some(wr)) = (qp, unsafe { wr.as_ref() }) else { return refused.errno };
+    let Device::Transport(device) = &qp.inner.device else { return refused.errno };
+    if refused.is_silent() {
+        return refused.errno;
+    }
+    let cap = device.cap();
+    let elements = usize::try_from(wr.num_sge).ok().filter(|_| !wr.sg_list.is_null()).unwrap_or(0);
+    // SAFETY: the list has so many elements: the caller's promise.
+    let len = |i| u64::from(unsafe { wr.sg_list.add(i).read() }.length);
+    let bytes = match refused.why {
+        Why::Inline => (0..elements).map(len).sum(),
+        _ => 0,
+    };
+    let sizes =
+        Sizes { sges: (wr.num_sge.into(), cap.max_send_sge), inline: (bytes, cap.max_inline_data) };
+    refused.say(&format!("ibv_post_send to queue pair {:#08x}: ", device.qpn().get()), &sizes)
+}
+
+/// Says why a receive was not posted.
+#[cold]
+fn refused_receive(
+    to: &dyn fmt::Display,
+    wr: *const ibv_recv_wr,
+    max_sge: u32,
+    refused: &Refused,
+) -> Errno {
+    // SAFETY: NULL, or the request at which posting ended: the caller's promise.
+    let asked = unsafe { wr.as_ref() }.map_or(0, |wr| wr.num_sge);
+    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge), inline: (0, 0) })
+}
 
 /// Room for the elements of one work request.
 pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
@@ -52,11 +174,12 @@ unsafe fn remote(wr: &ibv_send_wr) -> RemoteAddr {
 ///
 /// # Safety
 /// The unions of `wr` hold the members that its opcode uses.
-unsafe fn op(qp: &Qp, wr: &ibv_send_wr) -> Result<SendOp, Errno> {
+unsafe fn op(qp: &Qp, wr: &ibv_send_wr) -> Result<SendOp, Refused> {
     // SAFETY: plain integers, initialised as far as the opcode needs: the caller's promise.
     unsafe {
         let remote = || remote(wr);
-        let atomics = || qp.inner.context.inner.device.offers(Feature::Atomics);
+        let atomics =
+            || qp.inner.context.inner.device.offers(Feature::Atomics).map_err(Errno::from);
         let word = || RemoteAddr { va: wr.wr.atomic.remote_addr, rkey: wr.wr.atomic.rkey };
         Ok(match wr.opcode {
             IBV_WR_RDMA_WRITE => SendOp::Write(remote()),
@@ -86,10 +209,20 @@ unsafe fn op(qp: &Qp, wr: &ibv_send_wr) -> Result<SendOp, Errno> {
                 SendOp::AtomicWrite { at: remote(), data: None }
             }
             // A FLUSH has operands for which `ibv_send_wr` has no fields.
-            IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH => return Err(Errno::EOPNOTSUPP),
-            _ => return Err(Errno::EINVAL),
+            IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH => return Err(Errno::EOPNOTSUPP.into()),
+            other => {
+                return Err(Refused::value(format!("opcode is {other}, which is no operation")));
+            }
         })
     }
+}
+
+/// The flags of a request; `EINVAL` for one that does not exist.
+pub(crate) fn send_flags(flags: u32) -> Result<SendFlags, Refused> {
+    SendFlags::from_bits(flags).ok_or_else(|| {
+        let unknown = flags & !SendFlags::all().bits();
+        Refused::value(format!("send_flags is {flags:#x}, and {unknown:#x} is no flag"))
+    })
 }
 
 /// One request as the device takes it.
@@ -100,7 +233,7 @@ unsafe fn send_wr<'a>(
     qp: &Qp,
     wr: &ibv_send_wr,
     room: &'a mut SgeRoom,
-) -> Result<SendWr<'a>, Errno> {
+) -> Result<SendWr<'a>, Refused> {
     // SAFETY: the caller's promise.
     unsafe {
         let ud = if qp.inner.qp_type == Some(QpType::Ud) {
@@ -112,13 +245,14 @@ unsafe fn send_wr<'a>(
         let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
         let op = op(qp, wr)?;
         if op.is_local() && wr.num_sge != 0 {
-            return Err(Errno::EINVAL);
+            let why = format!("num_sge is {}, and the operation has no data", wr.num_sge);
+            return Err(Refused::value(why));
         }
         Ok(SendWr {
             wr_id: wr.wr_id,
             op,
-            flags: SendFlags::from_bits(wr.send_flags).ok_or(Errno::EINVAL)?,
-            sges: sges(room, wr.sg_list, wr.num_sge)?,
+            flags: send_flags(wr.send_flags)?,
+            sges: sges(room, wr.sg_list, wr.num_sge).map_err(Refused::sges)?,
             ud,
             xrc_srqn: if xrc { wr.qp_type.xrc.remote_srqn } else { 0 },
         })
@@ -199,7 +333,7 @@ unsafe fn post_sends(
         // SAFETY: the caller's promise.
         return unsafe { post_send_raw(device, wr, bad_wr) };
     }
-    let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
+    let posted = qp.ok_or(Refused::from(Errno::EINVAL)).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
@@ -222,6 +356,7 @@ unsafe fn post_sends(
         }
         Ok(())
     });
+    let posted = posted.map_err(|refused| refused_send(qp, wr, &refused));
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
@@ -230,18 +365,15 @@ unsafe fn post_sends(
 ///
 /// # Safety
 /// The list is as its manual page says.
-unsafe fn receives<E>(
+unsafe fn receives(
     wr: &mut *mut ibv_recv_wr,
-    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), E>,
-) -> Result<(), Errno>
-where
-    Errno: From<E>,
-{
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Refused>,
+) -> Result<(), Refused> {
     let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
-        let sges = unsafe { sges(&mut room, next.sg_list, next.num_sge) }?;
+        let sges = unsafe { sges(&mut room, next.sg_list, next.num_sge) }.map_err(Refused::sges)?;
         post(&RecvWr { wr_id: next.wr_id, sges })?;
         *wr = next.next;
     }
@@ -258,9 +390,9 @@ pub(crate) unsafe fn post_receives(
     mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Errno>,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let posted = unsafe { receives(&mut wr, |r| post(r)) };
+    let posted = unsafe { receives(&mut wr, |r| Ok(post(r)?)) };
     // SAFETY: as above.
-    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e.errno) }, |()| 0)
 }
 
 /// Slot of `ibv_post_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -304,10 +436,16 @@ unsafe fn post_recvs(
         // SAFETY: the caller's promise.
         return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
     }
-    let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
+    let posted = qp.ok_or(Refused::from(Errno::EINVAL)).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         // SAFETY: the caller's promise.
-        unsafe { receives(&mut wr, |r| poster.recv(r)) }
+        unsafe { receives(&mut wr, |r| Ok(poster.recv(r)?)) }
+    });
+    let posted = posted.map_err(|refused| {
+        let device = qp.and_then(|qp| qp.inner.device.transport().ok());
+        let Some(device) = device.filter(|_| !refused.is_silent()) else { return refused.errno };
+        let to = format_args!("ibv_post_recv to queue pair {:#08x}", device.qpn().get());
+        refused_receive(&to, wr, device.cap().max_recv_sge, &refused)
     });
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
@@ -324,10 +462,15 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let srq = unsafe { deref(srq) };
-    let posted = srq.ok_or(Errno::EINVAL).and_then(|srq| {
+    let posted = srq.ok_or(Refused::from(Errno::EINVAL)).and_then(|srq| {
         let mut poster = srq.inner.device.post()?;
         // SAFETY: the caller's promise.
-        unsafe { receives(&mut wr, |r| poster.recv(r)) }
+        unsafe { receives(&mut wr, |r| Ok(poster.recv(r)?)) }
+    });
+    let posted = posted.map_err(|refused| {
+        let Some(srq) = srq.filter(|_| !refused.is_silent()) else { return refused.errno };
+        let max_sge = srq.inner.device.attr().max_sge;
+        refused_receive(&"ibv_post_srq_recv", wr, max_sge, &refused)
     });
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)

@@ -7,8 +7,6 @@ use std::{
     time::Instant,
 };
 
-use anyverbs_causes::Cause;
-
 use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
     RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
@@ -20,11 +18,11 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, give, pointer, say, value},
+    errno::{Errno, give, no_value, pointer, say, value},
     faults,
     object::{self, Object},
     verbs::{
-        ATOMIC_OPS, Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq,
+        ATOMIC_OPS, Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq_of,
         create_hash, create_raw, modify_raw, offered, qp_access,
         sanitized::sanitize_sends,
         set_send_ops,
@@ -142,7 +140,10 @@ pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
         IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
         IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
-        _ => Err(Errno::EINVAL),
+        _ => {
+            let what = format_args!("qp_type is {qp_type}, which is no type of a queue pair");
+            Err(no_value("creating a queue pair", &what))
+        }
     }
 }
 
@@ -298,8 +299,8 @@ fn create(
     }
     // An initiator has no receives: the queue for them is not looked at.
     let receives = qp_type.has_responder();
-    let send_cq = cq(init.send_cq)?;
-    let recv_cq = if receives { Some(cq(init.recv_cq)?) } else { None };
+    let send_cq = cq_of("send_cq", init.send_cq)?;
+    let recv_cq = if receives { Some(cq_of("recv_cq", init.recv_cq)?) } else { None };
     let srq: Option<Arc<Srq>> =
         if init.srq.is_null() || !receives { None } else { Some(object::find(init.srq)?) };
     let context = Arc::clone(&pd.inner.context);
@@ -506,7 +507,7 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     let has = |bit| mask.contains(bit);
     let state = |code| {
         QpState::from_code(code)
-            .ok_or_else(|| no_value(&format_args!("a state of the queue pair is {code}")))
+            .ok_or_else(|| no_attribute(&format_args!("a state of the queue pair is {code}")))
     };
     let mut to = QpAttr {
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
@@ -532,14 +533,17 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     }
     if has(QpAttrMask::PATH_MTU) {
         to.path_mtu = Mtu::from_code(attr.path_mtu)
-            .ok_or_else(|| no_value(&format_args!("path_mtu is {}", attr.path_mtu)))?;
+            .ok_or_else(|| no_attribute(&format_args!("path_mtu is {}", attr.path_mtu)))?;
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
-        to.access = qp_access(attr.qp_access_flags)?;
+        let flags = attr.qp_access_flags;
+        to.access = qp_access(flags).inspect_err(|_| {
+            no_attribute(&format_args!("qp_access_flags is {flags:#x}"));
+        })?;
     }
     if has(QpAttrMask::DEST_QPN) {
         if attr.dest_qp_num > 0xff_ffff {
-            return Err(no_value(&format_args!("dest_qp_num is {:#x}", attr.dest_qp_num)));
+            return Err(no_attribute(&format_args!("dest_qp_num is {:#x}", attr.dest_qp_num)));
         }
         to.dest_qpn = Qpn::new(attr.dest_qp_num);
     }
@@ -577,7 +581,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
         let attr = attr.ok_or(Errno::EINVAL)?;
-        let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
+        let mask = attr_mask(mask as c_uint)?;
         let mask = mask.difference(pointless(qp.inner.qp_type));
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == IBV_QPS_RESET {
             look_at_ud(&qp);
@@ -603,12 +607,20 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     }))
 }
 
+/// The bits of a mask; `EINVAL` if one is of no attribute.
+fn attr_mask(bits: c_uint) -> Result<QpAttrMask, Errno> {
+    let unknown = bits & !QpAttrMask::all().bits();
+    QpAttrMask::from_bits(bits).ok_or_else(|| {
+        let what =
+            format_args!("attr_mask is {bits:#x}, and no attribute has the bits {unknown:#x}");
+        no_value("ibv_modify_qp", &what)
+    })
+}
+
 /// Says that an attribute has no such value.
 #[cold]
-fn no_value(what: &dyn fmt::Display) -> Errno {
-    let what = format_args!("{what}, which is no value of it");
-    say("ibv_modify_qp: ", &what, Some(Cause::AttributeValue));
-    Errno::EINVAL
+fn no_attribute(what: &dyn fmt::Display) -> Errno {
+    no_value("ibv_modify_qp", &format_args!("{what}, which is no value of it"))
 }
 
 /// Says why a modify was refused.

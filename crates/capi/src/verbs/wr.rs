@@ -21,7 +21,7 @@ use crate::{
     errno::{Errno, value},
     object::deref,
     session::Session,
-    verbs::{Device, Qp, bind, destination, raw_flags},
+    verbs::{Device, Qp, Refused, Sizes, bind, destination, raw_flags, send_flags},
 };
 
 /// The atomics among the operations of a queue pair.
@@ -103,7 +103,7 @@ pub(crate) struct Requests {
     /// Headers of segments, of all requests.
     headers: Vec<u8>,
     /// The first mistake since the start.
-    failed: Option<Errno>,
+    failed: Option<Refused>,
 }
 
 /// A queue pair's buffers for `ibv_wr_*`.
@@ -148,8 +148,8 @@ impl Requests {
         self.failed = None;
     }
 
-    fn fail(&mut self, errno: Errno) {
-        self.failed.get_or_insert(errno);
+    fn fail(&mut self, refused: Refused) {
+        self.failed.get_or_insert(refused);
     }
 }
 
@@ -161,7 +161,7 @@ enum Data<'a> {
 
 impl Batch {
     /// Changes the requests, if this thread has started and made no mistake yet.
-    fn change(&self, f: impl FnOnce(&mut Requests) -> Result<(), Errno>) {
+    fn change(&self, f: impl FnOnce(&mut Requests) -> Result<(), Refused>) {
         self.requests.with(|requests| {
             if requests.failed.is_none()
                 && let Err(e) = f(requests)
@@ -174,16 +174,16 @@ impl Batch {
     fn push(&self, wr_id: u64, flags: u32, needs: u32, op: Result<SendOp, Errno>) {
         self.change(|requests| {
             if self.ops & u64::from(needs) == 0 {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::EOPNOTSUPP.into());
             }
             let op = op?;
             let (flags, fill_in_checksums) = match self.raw {
                 Some(_) => raw_flags(flags)?,
-                None => (SendFlags::from_bits(flags).ok_or(Errno::EINVAL)?, false),
+                None => (send_flags(flags)?, false),
             };
             let raw = RawPart { fill_in_checksums, segmentation: None };
             if requests.queued.len() >= self.cap.max_send_wr as usize {
-                return Err(Errno::ENOMEM);
+                return Err(Errno::ENOMEM.into());
             }
             // Whether data is inline says the setter.
             let flags = flags.difference(SendFlags::INLINE);
@@ -202,7 +202,7 @@ impl Batch {
             let most = self.raw.ok_or(Errno::EOPNOTSUPP)?;
             let last = requests.queued.last_mut().ok_or(Errno::EINVAL)?;
             if header_len > most || mss == 0 {
-                return Err(Errno::EINVAL);
+                return Err(Errno::EINVAL.into());
             }
             let (start, len) = (requests.headers.len(), usize::from(header_len));
             requests.headers.resize(start + len, 0);
@@ -228,16 +228,20 @@ impl Batch {
             let has_data = !last.op.is_local()
                 && !matches!(last.op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. });
             if last.sges > 0 || last.flags.contains(SendFlags::INLINE) || !has_data {
-                return Err(Errno::EINVAL);
+                return Err(Errno::EINVAL.into());
             }
             match data {
                 Data::Sges(list) => {
-                    if list.len() > self.cap.max_send_sge as usize {
-                        return Err(Errno::EINVAL);
+                    let most = self.cap.max_send_sge;
+                    if list.len() > most as usize {
+                        let asked = list.len();
+                        let why = format!("num_sge is {asked}, and the limit is {most}");
+                        return Err(Refused::value(why));
                     }
                     let len = list.iter().map(|s| u64::from(s.length)).sum::<u64>();
                     if len > u64::from(MAX_MESSAGE) {
-                        return Err(Errno::EINVAL);
+                        let why = format!("it has {len} bytes, and the limit is {MAX_MESSAGE}");
+                        return Err(Refused::value(why));
                     }
                     last.sges = list.len();
                     sges.extend(list.iter().map(|s| Sge {
@@ -248,12 +252,17 @@ impl Batch {
                 }
                 Data::Inline(list) => {
                     let len = list.iter().try_fold(0usize, |sum, b| sum.checked_add(b.length));
-                    let len = len.filter(|n| *n <= self.cap.max_inline_data as usize);
                     let len = len.ok_or(Errno::EINVAL)?;
+                    let most = self.cap.max_inline_data;
+                    if len > most as usize {
+                        let why =
+                            format!("the inline data has {len} bytes, and the limit is {most}");
+                        return Err(Refused::value(why));
+                    }
                     if last.op.has_response_data()
                         || list.iter().any(|b| b.length > 0 && b.addr.is_null())
                     {
-                        return Err(Errno::EINVAL);
+                        return Err(Errno::EINVAL.into());
                     }
                     let start = inline.len();
                     for buf in list.iter().filter(|b| b.length > 0) {
@@ -269,7 +278,7 @@ impl Batch {
                         let addr = inline[start..].as_ptr() as u64;
                         sges.push(Sge { addr, len: len as u32, lkey: 0 });
                     } else if len > 0 {
-                        return Err(Errno::EINVAL);
+                        return Err(Errno::EINVAL.into());
                     }
                 }
             }
@@ -294,12 +303,12 @@ impl Batch {
     /// Posts everything, or nothing.
     fn complete(&self, qp: &Qp) -> Result<(), Errno> {
         let post = |requests: &mut Requests| {
-            if let Some(errno) = requests.failed {
-                return Err(errno);
+            if let Some(refused) = requests.failed.take() {
+                return Err(refused);
             }
             let device = match &qp.inner.device {
                 Device::Transport(device) => device,
-                Device::Raw(device) => return post_raw(device, requests),
+                Device::Raw(device) => return Ok(post_raw(device, requests)?),
             };
             let ud = qp.inner.qp_type == Some(QpType::Ud);
             let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
@@ -307,11 +316,11 @@ impl Batch {
                 (ud && q.ud.is_none()) || (xrc != q.xrc_srqn.is_some() && !(xrc && q.op.is_local()))
             };
             if requests.queued.iter().any(unaddressed) {
-                return Err(Errno::EINVAL);
+                return Err(Refused::value("the request has no destination".to_owned()));
             }
             let mut poster = device.post()?;
             if requests.queued.len() > poster.send_room() as usize {
-                return Err(Errno::ENOMEM);
+                return Err(Errno::ENOMEM.into());
             }
             let mut sges = &requests.sges[..];
             for queued in &requests.queued {
@@ -324,9 +333,14 @@ impl Batch {
             }
             Ok(())
         };
-        let posted = self.requests.with(post).unwrap_or(Err(Errno::EINVAL));
+        let posted = self.requests.with(post).unwrap_or(Err(Errno::EINVAL.into()));
         self.abort();
-        posted
+        posted.map_err(|refused| {
+            let to =
+                format!("ibv_wr_complete of queue pair {:#08x}: ", qp.inner.device.qpn().get());
+            // What is too large was found before.
+            refused.say(&to, &Sizes { sges: (0, self.cap.max_send_sge), inline: (0, 0) })
+        })
     }
 
     fn abort(&self) {
@@ -559,7 +573,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
         let Some(batch) = batch(qp) else { return };
         match list_of(list, count) {
             Ok(list) => batch.set(Data::Sges(list)),
-            Err(e) => batch.change(|_| Err(e)),
+            Err(e) => batch.change(|_| Err(e.into())),
         }
     }
 }
@@ -580,7 +594,7 @@ pub(super) unsafe extern "C" fn wr_set_inline_data_list(
         let Some(batch) = batch(qp) else { return };
         match list_of(list, count) {
             Ok(list) => batch.set(Data::Inline(list)),
-            Err(e) => batch.change(|_| Err(e)),
+            Err(e) => batch.change(|_| Err(e.into())),
         }
     }
 }
