@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use anyverbs::DropReason;
+use anyverbs::{DropReason, Gid};
 use anyverbs_check::{
     Activity, Dropped, DroppedDatagrams, Kind, Ledger, QueuePair, Refusal, Region, checker,
 };
@@ -223,6 +223,20 @@ pub(crate) fn posts(ledger: &mut Ledger, name: &'static str, tell: impl FnOnce(&
     });
     if is_refused && let Some(refusal) = REFUSAL.take() {
         ledger.refused_by_persona(&refusal);
+    }
+}
+
+/// The queue pair is attached to a multicast group.
+pub(crate) fn attached(pointer: *const ibv_qp, group: Gid) {
+    if let Some(checker) = checker() {
+        checker.ledger().attached(pointer as usize, group.to_string());
+    }
+}
+
+/// The queue pair is detached from it.
+pub(crate) fn detached(pointer: *const ibv_qp, group: Gid) {
+    if let Some(checker) = checker() {
+        checker.ledger().detached(pointer as usize, &group.to_string());
     }
 }
 

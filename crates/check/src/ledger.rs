@@ -23,12 +23,22 @@ struct Object {
     stack: Stack,
     /// The addresses of the objects that it uses.
     uses: Vec<usize>,
+    /// The multicast groups that it is attached to.
+    groups: Vec<Group>,
     /// Events about it that the program read and did not acknowledge.
     unacknowledged: Vec<Unacknowledged>,
     /// The program is in the call that ends it.
     is_ending: bool,
     /// The library made it for itself.
     is_own: bool,
+}
+
+/// A multicast group that a queue pair is attached to.
+#[derive(Debug)]
+struct Group {
+    gid: String,
+    /// Where it was attached.
+    stack: Stack,
 }
 
 /// Events of one type, of one object.
@@ -218,9 +228,15 @@ impl Ledger {
     /// The program made an object.
     pub fn made(&mut self, address: usize, kind: Kind) {
         self.dead.remove(address);
-        let (uses, unacknowledged) = (Vec::new(), Vec::new());
-        let stack = Stack::here();
-        let object = Object { kind, stack, uses, unacknowledged, is_ending: false, is_own: false };
+        let object = Object {
+            kind,
+            stack: Stack::here(),
+            uses: Vec::new(),
+            groups: Vec::new(),
+            unacknowledged: Vec::new(),
+            is_ending: false,
+            is_own: false,
+        };
         self.objects.insert(address, object);
     }
 
@@ -235,6 +251,21 @@ impl Ledger {
     pub fn made_of(&mut self, address: usize, uses: &[usize]) {
         if let Some(object) = self.objects.get_mut(&address) {
             object.uses = uses.to_vec();
+        }
+    }
+
+    /// The queue pair is attached to a multicast group. To be attached again changes nothing.
+    pub fn attached(&mut self, address: usize, gid: String) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        if object.groups.iter().all(|group| group.gid != gid) {
+            object.groups.push(Group { gid, stack: Stack::here() });
+        }
+    }
+
+    /// The queue pair is detached from a multicast group.
+    pub fn detached(&mut self, address: usize, gid: &str) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.groups.retain(|group| group.gid != gid);
         }
     }
 

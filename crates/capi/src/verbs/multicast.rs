@@ -7,6 +7,7 @@ use anyverbs::Gid;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, value},
     verbs::qp,
 };
@@ -34,7 +35,10 @@ pub(crate) unsafe extern "C" fn ibv_attach_mcast(
     let gid = unsafe { group(gid) };
     value(qp(qp_).and_then(|qp| {
         qp.inner.context.answers()?;
-        Ok(qp.inner.device.transport()?.attach_mcast(gid?, lid)?)
+        let gid = gid?;
+        qp.inner.device.transport()?.attach_mcast(gid, lid)?;
+        check::attached(qp_, gid);
+        Ok(())
     }))
 }
 
@@ -50,5 +54,10 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
-    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.detach_mcast(gid?, lid)?)))
+    value(qp(qp_).and_then(|qp| {
+        let gid = gid?;
+        qp.inner.device.transport()?.detach_mcast(gid, lid)?;
+        check::detached(qp_, gid);
+        Ok(())
+    }))
 }

@@ -727,6 +727,7 @@ int main(int argc, char **argv)
 		{ "inline-too-long", IBV_QPT_RC, inline_too_long },
 		{ "send-queue-unsignaled", IBV_QPT_RC, send_queue_unsignaled },
 		{ "ended-in-use", IBV_QPT_RC, ended_in_use },
+		{ "destroyed-in-a-group", IBV_QPT_UD, destroyed_in_a_group },
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },

@@ -16,6 +16,19 @@ static void deliver_datagram(struct end *a, struct end *b, uint32_t qkey)
 	OK(ibv_destroy_ah(ah));
 }
 
+/* A queue pair in a group is in use. */
+static void destroyed_in_a_group(struct end *a, struct end *b)
+{
+	(void)b;
+	union ibv_gid group = { .raw = { 0xff, 0x0e, [10] = 0xff, 0xff, 239, 1, 2, 3 } };
+	struct ibv_qp *qp = make_qp(a->mr->pd, a->cq, IBV_QPT_UD, NULL, 0);
+	OK(ibv_attach_mcast(qp, &group, 0));
+	if (wrong)
+		EQ(ibv_destroy_qp(qp), EBUSY);
+	OK(ibv_detach_mcast(qp, &group, 0));
+	OK(ibv_destroy_qp(qp));
+}
+
 /* The receiver takes it unless this is wrong, and ends. */
 static void one_datagram(struct end *a, struct end *b, uint32_t qkey)
 {

@@ -77,6 +77,17 @@ fn the_checker_finds_each_mistake_and_nothing_else() {
 }
 
 #[test]
+fn the_checker_names_the_group_of_a_queue_pair_in_use() {
+    let run = |kind| check(["destroyed-in-a-group", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, &found[..]), (Some(66), &["ended-in-use".to_owned()][..]), "{said}");
+    let what = "is attached to the multicast group ff0e::ffff:ef01:203; the call returns EBUSY";
+    assert!(said.contains(what) && said.contains("It was attached here"), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
 fn the_checker_reports_a_post_that_the_persona_refuses() {
     let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
     assert_eq!((status, &found[..]), (Some(66), &["refused-by-persona".to_owned()][..]), "{said}");
@@ -237,7 +248,7 @@ fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
 fn the_checker_says_nothing_of_larger_programs() {
     let rules = env::temp_dir().join(format!("anyverbs-check-rules-{}", std::process::id()));
     fs::write(&rules, "use-after-destroy").unwrap();
-    for name in ["cm_threads", "cm_xrc", "mcast"] {
+    for name in ["cm_threads", "cm_xrc"] {
         run_with(name, &[("ANYVERBS_CHECK", "1")]);
     }
     let rules_path = rules.to_str().unwrap();
@@ -245,6 +256,9 @@ fn the_checker_says_nothing_of_larger_programs() {
     for name in ["comp_cntr", "memory"] {
         run_with(name, &settings);
     }
+    // It destroys a queue pair that is in a group, to see the refusal.
+    fs::write(&rules, "ended-in-use:mcast.c").unwrap();
+    run_with("mcast", &settings);
     fs::remove_file(&rules).unwrap();
 }
 

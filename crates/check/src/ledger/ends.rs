@@ -54,7 +54,7 @@ impl Ledger {
         let mut users: Vec<_> =
             self.objects.iter().filter(|(_, user)| user.uses.contains(&address)).collect();
         users.sort_by_key(|(address, _)| **address);
-        let Some((_, user)) = users.first() else { return };
+        let Some((_, user)) = users.first() else { return self.is_in_group(address) };
         let (n, first) = (users.len(), user.kind.name());
         let of = if n == 1 { String::new() } else { format!(", the first of {n} such objects") };
         let what = format!(
@@ -63,6 +63,21 @@ impl Ledger {
         let user = (format!("The {first} was made here"), user.stack);
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(Stack::here()), user, made]);
+    }
+
+    /// A queue pair is not ended, since it is attached to a multicast group.
+    fn is_in_group(&mut self, address: usize) {
+        let Some(object) = self.objects.get(&address) else { return };
+        let (name, n) = (object.kind.name(), object.groups.len());
+        let Some(group) = object.groups.first() else { return };
+        let of = if n == 1 { String::new() } else { format!(", the first of {n} such groups") };
+        let what = format!(
+            "the {name} at {address:#x} is not ended, since it is attached to the multicast group {}{of}; the call returns EBUSY",
+            group.gid
+        );
+        let attached = ("It was attached here".to_owned(), group.stack);
+        let made = self.origin(address, &format!("The {name} was made here"));
+        self.report(Check::EndedInUse, what, vec![here(Stack::here()), attached, made]);
     }
 
     /// The program read an event about an object. Each type of event has a code.
@@ -268,6 +283,20 @@ mod tests {
     fn few(ledger: &mut Ledger) {
         ledger.made(1001, Kind::Pd);
         ledger.made(1002, Kind::Cq);
+    }
+
+    #[test]
+    fn a_queue_pair_in_a_group_is_in_use_until_it_leaves() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        ledger.made(1, Kind::Qp);
+        ledger.attached(1, "ff0e::1".into());
+        ledger.attached(1, "ff0e::1".into());
+        ledger.detached(1, "ff0e::1");
+        ledger.not_ended(1, true);
+        assert_eq!(ledger.reporter.findings, 0);
+        ledger.attached(1, "ff0e::2".into());
+        ledger.not_ended(1, true);
+        assert_eq!(ledger.reporter.findings, 1);
     }
 
     #[test]
