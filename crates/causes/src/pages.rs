@@ -27,19 +27,57 @@ pub fn all() -> impl Iterator<Item = &'static str> {
     PAGES.iter().copied()
 }
 
+/// Further words that lead to a section: what programs and other devices print.
+const ALSO: &[(&str, &str)] = &[
+    // Errno names that mean the same here.
+    ("EHOSTUNREACH", "ENETUNREACH"),
+    ("ENOTSUP", "EOPNOTSUPP"),
+];
+
+/// The numbers of statuses that are error numbers as well, each with its name.
+const ERROR_NUMBERS: &[(u32, &str)] = &[
+    (1, "EPERM"),
+    (2, "ENOENT"),
+    (5, "EIO"),
+    (7, "E2BIG"),
+    (11, "EAGAIN"),
+    (12, "ENOMEM"),
+    (14, "EFAULT"),
+    (22, "EINVAL"),
+];
+
+/// The name of the error number that a word may mean, where it is a status as well.
+#[must_use]
+pub fn error_number(word: &str) -> Option<&'static str> {
+    let number = number(word.trim())?;
+    ERROR_NUMBERS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
+}
+
 /// The section that explains a word. The word is a number or name of a status, the code or number of a cause, or the name
 /// of an error number or event. It may be their text, too. Upper and lower case count as equal.
 #[must_use]
 pub fn find(word: &str) -> Option<&'static str> {
     let word = word.trim();
-    let code = number(word).filter(|number| *number >= 100).map(|number| format!("AV{number:04}"));
-    let word = code.as_deref().unwrap_or(word);
+    let number = number(word);
+    // A number in digits of another base is the same status.
+    let spelled = number.map(|number| number.to_string());
+    let code = number.filter(|number| *number >= 100).map(|number| format!("AV{number:04}"));
+    let by_code = code.as_deref().and_then(by_heading);
+    if by_code.is_some() {
+        return by_code;
+    }
+    let word = spelled.as_deref().unwrap_or(word);
+    let same = ALSO.iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
+    by_heading(same.map_or(word, |(_, same)| same))
+}
+
+fn by_heading(word: &str) -> Option<&'static str> {
     all().find_map(|page| section(page, |heading| names(heading, word)))
 }
 
 /// A decimal number, or a hexadecimal one as programs print `vendor_err`.
 fn number(word: &str) -> Option<u32> {
-    match word.strip_prefix("0x") {
+    match word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => word.parse().ok(),
     }
@@ -121,6 +159,36 @@ mod tests {
     fn all_statuses_that_a_program_can_see_are_found() {
         for status in (0..=14).chain(21..=23) {
             assert!(heading(&status.to_string()).contains("IBV_WC_"), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_found_in_either_base() {
+        let wanted = "# 12 IBV_WC_RETRY_EXC_ERR: transport retry counter exceeded";
+        assert_eq!((heading("0x0c"), heading("0XC")), (wanted, wanted));
+        let other = "## 129 0x81: a vendor_err of another device";
+        assert_eq!((heading("129"), heading("0x81")), (other, other));
+        assert!(find("129").unwrap().contains("status 12"));
+    }
+
+    #[test]
+    fn error_numbers_of_calls_are_found() {
+        for name in [
+            "E2BIG",
+            "EADDRINUSE",
+            "EADDRNOTAVAIL",
+            "EHOSTUNREACH",
+            "ENOSYS",
+            "ENOTCONN",
+            "ENOTSUP",
+            "EPROTONOSUPPORT",
+        ] {
+            assert!(heading(name).starts_with("## E"), "{name}");
+        }
+        assert_eq!((error_number("22"), error_number("0x16")), (Some("EINVAL"), Some("EINVAL")));
+        assert_eq!((error_number("13"), error_number("EINVAL")), (None, None));
+        for (_, name) in ERROR_NUMBERS {
+            assert!(find(name).is_some(), "{name}");
         }
     }
 

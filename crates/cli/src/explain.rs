@@ -17,12 +17,30 @@ pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
         return write_out(check.page().as_bytes());
     }
     let Some(section) = anyverbs_causes::find(&word) else {
+        if words.len() > 1 {
+            return each(words);
+        }
         bail!(
             "there is no page of {word:?}; ask for a status (12, IBV_WC_RETRY_EXC_ERR), a code (AV1204), an error number \
              (EINVAL), an event (IBV_EVENT_QP_FATAL) or a check (leak), or for the list: `anyverbs explain`"
         );
     };
-    write_out(format!("{section}\n").as_bytes())
+    let hint = anyverbs_causes::error_number(&word);
+    let hint = hint.map_or(String::new(), |name| {
+        format!("\n{word} is an error number, too: `anyverbs explain {name}`.\n")
+    });
+    write_out(format!("{section}\n{hint}").as_bytes())
+}
+
+/// The pages of several words.
+fn each(words: &[String]) -> anyhow::Result<ExitCode> {
+    for (n, word) in words.iter().enumerate() {
+        if n > 0 {
+            write_out(b"\n")?;
+        }
+        print(std::slice::from_ref(word))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The headings of all pages.

@@ -24,6 +24,17 @@ fn it_prints_the_page_of_a_word() {
 }
 
 #[test]
+fn several_words_have_a_page_each_and_some_numbers_a_hint() {
+    let said = |words: &[&str]| String::from_utf8(explain(words).stdout).unwrap();
+    let both = said(&["12", "13"]);
+    let at = |heading: &str| both.find(heading).unwrap();
+    assert!(at("# 12 IBV_WC_RETRY_EXC_ERR:") < at("# 13 IBV_WC_RNR_RETRY_EXC_ERR:"), "{both}");
+    assert!(said(&["22"]).ends_with("22 is an error number, too: `anyverbs explain EINVAL`.\n"));
+    assert!(!said(&["13"]).contains("error number, too"));
+    assert_eq!(explain(&["12", "EWHAT"]).status.code(), Some(125));
+}
+
+#[test]
 fn it_lists_all_words() {
     let list = String::from_utf8(explain(&[]).stdout).unwrap();
     assert!(list.contains("\n12 IBV_WC_RETRY_EXC_ERR:") && list.contains("\n  AV1204: "), "{list}");
