@@ -31,6 +31,7 @@ pub use facts::{
 pub use ledger::Ledger;
 pub use memory::Read;
 use report::Reporter;
+pub use report::check_suppressions;
 use stack::Stack;
 
 /// The ledger of this process, and where reports go.

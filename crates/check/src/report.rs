@@ -154,12 +154,40 @@ fn program() -> Option<String> {
     Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
+/// The rules of a file of suppressions without their comments, each with the number of its line.
+fn rules(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
+        .enumerate()
+        .filter(|(_, line)| !line.is_empty())
+        .map(|(n, line)| (n + 1, line))
+}
+
+/// Why a file of suppressions is not as it should be: its first line that is no rule.
+///
+/// # Errors
+/// A check that does not exist, or a line without a part.
+pub fn check_suppressions(text: &str) -> Result<(), String> {
+    for (n, line) in rules(text) {
+        let wrong = |what: &str| Err(format!("line {n}: {what}: {line:?}"));
+        let Some((check, part)) = line.split_once(':') else {
+            return wrong("a rule is CHECK:PART, and this has no colon");
+        };
+        let check = check.trim();
+        if part.trim().is_empty() {
+            return wrong("there is no part of a function's name or of a path behind the colon");
+        }
+        if !check.is_empty() && Check::ALL.iter().all(|known| known.id() != check) {
+            return wrong("there is no such check (`anyverbs explain` lists them)");
+        }
+    }
+    Ok(())
+}
+
 /// The lines of a file of suppressions: `CHECK:PART`, and comments after `#`.
 fn parse(text: &str) -> Vec<(String, String)> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    lines
-        .filter(|line| !line.is_empty())
-        .map(|line| {
+    rules(text)
+        .map(|(_, line)| {
             let (check, part) = line.split_once(':').unwrap_or((line, ""));
             (check.trim().to_owned(), part.trim().to_owned())
         })
@@ -258,6 +286,19 @@ mod tests {
         assert!(!is_suppressed("buffer-changed:a_suppression_names"));
         assert!(!is_suppressed("leak:nowhere"));
         assert!(!is_suppressed(""));
+    }
+
+    #[test]
+    fn a_line_that_is_no_rule_is_named() {
+        assert_eq!(check_suppressions("# why\n\nleak:main # known\n:file.c\n"), Ok(()));
+        for (text, why) in [
+            ("leak:main\nlaek:main", "line 2: there is no such check"),
+            ("leak", "line 1: a rule is CHECK:PART"),
+            ("\nleak: # all", "line 2: there is no part"),
+        ] {
+            let said = check_suppressions(text).unwrap_err();
+            assert!(said.starts_with(why), "{said}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -92,8 +93,22 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
         variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
     }
+    // A mistake in these would change the verdict, and nobody would see it.
+    if let Some(file) = &args.check_suppressions {
+        let failed = || format!("cannot read the suppressions {}", file.display());
+        let text = fs::read_to_string(file).with_context(failed)?;
+        anyverbs_check::check_suppressions(&text)
+            .map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))?;
+    }
     let sarif = match &args.check_report {
-        Some(report) if !args.print_env => Sarif::begin(report)?,
+        Some(report) if !args.print_env => {
+            let sarif = Sarif::begin(report)?;
+            if sarif.is_none() {
+                let opened = fs::OpenOptions::new().append(true).create(true).open(report);
+                opened.with_context(|| format!("cannot write the report {}", report.display()))?;
+            }
+            sarif
+        }
         _ => None,
     };
     if let Some(check) = args.check {

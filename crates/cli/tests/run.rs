@@ -91,10 +91,11 @@ fn the_program_finds_library_and_tree() {
     );
     let script = "echo $ANYVERBS_CHECK $ANYVERBS_CHECK_REPORT";
     for (check, mode) in [("--check", "report"), ("--check=fatal", "fatal")] {
-        let words = [check, "--check-report", "/tmp/found", "--no-view", "--", "sh", "-c", script];
+        let found = scratch.0.join("found").to_str().unwrap().to_owned();
+        let words = [check, "--check-report", &found, "--no-view", "--", "sh", "-c", script];
         let output = scratch.run(&words).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(said, format!("{mode} /tmp/found\n"));
+        assert_eq!(said, format!("{mode} {found}\n"));
     }
     let script = "echo $LD_PRELOAD $ANYVERBS_SOCKETS";
     let output = scratch
@@ -191,6 +192,33 @@ fn findings_become_a_sarif_document() {
     let words = ["--check", "--check-report", "/nowhere/found.sarif", "--no-view", "--", "true"];
     let (status, said) = said(&mut scratch.run(&words));
     assert_eq!((status, said.len()), (Some(125), 1), "{said:?}");
+}
+
+/// A mistake in these changes the verdict of a run: nothing runs.
+#[test]
+fn files_of_a_check_are_looked_at_before_the_program_runs() {
+    let scratch = Scratch::new("check-files");
+    let rules = scratch.0.join("rules");
+    let run = |option: &str, file: &str| {
+        let words = ["--check", option, file, "--no-view", "--", "sh", "-c", "echo ran >&2"];
+        said(&mut scratch.run(&words))
+    };
+    let file = rules.to_str().unwrap();
+    let (status, said) = run("--check-suppressions", file);
+    assert!(status == Some(125) && said.len() == 1 && said[0].contains(file), "{said:?}");
+    for (text, why) in [
+        ("leak:main\nlaek:main\n", "line 2: there is no such check"),
+        ("leak\n", "line 1: a rule is CHECK:PART"),
+        ("leak:\n", "line 1: there is no part"),
+    ] {
+        fs::write(&rules, text).unwrap();
+        let (status, said) = run("--check-suppressions", file);
+        assert!(status == Some(125) && said.len() == 1 && said[0].contains(why), "{said:?}");
+    }
+    fs::write(&rules, "# why\n\nleak:main # known\n:file.c\n").unwrap();
+    assert_eq!(run("--check-suppressions", file), (Some(0), vec!["ran".to_owned()]));
+    let (status, said) = run("--check-report", "/nowhere/found.json");
+    assert!(status == Some(125) && said.len() == 1 && said[0].contains("/nowhere"), "{said:?}");
 }
 
 /// The lines of a launch on standard error that are not the loader's.
