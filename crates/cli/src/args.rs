@@ -256,7 +256,7 @@ pub(crate) struct Run {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Report {
-    /// Traces (`run --trace`), and findings (`run --check --check-report`)
+    /// Traces (`run --trace`), and findings (`run --check --check-report`) as lines of JSON; no SARIF documents
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// File of the page, in place of standard output

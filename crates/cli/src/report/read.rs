@@ -1,6 +1,7 @@
 //! Reading traces and findings.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -166,6 +167,9 @@ impl Story {
 
     fn read_file(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut reader = BufReader::new(File::open(path)?);
+        let sarif = "it is a SARIF document, which is for services of code scanning; give --check-report a name that does \
+                     not end in .sarif, and read those lines of JSON";
+        anyhow::ensure!(path.extension() != Some(OsStr::new("sarif")), sarif);
         let mut known = HashMap::new();
         let mut open = Open::new();
         let mut bytes = Vec::new();
@@ -183,6 +187,8 @@ impl Story {
             if matches!(text, b"" | b"[" | b"]") {
                 continue;
             }
+            // The other files have no line of a brace alone.
+            anyhow::ensure!(number > 1 || text != b"{", sarif);
             let taken = self.take(text, &mut known, &mut open);
             match taken {
                 // A process was killed while it wrote, or the disk was full.

@@ -159,6 +159,16 @@ fn findings_are_shown_with_their_stacks() {
 }
 
 #[test]
+fn a_sarif_document_is_refused_as_such() {
+    let scratch = Scratch::new("sarif");
+    for name in ["found.sarif", "found.json"] {
+        let file = scratch.file(name, "{\n  \"version\": \"2.1.0\"\n}\n");
+        let error = format!("{:#}", Story::read(&[file]).unwrap_err());
+        assert!(error.contains("SARIF") && !error.contains("line 1"), "{error}");
+    }
+}
+
+#[test]
 fn a_file_that_is_broken_is_refused_with_the_place() {
     let scratch = Scratch::new("broken");
     let said = |name: &str, content: &str| {
