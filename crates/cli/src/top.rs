@@ -107,10 +107,19 @@ fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
 pub(crate) fn list(processes: &[Process], before: Option<&Before>, columns: usize) -> String {
     let queue_pairs: usize =
         processes.iter().filter_map(Process::page).map(|page| page.queue_pairs.len()).sum();
-    let mut text = format!(
-        "{}, {}\n",
-        count(processes.len(), "process", "es"),
-        count(queue_pairs, "queue pair", "s")
+    let queue_pairs = count(queue_pairs, "queue pair", "s");
+    // One that was stopped before anybody looked, for instance.
+    let silent = processes.iter().filter(|process| process.page().is_none()).count();
+    let queue_pairs = match silent {
+        0 => queue_pairs,
+        all if all == processes.len() => "queue pairs not known".to_owned(),
+        some => format!("{queue_pairs}; those of {} not known", count(some, "process", "es")),
+    };
+    let mut text = String::new();
+    push(
+        &mut text,
+        columns,
+        &format!("{}, {queue_pairs}", count(processes.len(), "process", "es")),
     );
     for process in processes {
         let title = format!("\nprocess {}  ", process.pid);
@@ -297,6 +306,21 @@ mod tests {
             assert_eq!(before.rates(&processes[0], &qp).messages[0], 300);
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    #[test]
+    fn queue_pairs_that_nobody_could_ask_for_are_not_counted_as_none() {
+        let head = |processes: &[Process]| {
+            list(processes, None, 80).lines().next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(head(&[]), "0 processes, 0 queue pairs");
+        let mut processes = example();
+        assert_eq!(head(&processes), "1 process, 1 queue pair");
+        processes.extend(example());
+        processes[0].seen.page = None;
+        let some = "2 processes, 1 queue pair; those of 1 process not known";
+        assert_eq!(head(&processes), some);
+        assert_eq!(head(&processes[..1]), "1 process, queue pairs not known");
     }
 
     #[test]
