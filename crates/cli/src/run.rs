@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{self, ExitCode, ExitStatus, Stdio};
@@ -102,6 +103,12 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     }
     let sarif = match &args.check_report {
         Some(report) if !args.print_env => {
+            let is_pipe = fs::symlink_metadata(report).is_ok_and(|file| file.file_type().is_fifo());
+            anyhow::ensure!(
+                !is_pipe,
+                "the report {} is a pipe, and it is opened anew for each finding: name a file",
+                report.display()
+            );
             let sarif = Sarif::begin(report)?;
             if sarif.is_none() {
                 let opened = fs::OpenOptions::new().append(true).create(true).open(report);

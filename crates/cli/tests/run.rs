@@ -219,6 +219,13 @@ fn files_of_a_check_are_looked_at_before_the_program_runs() {
     assert_eq!(run("--check-suppressions", file), (Some(0), vec!["ran".to_owned()]));
     let (status, said) = run("--check-report", "/nowhere/found.json");
     assert!(status == Some(125) && said.len() == 1 && said[0].contains("/nowhere"), "{said:?}");
+    // Nobody reads it, so that opening it would not end.
+    for name in ["pipe.json", "pipe.sarif"] {
+        let pipe = scratch.0.join(name);
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (status, said) = run("--check-report", pipe.to_str().unwrap());
+        assert!(status == Some(125) && said.len() == 1 && said[0].contains("a pipe"), "{said:?}");
+    }
 }
 
 /// The lines of a launch on standard error that are not the loader's.
