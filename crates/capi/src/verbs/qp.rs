@@ -537,9 +537,8 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
         let flags = attr.qp_access_flags;
-        to.access = qp_access(flags).inspect_err(|_| {
-            no_attribute(&format_args!("qp_access_flags is {flags:#x}"));
-        })?;
+        let refused = |_| no_attribute(&format_args!("qp_access_flags is {flags:#x}"));
+        to.access = qp_access(flags).map_err(refused)?;
     }
     if has(QpAttrMask::DEST_QPN) {
         if attr.dest_qp_num > 0xff_ffff {
