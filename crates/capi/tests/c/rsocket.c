@@ -343,6 +343,24 @@ static void datagrams(void)
 		EQ(rsendto(b, "", 0, 0, sa(&from), sizeof from), 0);
 		EQ(rrecv(a, buf, 3, 0), 0);
 	}
+	/* One that is not bound has the same port in each datagram. */
+	int unbound = rsocket(AF_INET, SOCK_DGRAM, 0);
+	struct sockaddr_in first = {0};
+	for (int i = 0; i < 5; i++) {
+		EQ(rsendto(unbound, "hello", 5, 0, sa(&bn), sizeof bn), 5);
+		len = sizeof from;
+		EQ(rrecvfrom(b, buf, 5, 0, sa(&from), &len), 5);
+		if (i == 0)
+			first = from;
+		TRUE(from.sin_port != 0 && from.sin_port == first.sin_port);
+		EQ(rsendto(b, "back", 4, 0, sa(&from), sizeof from), 4);
+		EQ(rrecv(unbound, buf, 5, 0), 4);
+	}
+	len = sizeof an;
+	struct sockaddr_in own;
+	OK(rgetsockname(unbound, sa(&own), &len));
+	EQ(own.sin_port, first.sin_port);
+	OK(rclose(unbound));
 	MINUS_ONE(rsendto(a, buf, sizeof buf, 0, sa(&bn), sizeof bn), EMSGSIZE);
 	MINUS_ONE(rsendto(a, buf, 1, 0, sa(&bn), 2), EINVAL);
 	OK(rconnect(a, sa(&bn), sizeof bn));

@@ -495,9 +495,15 @@ fn receive(udp: &Socket, bytes: &mut [u8]) -> Result<Option<(usize, SocketAddr)>
     Ok(n.zip(from))
 }
 
-/// Our address towards a peer: the one that is bound, or the one that the system would take.
+/// Our address towards a peer: the one that is bound, or the one that the system would take. A socket without a port gets one, as
+/// by its first datagram.
 fn source_towards(udp: &Socket, to: SocketAddr) -> Result<SocketAddr> {
-    let bound = udp.local_addr()?.as_socket().ok_or(Errno(libc::EINVAL))?;
+    let local = || -> Result<_> { udp.local_addr()?.as_socket().ok_or(Errno(libc::EINVAL)) };
+    let mut bound = local()?;
+    if bound.port() == 0 {
+        udp.bind(&bound.into())?;
+        bound = local()?;
+    }
     if !bound.ip().is_unspecified() {
         return Ok(bound);
     }
