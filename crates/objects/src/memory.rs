@@ -16,7 +16,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
+use anyverbs_proto::wire::crc32::feed_all;
 
+use feeding::OnePass;
 pub use guard::Guard;
 use mapping::Maps;
 
@@ -384,6 +386,36 @@ impl ProcessMemory {
             from = from.wrapping_add(piece.iov_len as u64);
             copied.is_ok()
         })
+    }
+}
+
+impl ProcessMemory {
+    /// As [`Memory::read`], and feeds the bytes that were read to a register of a checksum, whose new value it returns.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    #[inline]
+    pub fn read_and_feed(&self, addr: u64, dst: &mut [u8], register: u32) -> Result<u32, Fault> {
+        let one_pass = OnePass::best().filter(|_| dst.len() >= feeding::SHORTEST);
+        self.read_and_feed_by(one_pass, (addr, dst), register)
+    }
+
+    fn read_and_feed_by(
+        &self,
+        one_pass: Option<&OnePass>,
+        (addr, dst): (u64, &mut [u8]),
+        register: u32,
+    ) -> Result<u32, Fault> {
+        let (done, register) = match one_pass {
+            // SAFETY: as in `read`.
+            Some(by) if !Guard::of_thread().is_by_kernel() => unsafe {
+                by.run(addr as *const u8, dst, register)?
+            },
+            _ => (0, register),
+        };
+        let rest = &mut dst[done..];
+        self.read(addr.wrapping_add(done as u64), rest)?;
+        Ok(feed_all(register, rest))
     }
 }
 

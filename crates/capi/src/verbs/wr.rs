@@ -338,7 +338,7 @@ impl Batch {
         posted.map_err(|refused| {
             let to =
                 format!("ibv_wr_complete of queue pair {:#08x}: ", qp.inner.device.qpn().get());
-            // What is too large was found before.
+            // Sizes that are too large were found before.
             refused.say(&to, &Sizes { sges: (0, self.cap.max_send_sge), inline: (0, 0) })
         })
     }

@@ -118,7 +118,7 @@ impl Ledger {
         let built = built.iter().map(|work| (work, stack));
         let mut found = None;
         for (before, stack) in posted.chain(built) {
-            // What comes behind a fence begins behind it. Inline data is copied before.
+            // A request behind a fence begins behind it. Inline data is copied before.
             if before.is_fenced && !work.is_inline {
                 found = None;
             }

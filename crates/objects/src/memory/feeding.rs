@@ -9,16 +9,13 @@ use std::arch::global_asm;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use anyverbs_proto::memory::{Fault, Memory};
+use anyverbs_proto::memory::Fault;
 use anyverbs_proto::wire::crc32::{feed_all, fold_keys};
-
-use super::ProcessMemory;
-use super::guard::Guard;
 
 /// Bytes of the longest vector.
 const LONGEST: usize = 64;
 /// For fewer bytes two passes take no longer.
-const SHORTEST: usize = 512;
+pub(super) const SHORTEST: usize = 512;
 
 // The routines keep the stack pointer as it was at entry, as those of `memory.rs`, and have a landing pad of their own. The length
 // is a multiple of four vectors, and not 0. The state has room for four vectors; its first one is added to the first bytes read.
@@ -194,7 +191,7 @@ struct State([u8; 4 * LONGEST]);
 struct Keys([[u64; 2]; LONGEST / 16]);
 
 /// One pass over the bytes, with vectors of some length.
-struct OnePass {
+pub(super) struct OnePass {
     routine: Routine,
     vector: usize,
     keys: Keys,
@@ -206,7 +203,7 @@ impl OnePass {
         Self { routine, vector, keys }
     }
 
-    /// Those that this processor can do, longest first.
+    /// Yields those that this processor can do, longest first.
     fn all() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
@@ -228,7 +225,7 @@ impl OnePass {
     }
 
     /// The best of this processor, if it can do any.
-    fn best() -> Option<&'static Self> {
+    pub(super) fn best() -> Option<&'static Self> {
         static BEST: OnceLock<Option<OnePass>> = OnceLock::new();
         BEST.get_or_init(|| Self::all().next()).as_ref()
     }
@@ -237,7 +234,7 @@ impl OnePass {
     ///
     /// # Safety
     /// As for [`super::copy_guarded`].
-    unsafe fn run(
+    pub(super) unsafe fn run(
         &self,
         from: *const u8,
         to: &mut [u8],
@@ -257,41 +254,12 @@ impl OnePass {
     }
 }
 
-impl ProcessMemory {
-    /// As [`Memory::read`], and feeds the bytes that were read to a register of a checksum, whose new value it returns.
-    ///
-    /// # Errors
-    /// [`Fault`].
-    #[inline]
-    pub fn read_and_feed(&self, addr: u64, dst: &mut [u8], register: u32) -> Result<u32, Fault> {
-        let one_pass = OnePass::best().filter(|_| dst.len() >= SHORTEST);
-        self.read_and_feed_by(one_pass, (addr, dst), register)
-    }
-
-    fn read_and_feed_by(
-        &self,
-        one_pass: Option<&OnePass>,
-        (addr, dst): (u64, &mut [u8]),
-        register: u32,
-    ) -> Result<u32, Fault> {
-        let (done, register) = match one_pass {
-            // SAFETY: as in `read`.
-            Some(by) if !Guard::of_thread().is_by_kernel() => unsafe {
-                by.run(addr as *const u8, dst, register)?
-            },
-            _ => (0, register),
-        };
-        let rest = &mut dst[done..];
-        self.read(addr.wrapping_add(done as u64), rest)?;
-        Ok(feed_all(register, rest))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::memory::ProcessMemory;
 
     proptest! {
         #[test]

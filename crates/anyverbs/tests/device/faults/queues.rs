@@ -31,7 +31,7 @@ fn lost(name: &str, script: &str, (queue_pairs, each): (usize, u32), wanted: u64
             }
         }
         assert_eq!(injected(&b.context), wanted);
-        // What waits leaves when its queue pair ends.
+        // Packets that wait leave when their queue pair ends.
         drop(senders);
         b.poll((all - wanted) as usize);
         assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);

@@ -13,7 +13,7 @@ use super::super::attr::{QpState, QpType};
 use super::super::send_queue::{PACKET_COST, Sqe};
 use super::{MAX_PSNS, reth};
 
-/// What such messages have in common.
+/// The fields that such messages have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Kind {
     /// The key of a WRITE. `None`: a SEND.

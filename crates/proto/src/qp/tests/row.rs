@@ -46,7 +46,7 @@ fn requests(of: &[(Request, usize)]) -> Vec<Request> {
     all.enumerate().map(|(i, r)| Request { at: i as u64 * 7919 % 4096, ..r }).collect()
 }
 
-/// What leaves, and what the program is told, in the short way and in the general one. Returns the runs of the short one.
+/// Compares the packets and completions of the short way with those of the general one. Returns the runs of the short one.
 fn runs(props: LinkProps, room: usize, requests: &[Request]) -> Vec<u32> {
     let run = |general: bool| {
         let mut world = World::with(QpType::Rc, props, |_| {});
