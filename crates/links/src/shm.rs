@@ -31,7 +31,7 @@ use anyverbs_proto::types::Qpn;
 use super::direct;
 use super::mapped::MappedRegions;
 use super::times::{ASK_AGAIN, GRACE, SILENCE};
-pub use anyverbs_net::shm::lane::CELL_PAYLOAD;
+pub use anyverbs_net::shm::lane::LONGEST as LONGEST_IN_LANE;
 pub use lanes::{Keeper, Lanes, MOST_IN_LANE};
 pub use message::{Digest, Inbox, LaneCall, Received};
 pub use route::ShmRoute;

@@ -93,6 +93,7 @@ mod process;
 pub mod published;
 mod remote;
 pub mod ring;
+mod room;
 mod shared_range;
 
 pub use bells::Spot;

@@ -19,7 +19,7 @@ use crate::memory::Arena;
 use crate::net;
 use crate::sim::Sim;
 
-/// Bytes that a SEND in a lane may have.
+/// Bytes that a SEND in a lane may have. The device's lanes take longer ones; few are enough to mix lanes and packets.
 const MOST_BYTES: usize = 48;
 
 impl Sim {

@@ -116,12 +116,12 @@ fn short_sends_take_a_lane_and_others_do_not() {
 fn lengths() {
     let talk = Talk::begin();
     talk.warm();
-    for len in [49, 1000] {
+    for len in [1025, 2000] {
         let begin = talk.by_lane();
         talk.echo(&vec![len as u8; len]);
         assert_eq!(talk.by_lane(), begin, "{len} bytes");
     }
-    for len in [2, 48, 3] {
+    for len in [2, 48, 49, 64, 1000, 1024, 3] {
         let (begin, until) = (talk.by_lane(), Instant::now() + TIMEOUT);
         // One that finds no timer running takes the ring.
         while talk.by_lane() == begin {
@@ -162,7 +162,8 @@ fn mixture() {
     let mut random = SmallRng::seed_from_u64(7);
     let lens: Vec<usize> = (0..MIXTURE)
         .map(|_| match random.random_range(0..8) {
-            0 => random.random_range(49..SLOT),
+            0 => random.random_range(1025..SLOT),
+            1..3 => random.random_range(49..=1024),
             _ => random.random_range(4..=48),
         })
         .collect();
@@ -199,9 +200,10 @@ fn mixture() {
     assert!(by_lane > MIXTURE as u64 / 8, "{by_lane} of {MIXTURE} left by the lane");
 }
 
-/// SENDs of one call share cells. Two calls post more than the peer has receives: a cell may be executed in part.
+/// Short SENDs of one call share cells. Two calls post more than the peer has receives: a cell may be executed in part.
 #[test]
 fn lists_of_short_sends_arrive_in_order() {
+    const STRIDE: usize = 1024;
     let talk = Talk::begin();
     talk.warm();
     let (e, buffer) = (&talk.e, &talk.buffer);
@@ -210,19 +212,20 @@ fn lists_of_short_sends_arrive_in_order() {
         let mut messages = Vec::new();
         let calls = [(); 2].map(|()| random.random_range(1..=24));
         while messages.len() < calls.iter().sum() {
-            let (len, times) = (random.random_range(2..=48), random.random_range(1..=20));
+            let most = if random.random_ratio(1, 4) { STRIDE } else { 48 };
+            let (len, times) = (random.random_range(2..=most), random.random_range(1..=20));
             messages.extend((0..times).map(|_| (len, random.random_ratio(1, 40))));
         }
         messages.truncate(calls.iter().sum());
         for (i, (len, _)) in messages.iter().enumerate() {
             let data: Vec<u8> = (0..*len).map(|at| (round as u8) ^ (i * 5 + at) as u8).collect();
-            buffer.write(OUT + i * 64, &data);
-            e.recv(i as u64, &[buffer.sge(i * 64, 64)]);
+            buffer.write(OUT + i * STRIDE, &data);
+            e.recv(i as u64, &[buffer.sge(i * STRIDE, STRIDE)]);
         }
         let sges: Vec<[Sge; 1]> = messages
             .iter()
             .enumerate()
-            .map(|(i, (len, _))| [buffer.sge(OUT + i * 64, *len)])
+            .map(|(i, (len, _))| [buffer.sge(OUT + i * STRIDE, *len)])
             .collect();
         let wr = |i: usize| SendWr {
             wr_id: 1000 + i as u64,
@@ -247,7 +250,8 @@ fn lists_of_short_sends_arrive_in_order() {
             assert!(ids.eq(first..first + messages.len() as u64), "round {round}: {wcs:?}");
         }
         for (i, (len, _)) in messages.iter().enumerate() {
-            assert_eq!(buffer.read(i * 64, *len), buffer.read(OUT + i * 64, *len), "{round} {i}");
+            let (at, sent) = (i * STRIDE, OUT + i * STRIDE);
+            assert_eq!(buffer.read(at, *len), buffer.read(sent, *len), "{round} {i}");
         }
     }
 }

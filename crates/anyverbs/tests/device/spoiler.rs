@@ -108,7 +108,7 @@ fn used<'a>(shared: &[(usize, usize)], random: &mut SmallRng) -> (&'a AtomicU64,
         // surprise its owner, or to kill this process.
         let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
         let value = word.load(Ordering::Relaxed);
-        if value != 0 || random.random_ratio(1, 64) {
+        if value != 0 || random.random_ratio(1, 512) {
             return (word, value);
         }
     }

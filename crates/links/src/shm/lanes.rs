@@ -1,12 +1,12 @@
 //! The lanes of a connected queue pair: one to its peer, and one from it.
 //!
-//! A SEND of few bytes leaves by a cell of the lane, if one is open. All other packets take the ring. Both have their place
+//! A SEND of one packet leaves by a cell of the lane, if one is open. All other packets take the ring. Both have their place
 //! in the one sequence of PSNs. So the reader takes what is next, whichever way it came, and what a lane loses is repeated
 //! as packets.
 
 use std::sync::Arc;
 
-use anyverbs_net::shm::lane::{CELL_PAYLOAD, CELLS, Cell};
+use anyverbs_net::shm::lane::{CELL_PAYLOAD, CELLS, Cell, LONGEST};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::mr::{Access, LastLocal};
@@ -29,11 +29,15 @@ const TRY_AGAIN_AFTER: u32 = 64;
 
 /// The acknowledged PSN is there, in the low half of a cell's first word.
 const ACKS: u32 = 1 << 31;
-/// In a cell's second word, above the length.
-const SOLICITED: u64 = 1 << 8;
+/// The length, in a cell's second word.
+const LEN: u64 = 0x1fff;
+const SOLICITED: u64 = 1 << 13;
 /// The number of SENDs of that length behind the first.
-const MORE_AT: u32 = 9;
+const MORE_AT: u32 = 14;
 const MOST_MORE: u64 = 0xf;
+/// The line of the lane's room at which a payload lies that is longer than the cell.
+const LINE_AT: u32 = 18;
+const LINE: u64 = 0x3fff;
 const PSN_AT: u32 = 32;
 
 /// Most SENDs in the cells of a lane.
@@ -97,7 +101,7 @@ impl Filling {
     /// Bytes of each SEND.
     #[inline]
     fn len(&self) -> usize {
-        (self.word & 0xff) as usize
+        (self.word & LEN) as usize
     }
 
     /// SENDs behind the first.
@@ -109,7 +113,7 @@ impl Filling {
     /// The place in the payload of a SEND with these words, if that may follow in it.
     #[inline]
     fn next(&self, low: u32, word: u64, len: usize) -> Option<usize> {
-        const SAME: u64 = 0xff | SOLICITED;
+        const SAME: u64 = LEN | SOLICITED;
         let is_like = self.low == low && (self.word ^ word) & SAME == 0 && word & SOLICITED == 0;
         let at = (self.more() as usize + 1) * len;
         (is_like && self.more() < MOST_MORE && at + len <= CELL_PAYLOAD).then_some(at)
@@ -176,7 +180,7 @@ impl Lanes {
         let len = planned.len as usize;
         let low = acks.map_or(0, |psn| ACKS | psn.get());
         let flags = if solicited { SOLICITED } else { 0 };
-        let word = len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT;
+        let mut word = len as u64 | flags | u64::from(planned.psn.get()) << PSN_AT;
         let filling = &mut self.filling;
         let mut at = 0;
         if filling.is_open {
@@ -185,11 +189,17 @@ impl Lanes {
                 filling.show(lane, self.tally.as_deref());
             }
         }
-        if len > CELL_PAYLOAD || !lane.has_room() {
+        if len > LONGEST || !lane.has_room() {
             return false;
         }
         let [region, _] = &mut self.regions;
-        let to = lane.payload_ptr() as u64 + at as u64;
+        let to = if len <= CELL_PAYLOAD {
+            lane.payload_ptr() as u64 + at as u64
+        } else {
+            let Some((line, to)) = lane.room_ptr(len) else { return false };
+            word |= u64::from(line) << LINE_AT;
+            to as u64
+        };
         if !copy(links, (of, region), guard, data, (to, len)) {
             return false;
         }
@@ -319,7 +329,7 @@ impl Lanes {
             return Ok(None);
         };
         let Cell { low, word } = cell;
-        let (len, more) = ((word & 0xff) as usize, word >> MORE_AT & MOST_MORE);
+        let (len, more) = ((word & LEN) as usize, word >> MORE_AT & MOST_MORE);
         let (mut psn, mut addr) = ((word >> PSN_AT) as u32, lane.payload_ptr() as u64);
         let mut end = len;
         if more > 0 {
@@ -328,8 +338,14 @@ impl Lanes {
             end += more as usize * len;
         }
         // The peer may have put another cell there since the last look.
-        if end > CELL_PAYLOAD || self.taken > more {
+        if self.taken > more {
             return Err(NotASend);
+        }
+        if end > CELL_PAYLOAD {
+            // Several do not lie in the room.
+            let line = (word >> LINE_AT & LINE) as u32;
+            let alone = if more == 0 { lane.room_ptr(line, len) } else { None };
+            addr = alone.ok_or(NotASend)? as u64;
         }
         let send = ShortRequest {
             psn: Psn::new(psn & 0xff_ffff),
@@ -439,7 +455,7 @@ mod tests {
         let short = places(&[(1, 1, false); 18]);
         assert_eq!(short[..15], (1..16).map(Some).collect::<Vec<_>>());
         assert_eq!(short[15..], [None, None], "as many as it counts");
-        for other in [(2, 8, false), (1, 9, false), (1, 8, true), (1, 8 + 256, false)] {
+        for other in [(2, 8, false), (1, 9, false), (1, 8, true), (1, 8 + 4096, false)] {
             assert_eq!(places(&[(1, 8, false), other]), [None], "{other:?}");
         }
         assert_eq!(places(&[(1, 8, true), (1, 8, true)]), [None], "two events");

@@ -15,7 +15,7 @@ use super::bells::{BellPlace, Listener, Looks, Ringer, Spot};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{LanePlace, LaneReader, LaneWriter};
-use super::layout::{ABLE, LANE, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
+use super::layout::{ABLE, CELLS_LEN, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -181,7 +181,7 @@ impl Channel {
         let place = self.lanes.place(index);
         let first = match &taken[index] {
             Some(last) => last.first_of_next(),
-            None if own.allocate(place.cells, LANE) => 1,
+            None if own.allocate(place.cells, CELLS_LEN) => 1,
             None => return None,
         };
         let lane = Arc::new(LaneWriter::new(own.clone(), self.peer.clone(), place, first));

@@ -1,4 +1,5 @@
-//! Lanes: short messages from one queue pair to another, each in a *cell* of one line.
+//! Lanes: short messages from one queue pair to another, each in a *cell* of one line. A payload that is longer than a cell
+//! lies in the [room](super::room) of the lane.
 //!
 //! A lane belongs to one sender and one reader. Cells are numbered from 1 on. A cell is there when its place has its number,
 //! which is stored last. So nothing is zeroed, and an old cell is never taken for a new one. The reader answers by a word
@@ -9,13 +10,15 @@
 //! accepts or refuses by its answer. No cell is written before.
 //!
 //! Words of the other side are believed as far as they can be true. An answer beyond the last cell breaks the lane, and so
-//! does a cell that is longer than one can be.
+//! does a cell that is longer than one can be, or whose payload lies outside the room.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 pub use super::layout::CELLS;
-use super::layout::{ANSWER, LANE, LINE};
+use super::layout::{ANSWER, CELLS_LEN, LANE, LINE};
 use super::memory::{Area, Memory, Words};
+pub use super::room::LONGEST;
+use super::room::{self, Room};
 
 /// Bytes of payload that a cell takes.
 pub const CELL_PAYLOAD: usize = LINE - PAYLOAD;
@@ -23,7 +26,7 @@ pub const CELL_PAYLOAD: usize = LINE - PAYLOAD;
 const PAYLOAD: usize = 16;
 /// Words of a cell, and of all cells of a lane.
 const WORDS: usize = LINE / 8;
-const ALL: usize = LANE / 8;
+const ALL: usize = CELLS_LEN / 8;
 
 /// The place of a lane in a side, and that of its answer in the other one.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +43,11 @@ impl LanePlace {
     #[must_use]
     pub fn new(index: usize, lanes: usize, answers: usize) -> Self {
         Self { index, cells: lanes + index * LANE, answer: answers + index * ANSWER }
+    }
+
+    /// The place of the lane's room.
+    fn room(&self) -> usize {
+        self.cells + CELLS_LEN
     }
 }
 
@@ -84,6 +92,7 @@ impl Answer {
 pub struct LaneWriter<M = Area> {
     cells: Words<M>,
     answer: Words<M>,
+    room: Room<M>,
     index: usize,
     /// The number of the first cell.
     first: u32,
@@ -96,17 +105,20 @@ pub struct LaneWriter<M = Area> {
     given_up: AtomicBool,
 }
 
-impl<M: Memory> LaneWriter<M> {
+impl<M: Memory + Clone> LaneWriter<M> {
     /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
+        let room = Room::new(own.clone(), place.room(), first);
         let cells = Words::new(own, place.cells, ALL);
         let answer = Words::new(peer, place.answer, 1);
         let seen = AtomicU64::new(answer.load(0, Ordering::Relaxed));
         let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let (index, next) = (place.index, AtomicU32::new(first));
-        Self { cells, answer, index, first, next, seen, told, given_up }
+        Self { cells, answer, room, index, first, next, seen, told, given_up }
     }
+}
 
+impl<M: Memory> LaneWriter<M> {
     /// Its number in its side.
     #[must_use]
     pub fn index(&self) -> usize {
@@ -145,8 +157,13 @@ impl<M: Memory> LaneWriter<M> {
     #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {
-        let read = (self.seen.load(Ordering::Relaxed) >> 32) as u32;
-        self.next().wrapping_sub(read) < CELLS
+        self.next().wrapping_sub(self.read()) < CELLS
+    }
+
+    /// The number of the cell that the reader reads next, by the last answer that was taken.
+    #[inline]
+    fn read(&self) -> u32 {
+        (self.seen.load(Ordering::Relaxed) >> 32) as u32
     }
 
     /// Shows the reader a cell whose payload is written. `low` and `word` are its words below the number.
@@ -201,6 +218,17 @@ impl LaneWriter<Area> {
     pub fn payload_ptr(&self) -> *mut u8 {
         self.cells.address(cell(self.next()) + PAYLOAD / 8)
     }
+
+    /// A place in the room for a payload of `len` bytes of the next cell, for raw copies alone, and its line, for the reader's
+    /// [`room_ptr`](LaneReader::room_ptr). `None`: there is none now.
+    ///
+    /// # Panics
+    /// If the payload is longer than [`LONGEST`].
+    #[inline]
+    pub fn room_ptr(&self, len: usize) -> Option<(u32, *mut u8)> {
+        let line = self.room.place(len, (self.next(), self.read()))?;
+        Some((line, self.room.address(line, len)?))
+    }
 }
 
 /// A cell that is there: its words below the number. Its payload may change as long as the peer wishes.
@@ -217,6 +245,8 @@ pub struct Cell {
 pub struct LaneReader<M = Area> {
     cells: Words<M>,
     answer: Words<M>,
+    /// The writer's side, and the place of the room in it.
+    room: (M, usize),
     index: usize,
     /// The number of the next cell.
     next: AtomicU32,
@@ -224,20 +254,24 @@ pub struct LaneReader<M = Area> {
     answered: AtomicU64,
 }
 
+impl<M: Memory + Clone> LaneReader<M> {
+    /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
+    pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
+        let room = (peer.clone(), place.room());
+        let cells = Words::new(peer, place.cells, ALL);
+        let (answer, index) = (Words::new(own, place.answer, 1), place.index);
+        let (next, answered) = (first.into(), AtomicU64::new(0));
+        let this = Self { cells, answer, room, index, next, answered };
+        this.answer(None);
+        this
+    }
+}
+
 impl<M: Memory> LaneReader<M> {
     /// Its number in the writer's side.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
-    }
-
-    /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
-    pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
-        let cells = Words::new(peer, place.cells, ALL);
-        let (answer, index) = (Words::new(own, place.answer, 1), place.index);
-        let this = Self { cells, answer, index, next: first.into(), answered: AtomicU64::new(0) };
-        this.answer(None);
-        this
     }
 
     /// Refuses a lane.
@@ -309,6 +343,14 @@ impl LaneReader<Area> {
     pub fn payload_ptr(&self) -> *mut u8 {
         let next = self.next.load(Ordering::Relaxed);
         self.cells.address(cell(next) + PAYLOAD / 8)
+    }
+
+    /// The place of a payload of `len` bytes at a line of the room, for raw copies alone. `None`: no writer places it there.
+    #[inline]
+    #[must_use]
+    pub fn room_ptr(&self, line: u32, len: usize) -> Option<*mut u8> {
+        let (memory, start) = &self.room;
+        Some(memory.at(room::find(*start, line, len)?, len))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::bells::{BellPlace, Spot};
 
 /// The layout and the protocol on it, and that of stream sockets for bytes that are written before their message.
-pub(crate) const VERSION: u32 = 11;
+pub(crate) const VERSION: u32 = 12;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -90,8 +90,12 @@ pub(crate) fn lanes(ring: usize) -> usize {
 pub const LANES: usize = 128;
 /// Bells that are noted.
 pub(crate) const BELLS: usize = 512;
-/// Bytes of a lane.
-pub(crate) const LANE: usize = CELLS as usize * LINE;
+/// Bytes of a lane: its cells, and its room behind them.
+pub(crate) const LANE: usize = CELLS_LEN + ROOM;
+/// Bytes of the cells of a lane.
+pub(crate) const CELLS_LEN: usize = CELLS as usize * LINE;
+/// Bytes of the room of a lane: 128 payloads of 1 KiB, since a program has often so many SENDs under way.
+pub(crate) const ROOM: usize = 128 << 10;
 /// Cells of a lane.
 pub const CELLS: u32 = 128;
 /// Answers lie this far apart.

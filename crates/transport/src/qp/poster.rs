@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_links::Links;
 use anyverbs_links::direct::MappedMemory;
-use anyverbs_links::shm::{CELL_PAYLOAD, Keeper};
+use anyverbs_links::shm::{Keeper, LONGEST_IN_LANE};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
@@ -225,7 +225,7 @@ impl Poster<'_> {
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
         probes::post(self.cell.qpn, wr.wr_id, &wr.op, len as u32);
         if wr.op == SendOp::Send
-            && len <= CELL_PAYLOAD
+            && len <= LONGEST_IN_LANE
             && wr.sges.len() == 1
             && machine.state() == QpState::Rts
         {
