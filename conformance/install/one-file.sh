@@ -9,6 +9,7 @@ mount -t tmpfs -o mode=1777 tmpfs /tmp
 as_user="setpriv --reuid 12345 --regid 12345 --clear-groups --bounding-set=-all --no-new-privs"
 anyverbs=$(echo /packages/anyverbs-*-linux-gnu)
 HOME=/nonexistent $as_user sh /cases/use.sh "$anyverbs"
+"$anyverbs" licenses | grep -q "^libc [0-9]"
 dir=$(HOME=/nonexistent $as_user "$anyverbs" lib-dir)
 case $dir in
     /tmp/anyverbs-12345/*) ;;

@@ -91,7 +91,7 @@ struct Made {
 
 fn make(machine: Machine) -> anyhow::Result<Made> {
     let built = build::build(machine)?;
-    let one_file = payload::one_file(&built.anyverbs, &built.objects)?;
+    let one_file = payload::one_file(&built.anyverbs, &built.objects, &built.licences)?;
     let sbom = sbom::cyclonedx(machine, built.version)?;
     let stem = built.stem();
     let mut files = vec![

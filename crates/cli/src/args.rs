@@ -65,6 +65,8 @@ pub(crate) enum Command {
         #[arg(value_name = "WORD")]
         words: Vec<String>,
     },
+    /// Print the licences of the code of others in this executable
+    Licenses,
     /// Watch the device's processes: their queue pairs, rates, and what each waits for
     Top(Top),
     /// Show the device's processes and their queue pairs
@@ -129,6 +131,7 @@ impl Command {
             Self::Sysfs(sysfs) => Some(&sysfs.settings),
             Self::Fault(fault) => Some(&fault.settings),
             Self::Explain { .. }
+            | Self::Licenses
             | Self::Faults { .. }
             | Self::Report(_)
             | Self::Simulate(_)

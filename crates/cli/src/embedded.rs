@@ -1,7 +1,7 @@
 //! The shared objects inside the executable, for a command that is one file to carry.
 //!
-//! `cargo xtask package` appends to the executable a compressed archive of the objects, and after it a trailer: 32
-//! hexadecimal digits of the archive's SHA-256, its length in eight bytes (little endian), and [`MAGIC`]. At first use
+//! `cargo xtask package` appends to the executable a compressed archive of the objects and the licences of the code of others,
+//! and after it a trailer: 32 hexadecimal digits of the archive's SHA-256, its length in eight bytes (little endian), and [`MAGIC`]. At first use
 //! they are laid out in a directory of the user's own that bears those digits. An executable of `cargo build` has none.
 
 use std::env;
@@ -19,6 +19,8 @@ use crate::libraries::{self, NAMES, OBJECTS};
 
 /// The last bytes of an executable with the objects inside.
 const MAGIC: &[u8; 16] = b"anyverbs-objects";
+/// The name of the licences in the archive.
+const LICENCES: &str = "THIRD-PARTY-LICENSES.txt";
 const DIGITS: usize = 32;
 const TRAILER: usize = DIGITS + size_of::<u64>() + MAGIC.len();
 /// The kernel's number for owners that have no number in this user namespace.
@@ -47,6 +49,14 @@ pub(crate) fn find(executable: &Path) -> anyhow::Result<Option<PathBuf>> {
          to one that has them",
         refused.join("; ")
     )
+}
+
+/// The licences of the code of others in this executable. None if it was not packaged.
+pub(crate) fn licences() -> anyhow::Result<Option<Vec<u8>>> {
+    let executable = env::current_exe().context("cannot find my own executable")?;
+    let file = File::open(&executable)
+        .with_context(|| format!("cannot read {}", executable.display()))?;
+    Objects::of(file)?.map_or(Ok(None), |mut objects| objects.licences())
 }
 
 /// A directory that may have a folder for the objects.
@@ -105,6 +115,23 @@ impl Objects {
             bail!("their hash is no hexadecimal number");
         }
         Ok(Some(Objects { file, start, len, digits }))
+    }
+
+    fn archive(&mut self) -> io::Result<tar::Archive<impl Read + '_>> {
+        self.file.seek(SeekFrom::Start(self.start))?;
+        Ok(tar::Archive::new(GzDecoder::new((&mut self.file).take(self.len))))
+    }
+
+    fn licences(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+        for entry in self.archive()?.entries()? {
+            let mut entry = entry?;
+            if *entry.path()? == *Path::new(LICENCES) {
+                let mut text = Vec::new();
+                entry.read_to_end(&mut text)?;
+                return Ok(Some(text));
+            }
+        }
+        Ok(None)
     }
 
     /// Finds them laid out in `place`, or lays them out there.
@@ -175,12 +202,13 @@ impl Objects {
     }
 
     fn unpack(&mut self, into: &Path) -> anyhow::Result<()> {
-        self.file.seek(SeekFrom::Start(self.start))?;
-        let mut archive = tar::Archive::new(GzDecoder::new((&mut self.file).take(self.len)));
         let mut missing = OBJECTS.to_vec();
-        for entry in archive.entries()? {
+        for entry in self.archive()?.entries()? {
             let mut entry = entry?;
             let path = entry.path()?.into_owned();
+            if path == Path::new(LICENCES) {
+                continue;
+            }
             let Some(at) = missing.iter().position(|name| Path::new(name) == path) else {
                 bail!("{} does not belong in them", path.display());
             };
@@ -334,6 +362,17 @@ mod tests {
         assert_eq!(fs::metadata(&dir).unwrap().ino(), inode);
         // No unfinished file stays.
         assert_eq!(fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_licences_are_read_and_not_laid_out() {
+        let scratch = Scratch::new("licences");
+        let names = [&OBJECTS[..], &[LICENCES]].concat();
+        let mut with = objects(&scratch, &names);
+        assert_eq!(with.licences().unwrap().unwrap(), LICENCES.as_bytes());
+        let dir = with.lay_out(&scratch.place(true), me()).unwrap();
+        assert!(!dir.join(LICENCES).exists());
+        assert!(objects(&scratch, &OBJECTS).licences().unwrap().is_none());
     }
 
     #[test]
