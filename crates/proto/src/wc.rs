@@ -4,9 +4,10 @@ use bitflags::bitflags;
 
 use crate::types::Qpn;
 
-/// `enum ibv_wc_status`.
+/// `enum ibv_wc_status`. A later version of the verbs may have more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum WcStatus {
     /// Done.
     #[default]
