@@ -1,5 +1,7 @@
 //! A peer that writes nonsense into any memory that it shares with this process. That includes rings in use, its
-//! published keys and states, and the words by which processes wake each other.
+//! published keys and states, the cells and rooms of lanes, and the words by which processes wake each other.
+//!
+//! `ANYVERBS_SPOILER_ROUNDS=N` runs N rounds, of a seed each, instead of [`ROUNDS`].
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,11 +143,13 @@ fn a_peer_that_spoils_shared_memory_harms_no_other() {
 }
 
 fn while_others_talk() {
+    let rounds = std::env::var("ANYVERBS_SPOILER_ROUNDS").ok();
+    let rounds = rounds.map_or(ROUNDS, |n| n.parse().expect("ANYVERBS_SPOILER_ROUNDS is a number"));
     let mut third = Peer::spawn("rc", &[]);
     let f = Endpoint::new(QpType::Rc);
     let [src, dst, sink] = [(); 3].map(|()| Buffer::new(&f.pd, OFFERED));
     let (_, to_third) = third.connect(&f, &sink);
-    beside_a_talk(&f, [&src, &dst], to_third, 0..ROUNDS, TIMEOUT, |round| {
+    beside_a_talk(&f, [&src, &dst], to_third, 0..rounds, TIMEOUT, |round| {
         beside_a_spoiler(round.into());
     });
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);
