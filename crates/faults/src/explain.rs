@@ -220,6 +220,7 @@ fn kind_name(kind: Option<PacketKind>) -> String {
         Some(PacketKind::Atomic) => "atomic request ",
         Some(PacketKind::Response) => "response ",
         Some(PacketKind::Ack) => "ACK ",
+        Some(PacketKind::Single(opcode)) => return format!("{opcode} "),
     }
     .into()
 }

@@ -7,6 +7,7 @@ mod chance;
 mod explain;
 mod fired;
 mod names;
+mod opcode;
 mod parse;
 mod site;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub use chance::Dice;
 pub use fired::Fired;
 pub use names::{CALLS, Errno, PortEvent, Status};
+pub use opcode::Opcode;
 pub use parse::ScriptError;
 pub use site::{Running, Site};
 
@@ -192,6 +194,23 @@ pub enum PacketKind {
     Response,
     /// An ACK or a NAK.
     Ack,
+    /// One with this opcode.
+    Single(Opcode),
+}
+
+impl PacketKind {
+    /// Whether each packet of another kind is of this one as well.
+    fn covers(self, other: Self) -> bool {
+        use PacketKind as Of;
+        let is_request =
+            |kind| matches!(kind, Of::Request | Of::Send | Of::Write | Of::Read | Of::Atomic);
+        match (self, other) {
+            (Of::Request, Of::Single(opcode)) => opcode.kind().is_some_and(is_request),
+            (kind, Of::Single(opcode)) if opcode.kind() == Some(kind) => true,
+            (Of::Request, kind) => is_request(kind),
+            _ => self == other,
+        }
+    }
 }
 
 /// The fate of a work request.
@@ -334,11 +353,10 @@ impl Rule {
             // Without a device a number counts the queue pairs of the process, and with one those of the device.
             (..) => self.place == *place,
         };
-        use PacketKind as Of;
         let has_kind = match (kind, later) {
             (None, _) => true,
-            (Some(Of::Request), Some(Of::Send | Of::Write | Of::Read | Of::Atomic)) => true,
-            _ => kind == later,
+            (Some(kind), Some(later)) => kind.covers(*later),
+            (Some(_), None) => false,
         };
         let has_all = matches!(which, Which::All | Which::Chance(1_000_000..));
         let end = |span: &Span| span.lasts.map(|lasts| span.after.saturating_add(lasts));

@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::names::{self, Errno, PortEvent, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
-    CallAction, Fault, Fired, Limit, MOST_WAITING, PacketAction, PacketKind, Place, ProcessAction,
-    Rule, Script, Site, Span, Which, WorkAction,
+    CallAction, Fault, Fired, Limit, MOST_WAITING, Opcode, PacketAction, PacketKind, Place,
+    ProcessAction, Rule, Script, Site, Span, Which, WorkAction,
 };
 
 /// A place in a script that cannot be understood.
@@ -303,18 +303,25 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
             "atomic" => PacketKind::Atomic,
             "response" => PacketKind::Response,
             "ack" => PacketKind::Ack,
-            _ => return None,
+            _ => PacketKind::Single(Opcode::find(word)?),
         })
     });
-    let takes_receive = matches!(kind, None | Some(K::Request | K::Send | K::Write));
+    let of = match kind {
+        Some(K::Single(opcode)) => opcode.kind(),
+        kind => kind,
+    };
+    let takes_receive = kind.is_none() || matches!(of, Some(K::Request | K::Send | K::Write));
     if action == PacketAction::NotReady && !takes_receive {
         return Err(words.refuse_last("only send and write packets ask for a receive"));
     }
     if !words.take(&["packet", "packets"]) {
+        if let Some(word) = words.peek().filter(|word| kind.is_none() && Opcode::is_meant(word)) {
+            return Err(words.error(&format!("one of the opcodes {}", Opcode::names_near(word))));
+        }
         let kinds = if kind.is_some() {
             ""
         } else {
-            ", or a kind of them: request, send, write, read, atomic, response, ack"
+            ", or a kind of them: request, send, write, read, atomic, response, ack, or an opcode such as RC_SEND_ONLY"
         };
         return Err(words.error(&format!("\"packets\"{kinds}")));
     }

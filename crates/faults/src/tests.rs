@@ -17,6 +17,9 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "limit packets to 1Gb/s after 1s; limit packets to 2Gb/s after 1s for 5s",
         "on device rail1: limit packets to 2Gb/s; on device rail1 qp 1: limit packets to 1Gb/s",
         "limit request packets to 2Gb/s; limit write packets to 1Gb/s",
+        "limit request packets to 2Gb/s; limit RC_FLUSH packets to 1Gb/s",
+        "limit write packets to 2Gb/s; limit UC_WRITE_ONLY packets to 1Gb/s",
+        "limit CNP packets to 2Gb/s; limit CNP packets to 1Gb/s",
         "limit 100% of packets to 2Gb/s; limit packets to 1Gb/s",
     ] {
         let error = Script::parse(hidden).unwrap_err().to_string();
@@ -30,6 +33,8 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "limit send packets to 1Gb/s; limit packets to 2Gb/s",
         "limit send packets to 1Gb/s; limit request packets to 2Gb/s",
         "limit request packets to 1Gb/s; limit ack packets to 2Gb/s",
+        "limit request packets to 1Gb/s; limit RC_ACK packets to 2Gb/s; limit CNP packets to 3Gb/s",
+        "limit RC_SEND_ONLY packets to 1Gb/s; limit UC_SEND_ONLY packets to 2Gb/s; limit send packets to 3Gb/s",
         "on qp 2: limit packets to 1Gb/s; on device rail1 qp 2: limit packets to 2Gb/s",
         "limit 5% of packets to 1Gb/s; limit packets to 2Gb/s",
         "limit packets to 1Gb/s for 1s; limit packets to 2Gb/s after 1s",
@@ -57,7 +62,8 @@ fn each_kind_of_rule_is_read_and_explained() {
          ibv_reg_mr 2 from setup fails with EFAULT; 1% of ibv_post_send from object libucp.so.0 fail with ENOMEM\n\
          ibv_create_qp from my_program+0x1a2b kills the process\n\
          page 3 of region 2 vanishes after 1s for 2s; on device mlx5_1: regions 2 to 3 vanish\n\
-         1% of pages of regions vanish; 5% of regions vanish",
+         1% of pages of regions vanish; 5% of regions vanish\n\
+         drop RC_SEND_ONLY packet 3; corrupt received rc_read_response_last packets 1 to 2",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -93,6 +99,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 22: the memory of regions 2 to 3 of mlx5_1 vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
         "Line 23: 1% of the pages of all regions vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
         "Line 23: the memory of 5% of the regions vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
+        "Line 24: RC_SEND_ONLY packet 3 that each queue pair sends is lost.",
+        "Line 24: RC_RDMA_READ_RESPONSE_LAST packets 1 to 2 that each queue pair receives are found corrupt, and dropped.",
     ];
     assert_eq!(said, wanted);
 }
@@ -102,11 +110,19 @@ fn errors_point_at_the_place() {
     for (text, wanted) in [
         (
             "drop",
-            "line 1, column 5: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found the end of the rule",
+            "line 1, column 5: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, or an opcode such as RC_SEND_ONLY, found the end of the rule",
         ),
         (
             "\n\n  drop packt 5",
-            "line 3, column 8: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, found \"packt\"",
+            "line 3, column 8: expected \"packets\", or a kind of them: request, send, write, read, atomic, response, ack, or an opcode such as RC_SEND_ONLY, found \"packt\"",
+        ),
+        (
+            "drop UD_SEND_FIRST packet 1",
+            "line 1, column 6: expected one of the opcodes UD_SEND_ONLY, UD_SEND_ONLY_WITH_IMMEDIATE, found \"UD_SEND_FIRST\"",
+        ),
+        (
+            "rnr received RC_ACKNOWLEDGE packets",
+            "line 1, column 14: only send and write packets ask for a receive",
         ),
         ("drop packet 0", "line 1, column 13: a number is from 1 to 18446744073709551615, not 0"),
         ("drop packets 5 to 4", "line 1, column 19: the last number is smaller than the first, 5"),
@@ -477,6 +493,7 @@ fn no_text_makes_it_panic() {
         "received",
         "sent",
         "ack",
+        "RC_SEND_ONLY",
         "seed",
         "\n",
         ";",

@@ -212,6 +212,16 @@ impl Refusal {
         recv: WcStatus::LocProtErr,
         event: QpEvent::ReqErr,
     };
+
+    /// The refusal of a message whose receive completes with this status.
+    fn with(recv: WcStatus) -> Self {
+        match recv {
+            WcStatus::LocLenErr => Self::TOO_LONG,
+            WcStatus::RemInvReqErr => Self::INVALID,
+            WcStatus::LocAccessErr => Self::ACCESS,
+            _ => Self { recv, ..Self::RECEIVE },
+        }
+    }
 }
 
 /// Whether a request has the mark of a device of this make.
@@ -322,11 +332,8 @@ impl Qp {
         let takes_receive = bth.opcode.is_send() && (bth.opcode.is_first() || bth.opcode.is_only())
             || bth.opcode.is_write() && bth.opcode.has_imm();
         let is_next = takes_receive
-            && self.attr.state.receives()
             && self.init.qp_type.is_reliable()
-            && bth.opcode.service == self.init.qp_type.service()
-            && bth.pkey.matches(self.pkey)
-            && arrival.is_from(&self.attr.av)
+            && self.admits(arrival, packet)
             && bth.psn == self.responder.expected
             && !self.responder.answers.are_pending();
         if !is_next {
@@ -340,6 +347,73 @@ impl Qp {
             self.send_not_ready(bth.psn, env);
         }
         true
+    }
+
+    /// Lets the receive fail that a request would complete, as if the device had found a fault: the queue pair goes to ERR, and a reliable
+    /// peer gets the NAK of this status. False if the request completes none, or is not the next one: nothing happens.
+    pub fn fail_receive<E: Env>(
+        &mut self,
+        status: WcStatus,
+        (arrival, packet): (&Arrival, &Incoming<'_>),
+        env: &mut E,
+    ) -> bool {
+        let (opcode, psn) = (packet.headers.bth.opcode, packet.headers.bth.psn);
+        let completes = opcode.is_send() && opcode.ends_message()
+            || opcode.is_write() && opcode.has_imm();
+        let is_in_sequence =
+            || psn == self.responder.expected && self.check_sequence(opcode).is_ok();
+        let is_next = completes
+            && self.srq.tag_matching.is_none()
+            && self.admits(arrival, packet)
+            && match self.init.qp_type {
+                QpType::Ud => true,
+                QpType::Uc => opcode.is_only() || is_in_sequence(),
+                QpType::Rc | QpType::XrcSend | QpType::XrcRecv => is_in_sequence(),
+            };
+        if !is_next {
+            return false;
+        }
+        if self.responder.answers.are_pending() {
+            // The NAK would overtake them. The requester sends it again.
+            return true;
+        }
+        let is_xrc = self.init.qp_type == QpType::XrcRecv;
+        if is_xrc && self.select_srq(packet, env).is_err() || self.take_recv(env).is_err() {
+            return false;
+        }
+        if let Some(psn) = packet.acks {
+            self.receive_ack(psn, env);
+        }
+        // The ACK may have shown that the retries ran out.
+        if !self.attr.state.receives() {
+            return true;
+        }
+        if status == WcStatus::WrFlushErr {
+            self.fail(Cause::Injected, env);
+            return true;
+        }
+        let (what, reason) = (request_name(opcode), Reason::new(Cause::Injected));
+        if self.init.qp_type.is_reliable() {
+            self.responder.is_ours = is_ours(packet);
+            self.refuse(psn, what, Refusal::with(status), &reason, env);
+        } else {
+            self.explain_refusal(what, &reason, env);
+            self.complete_recv(Wc { status, ..Wc::default() }, env);
+            self.enter_error(env);
+        }
+        true
+    }
+
+    /// Whether a packet is one of those that this queue pair takes.
+    fn admits(&self, arrival: &Arrival, packet: &Incoming<'_>) -> bool {
+        let headers = &packet.headers;
+        self.attr.state.receives()
+            && headers.bth.opcode.service == self.init.qp_type.service()
+            && headers.bth.pkey.matches(self.pkey)
+            && match headers.deth {
+                Some(deth) => deth.qkey == self.attr.qkey,
+                None => arrival.is_from(&self.attr.av),
+            }
     }
 
     /// UC: a packet out of order is dropped without an answer, and the next message begins anew (IBA 9.8.3).

@@ -65,7 +65,7 @@ impl Qp {
     }
 
     /// FIRST after LAST, MIDDLE after FIRST, and all of one kind (IBA 9.7.4.1.2).
-    fn check_sequence(&self, opcode: Opcode) -> Result<(), Refusal> {
+    pub(super) fn check_sequence(&self, opcode: Opcode) -> Result<(), Refusal> {
         let fits = match self.responder.inbound {
             Inbound::None => opcode.starts_message(),
             Inbound::Send { .. } => opcode.is_send() && !opcode.starts_message(),
@@ -75,7 +75,11 @@ impl Qp {
     }
 
     /// The SRQ that the request names, even one that takes no receive: its protection domain counts (IBA A14).
-    fn select_srq<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Refusal> {
+    pub(super) fn select_srq<E: Env>(
+        &mut self,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> Result<(), Refusal> {
         let srqn = packet.headers.xrceth.ok_or(Refusal::INVALID)?.srqn;
         let responder = &mut self.responder;
         let under_way = responder.recv_taken || responder.inbound != Inbound::None;

@@ -29,6 +29,16 @@ impl Armed {
         self.last_due
     }
 
+    /// Whether a rule for packets, which meets those of this one's class, counts it.
+    fn counts(&self, opcode: Opcode) -> bool {
+        match self.rule.fault {
+            Fault::Packets { kind: Some(PacketKind::Single(single)), .. } => {
+                single.code == opcode.code()
+            }
+            _ => true,
+        }
+    }
+
     /// How many packets wait for the line that it limits, of this queue pair and others.
     pub(super) fn waiting(&self) -> u64 {
         self.line.map_or(0, Line::waiting)
@@ -65,7 +75,7 @@ impl Rules {
         match &rule.fault {
             Fault::Packets { received, kind, .. } => {
                 let classes = self.packets[usize::from(*received)].iter_mut().enumerate();
-                for (_, rules) in classes.filter(|(class, _)| counts(*kind, *class)) {
+                for (_, rules) in classes.filter(|(class, _)| may_count(*kind, *class)) {
                     rules.push(at);
                 }
             }
@@ -93,13 +103,17 @@ impl Rules {
         opcode: Opcode,
     ) -> impl Iterator<Item = (usize, &Armed)> {
         let places = &self.packets[usize::from(received)][class(opcode)];
-        places.iter().map(|at| (*at, &self.armed[*at]))
+        let all = places.iter().map(|at| (*at, &self.armed[*at]));
+        all.filter(move |(_, armed)| armed.counts(opcode))
     }
 
     /// Counts a packet. A rule whose last number has passed meets no further one.
     pub(super) fn count(&mut self, received: bool, opcode: Opcode) {
         let Self { armed, packets, .. } = self;
         packets[usize::from(received)][class(opcode)].retain(|at| {
+            if !armed[*at].counts(opcode) {
+                return true;
+            }
             let Armed { rule, seen, .. } = &mut armed[*at];
             *seen += 1;
             let Fault::Packets { which: Which::Numbers(_, last), .. } = rule.fault else {
@@ -136,18 +150,19 @@ fn class(opcode: Opcode) -> usize {
     }
 }
 
-/// Whether a rule for packets of a kind counts those of a class.
-fn counts(kind: Option<PacketKind>, class: usize) -> bool {
+/// Whether a rule for packets of a kind counts some of a class.
+fn may_count(kind: Option<PacketKind>, of: usize) -> bool {
     use PacketKind as K;
     match kind {
         None => true,
-        Some(K::Ack) => class == 0,
-        Some(K::Read) => class == 1,
-        Some(K::Atomic) => class == 2,
-        Some(K::Write) => class == 3,
-        Some(K::Send) => class == 4,
-        Some(K::Response) => class == 5,
-        Some(K::Request) => matches!(class, 1..=4 | 6),
+        Some(K::Ack) => of == 0,
+        Some(K::Read) => of == 1,
+        Some(K::Atomic) => of == 2,
+        Some(K::Write) => of == 3,
+        Some(K::Send) => of == 4,
+        Some(K::Response) => of == 5,
+        Some(K::Request) => matches!(of, 1..=4 | 6),
+        Some(K::Single(opcode)) => Opcode::parse(opcode.code).map(class) == Some(of),
     }
 }
 
@@ -207,6 +222,32 @@ mod tests {
         }
         assert_eq!(rules.of_work(false).count(), 1);
         assert_eq!(rules.of_work(true).count(), 0);
+    }
+
+    #[test]
+    fn a_rule_of_one_opcode_counts_that_alone() {
+        let names: Vec<_> = anyverbs_faults::Opcode::all().collect();
+        assert!(names.iter().map(|name| name.code).eq(codes_of_the_wire()));
+        let text: String = names.iter().map(|name| format!("drop {name} packet 2\n")).collect();
+        let mut rules = rules(&text);
+        for opcode in all_opcodes() {
+            let name = names.iter().find(|name| name.code == opcode.code()).unwrap();
+            let wanted = format!("drop {name} packet 2");
+            for seen in 0..2 {
+                assert_eq!(texts(&rules, false, opcode), [wanted.as_str()]);
+                let (_, armed) = rules.of_packet(false, opcode).next().unwrap();
+                assert_eq!(armed.seen, seen, "{opcode}");
+                rules.count(false, opcode);
+            }
+            assert!(texts(&rules, false, opcode).is_empty(), "its number has passed");
+            assert!(texts(&rules, true, opcode).is_empty());
+        }
+    }
+
+    /// The codes that the wire has, in the order of the language.
+    fn codes_of_the_wire() -> impl Iterator<Item = u8> {
+        let services = [0x00..=0x1f, 0x20..=0x3f, 0x60..=0x7f, 0xa0..=0xbf, 0x81..=0x81];
+        services.into_iter().flatten().filter(|code| Opcode::parse(*code).is_some())
     }
 
     #[test]
