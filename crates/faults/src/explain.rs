@@ -80,6 +80,11 @@ impl Rule {
                             Duration::ZERO => String::new(),
                             late => format!(", {} later", show(late)),
                         };
+                        if let Some(peers) = status.of_peer().filter(|_| *receives) {
+                            return format!(
+                                "{work} of {of} fails with {status}{late}. The queue pair goes to the error state, and the send of a reliable peer fails with {peers}."
+                            );
+                        }
                         format!(
                             "{work} of {of} is not sent and completes with {status}{late}. The queue pair goes to the error state, as after a failure."
                         )

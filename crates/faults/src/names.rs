@@ -45,6 +45,18 @@ const STATUSES: [(u8, &str); 16] = [
     (21, "GENERAL_ERR"),
 ];
 
+/// Those that a receive may have, and the one that a reliable peer sees then.
+const OF_RECEIVES: [(u8, u8); 8] = [
+    (1, 9),
+    (2, 11),
+    (4, 11),
+    (FLUSHED, 12),
+    (8, 10),
+    (9, 9),
+    (19, 11),
+    (21, 11),
+];
+
 const OF_DATAGRAMS: &str = "is a status of reliable datagrams, which no device has";
 const OF_TAGS: &str = "is a status of tag matching, of an SRQ's receives and not of sends";
 
@@ -161,6 +173,14 @@ impl Status {
         found.map(|&(number, name)| Self { number, name })
     }
 
+    /// The status with which a reliable peer's send ends when a receive has this one. `None`: it is a status of sends alone.
+    #[must_use]
+    pub fn of_peer(self) -> Option<Self> {
+        let (_, peers) = OF_RECEIVES.into_iter().find(|(number, _)| *number == self.number)?;
+        let found = STATUSES.into_iter().find(|(number, _)| *number == peers);
+        found.map(|(number, name)| Self { number, name })
+    }
+
     /// Why a send does not end with the status of this name, if there is one.
     pub(crate) fn why_not(word: &str) -> Option<String> {
         let found = OTHERS.iter().find(|(name, _)| is_status(word, name));
@@ -231,6 +251,13 @@ pub(crate) fn call(word: &str) -> Option<&'static str> {
 /// The statuses, for a message.
 pub(crate) fn statuses() -> String {
     STATUSES.map(|(_, name)| name).join(", ")
+}
+
+/// The statuses that a receive may have, for a message.
+pub(crate) fn statuses_of_receives() -> String {
+    let all = STATUSES.map(|(number, name)| Status { number, name });
+    let of_receives = all.into_iter().filter(|status| status.of_peer().is_some());
+    of_receives.map(|status| status.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The events of ports, for a message.

@@ -419,16 +419,15 @@ fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fa
     }
     let mut status = None;
     if words.take(&["with"]) {
-        if receives {
-            return Err(words.refuse_last(
-                "a receive can complete late, or never; a status of its own is not built",
-            ));
-        }
         if let Some(reason) = words.peek().and_then(Status::why_not) {
             return Err(words.refuse(reason));
         }
-        let expected = format!("one of the statuses {}", names::statuses());
-        status = Some(words.read(&expected, Status::find)?);
+        let has = |status: &Status| !receives || status.of_peer().is_some();
+        let expected = match receives {
+            true => format!("one of the statuses of receives {}", names::statuses_of_receives()),
+            false => format!("one of the statuses {}", names::statuses()),
+        };
+        status = Some(words.read(&expected, |word| Status::find(word).filter(has))?);
     }
     let late = match words.take(&["after"]) {
         true => Some(words.value(A_TIME, time)?),
@@ -438,7 +437,6 @@ fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fa
     let action = match (status, late) {
         (Some(status), late) => WorkAction::Fails(status, late.unwrap_or_default()),
         (None, Some(late)) => WorkAction::Late(late),
-        (None, None) if receives => return Err(words.error("\"after\"")),
         (None, None) => return Err(words.error("\"with\" or \"after\"")),
     };
     Ok(Fault::Work { action, receives, which })

@@ -63,7 +63,8 @@ fn each_kind_of_rule_is_read_and_explained() {
          ibv_create_qp from my_program+0x1a2b kills the process\n\
          page 3 of region 2 vanishes after 1s for 2s; on device mlx5_1: regions 2 to 3 vanish\n\
          1% of pages of regions vanish; 5% of regions vanish\n\
-         drop RC_SEND_ONLY packet 3; corrupt received rc_read_response_last packets 1 to 2",
+         drop RC_SEND_ONLY packet 3; corrupt received rc_read_response_last packets 1 to 2\n\
+         receive 3 completes with LOC_PROT_ERR; on qp 2: receives complete with WR_FLUSH_ERR after 5ms",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -101,6 +102,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 23: the memory of 5% of the regions vanishes: the device cannot reach it, and a request that touches it fails. The program still has it.",
         "Line 24: RC_SEND_ONLY packet 3 that each queue pair sends is lost.",
         "Line 24: RC_RDMA_READ_RESPONSE_LAST packets 1 to 2 that each queue pair receives are found corrupt, and dropped.",
+        "Line 25: receive 3 of each queue pair fails with IBV_WC_LOC_PROT_ERR. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_REM_OP_ERR.",
+        "Line 25: all receives of the process's queue pair 2 fails with IBV_WC_WR_FLUSH_ERR, 5ms later. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_RETRY_EXC_ERR.",
     ];
     assert_eq!(said, wanted);
 }
@@ -180,7 +183,7 @@ fn errors_point_at_the_place() {
         ),
         (
             "receive 3 completes with REM_OP_ERR",
-            "line 1, column 21: a receive can complete late, or never; a status of its own is not built",
+            "line 1, column 26: expected one of the statuses of receives LOC_LEN_ERR, LOC_QP_OP_ERR, LOC_PROT_ERR, WR_FLUSH_ERR, LOC_ACCESS_ERR, REM_INV_REQ_ERR, FATAL_ERR, GENERAL_ERR, found \"REM_OP_ERR\"",
         ),
         (
             "corrupt packet 5",

@@ -20,6 +20,7 @@ mod flushed;
 mod memory;
 mod one_end;
 mod queues;
+mod received;
 mod stopped;
 
 /// Runs a test of this module in a process of its own, with a script and variables.

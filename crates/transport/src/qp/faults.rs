@@ -44,6 +44,8 @@ pub(super) struct QpFaults {
     pub(super) parked: ParkedPackets,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
+    /// The receive that completes next fails by a rule.
+    spoils_receive: bool,
     /// A failure flushes the sends behind it.
     flushes: bool,
     /// Rules that name this queue pair and by which it has still to fail, each with its time.
@@ -70,11 +72,13 @@ impl Chosen {
         let happens = match action {
             WorkAction::Never => "never completes".to_owned(),
             WorkAction::Late(late) => format!("completes {late:?} later"),
-            WorkAction::Fails(status, Duration::ZERO) => {
-                format!("is not sent and fails with {status}")
-            }
             WorkAction::Fails(status, late) => {
-                format!("is not sent and fails with {status} after {late:?}")
+                let begin = if side == Side::Send { "is not sent and " } else { "" };
+                let late = match late {
+                    Duration::ZERO => String::new(),
+                    late => format!(" after {late:?}"),
+                };
+                format!("{begin}fails with {status}{late}")
             }
         };
         let kind = if side == Side::Send { "send" } else { "receive" };
@@ -129,6 +133,7 @@ impl QpFaults {
             held: Default::default(),
             parked: ParkedPackets::default(),
             spoils_at: None,
+            spoils_receive: false,
             flushes: false,
             fails: Vec::new(),
             failed: Vec::new(),
@@ -329,6 +334,15 @@ impl QpFaults {
         (armed.said <= MOST_SAID).then_some(armed.said == MOST_SAID)
     }
 
+    /// The status with which the receive fails that the packet in hand completes, if it completes one.
+    pub(super) fn spoils_receive(&mut self) -> Option<WcStatus> {
+        self.spoils_receive = false;
+        let chosen = self.choose_work(true, self.work[1] + 1)?;
+        let WorkAction::Fails(status, _) = chosen.action else { return None };
+        self.spoils_receive = true;
+        Some(status_of(status))
+    }
+
     fn choose_work(&self, receives: bool, n: u64) -> Option<Chosen> {
         self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, seen, .. })| {
             let n = n.saturating_sub(*seen);
@@ -356,17 +370,23 @@ impl QpFaults {
                 self.choose_work(true, self.work[1]).into_iter().collect()
             }
         };
-        if wc.status == WcStatus::WrFlushErr {
-            // A flush has overtaken what the rules wanted, unless it is what they wanted.
-            let by_rule = !self.flushes && wc.vendor_err == u32::from(Cause::Injected.number());
-            let is_it = |chosen: &Chosen| matches!(chosen.action, WorkAction::Fails(status, _) if status.is_flush());
-            chosen.retain(|chosen| by_rule && is_it(chosen));
-        }
+        // A flush has overtaken what the rules wanted, unless it is what they wanted. A receive may also have failed by itself.
+        let is_flush = wc.status == WcStatus::WrFlushErr;
+        let by_rule = !self.flushes && wc.vendor_err == u32::from(Cause::Injected.number());
+        let is_spoiled = std::mem::take(&mut self.spoils_receive) && side == Side::Recv;
+        chosen.retain(|chosen| match chosen.action {
+            WorkAction::Fails(status, _) if side == Side::Recv => {
+                is_spoiled && status_of(status) == wc.status
+            }
+            WorkAction::Fails(status, _) => !is_flush || by_rule && status.is_flush(),
+            WorkAction::Late(_) | WorkAction::Never => !is_flush,
+        });
         self.flushes |= side == Side::Send && wc.status != WcStatus::Success;
         let due = |chosen: &Chosen| match chosen.action {
             WorkAction::Never => None,
             WorkAction::Late(late) => Some(now + late),
-            // A request that fails has waited for its time.
+            WorkAction::Fails(_, late) if side == Side::Recv => Some(now + late),
+            // A send that fails has waited for its time.
             WorkAction::Fails(..) => Some(now),
         };
         let due = chosen.iter().map(due).try_fold(now, |a, b| Some(a.max(b?)));
