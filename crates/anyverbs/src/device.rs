@@ -25,7 +25,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
-pub use listing::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};
+pub use listing::{
+    Details, DeviceInfo, PortAttr, PortDetails, PortState, device_age, devices, note_injected,
+};
 pub(crate) use listing::{guids, lid_of};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.

@@ -145,3 +145,5 @@ pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
 pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};
+#[doc(hidden)]
+pub use device::device_age;

@@ -7,11 +7,12 @@ use std::{
     ffi::c_int,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use anyverbs::{FaultyCalls, config::Config};
 use anyverbs_check::stack::{self, Caller};
-use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Rule, Running, Site};
+use anyverbs_faults::{CALLS, CallAction, Dice, Fault, Rule, Running, Site, Span};
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
@@ -47,6 +48,8 @@ struct CallRule {
     rule: &'static Rule,
     /// The calls of its name before it.
     before: u64,
+    /// The age of the device when it came. Its times count from there.
+    since: Duration,
     met: Met,
 }
 
@@ -111,8 +114,8 @@ impl FaultyCalls for Plan {
         let Fault::Call { call, .. } = &rule.fault else { return };
         let Call { has_rules, count } = &self.calls[place(call)];
         let before = count.load(Ordering::Relaxed);
-        let new: &'static CallRule =
-            Box::leak(Box::new(CallRule { number, rule, before, met: Met::default() }));
+        let (since, met) = (anyverbs::device_age(), Met::default());
+        let new: &'static CallRule = Box::leak(Box::new(CallRule { number, rule, before, since, met }));
         let mut rules = self.rules.write();
         *rules = rules.iter().copied().chain([new]).collect();
         has_rules.store(true, Ordering::Release);
@@ -166,8 +169,8 @@ impl Plan {
         let n = self.calls[at].count.fetch_add(1, Ordering::Relaxed) + 1;
         // A call may wait for long below, and others change the rules meanwhile.
         let rules = Arc::clone(&self.rules.read());
-        for CallRule { number, rule, before, met } in rules.iter() {
-            let Fault::Call { call, site, which, action } = &rule.fault else { continue };
+        for CallRule { number, rule, before, since, met } in rules.iter() {
+            let Fault::Call { call, site, which, action, span } = &rule.fault else { continue };
             if *call != name {
                 continue;
             }
@@ -179,7 +182,10 @@ impl Plan {
                     (n, format!(" from {caller}"))
                 }
             };
-            if !Dice::new(self.seed, *number, 0).chooses(*which, n) {
+            let is_time = || {
+                *span == Span::default() || span.has(anyverbs::device_age().saturating_sub(*since))
+            };
+            if !Dice::new(self.seed, *number, 0).chooses(*which, n) || !is_time() {
                 continue;
             }
             let happens = match action {

@@ -63,10 +63,13 @@ impl Rule {
                     during(*span)
                 )
             }
-            Fault::Work { action, receives, which } => {
+            Fault::Work { action, receives, which, span } => {
                 let thing = if *receives { "receive" } else { "send" };
                 let work = counted(*which, "", &format!("{thing}s"));
-                let of = queue_pair(place);
+                let of = match during(*span) {
+                    none if none.is_empty() => queue_pair(place),
+                    when => format!("{}{when},", queue_pair(place)),
+                };
                 match action {
                     WorkAction::Never => format!(
                         "{work} of {of} never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state."
@@ -91,8 +94,9 @@ impl Rule {
                     }
                 }
             }
-            Fault::Call { call, site, which, action } => {
-                explain_call(&called(call, site.as_ref()), *which, *action)
+            Fault::Call { call, site, which, action, span } => {
+                let said = explain_call(&called(call, site.as_ref()), *which, *action);
+                format!("{said}{}.", during(*span))
             }
             Fault::Memory { pages, regions, span } => {
                 let of = match &place.device {
@@ -183,15 +187,15 @@ fn explain_call(call: &str, which: Which, action: CallAction) -> String {
     let action = match action {
         CallAction::Fails(errno) => {
             return match which {
-                Which::All => format!("each {call} fails with {errno}."),
+                Which::All => format!("each {call} fails with {errno}"),
                 Which::Numbers(n, last) if n == last => {
-                    format!("call {n} of {call} fails with {errno}.")
+                    format!("call {n} of {call} fails with {errno}")
                 }
                 Which::Numbers(first, last) => {
-                    format!("calls {first} to {last} of {call} fail with {errno}.")
+                    format!("calls {first} to {last} of {call} fail with {errno}")
                 }
                 Which::Chance(parts) => {
-                    format!("{} of the calls of {call} fail with {errno}.", percent(parts))
+                    format!("{} of the calls of {call} fail with {errno}", percent(parts))
                 }
             };
         }
@@ -203,7 +207,7 @@ fn explain_call(call: &str, which: Which, action: CallAction) -> String {
         Which::Numbers(first, last) => format!("each of the calls {first} to {last} of {call}"),
         Which::Chance(parts) => format!("each of {} of the calls of {call}", percent(parts)),
     };
-    format!("before {calls} {action}.")
+    format!("before {calls} {action}")
 }
 
 impl fmt::Display for ProcessAction {

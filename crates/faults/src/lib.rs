@@ -84,6 +84,8 @@ pub enum Fault {
         receives: bool,
         /// Which of these.
         which: Which,
+        /// When a send is posted, or a receive completes.
+        span: Span,
     },
     /// A call fails, or the process does as it makes it.
     Call {
@@ -95,6 +97,8 @@ pub enum Fault {
         which: Which,
         /// Their fate.
         action: CallAction,
+        /// When.
+        span: Span,
     },
     /// Registered memory vanishes: a device cannot reach it.
     Memory {
@@ -287,14 +291,15 @@ impl Rule {
     #[must_use]
     pub fn begins(&self) -> Duration {
         match self.fault {
-            Fault::Packets { span, .. } | Fault::Memory { span, .. } | Fault::Down(span) => {
-                span.after
-            }
+            Fault::Packets { span, .. }
+            | Fault::Work { span, .. }
+            | Fault::Call { span, .. }
+            | Fault::Memory { span, .. }
+            | Fault::Down(span) => span.after,
             Fault::Fails(after)
             | Fault::Event(_, after)
             | Fault::Process(_, after)
             | Fault::Fatal(after) => after,
-            Fault::Work { .. } | Fault::Call { .. } => Duration::ZERO,
         }
     }
 
@@ -311,9 +316,11 @@ impl Rule {
     #[must_use]
     pub fn is_over(&self, age: Duration) -> bool {
         match self.fault {
-            Fault::Packets { span, .. } | Fault::Memory { span, .. } | Fault::Down(span) => {
-                span.is_over(age)
-            }
+            Fault::Packets { span, .. }
+            | Fault::Work { span, .. }
+            | Fault::Call { span, .. }
+            | Fault::Memory { span, .. }
+            | Fault::Down(span) => span.is_over(age),
             // The queue pair that it names may come later.
             Fault::Fails(_) if self.place.qp.is_some() => false,
             Fault::Fails(after)
@@ -321,7 +328,6 @@ impl Rule {
             | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
             // A device that has failed stays so.
             Fault::Fatal(_) | Fault::Process(ProcessAction::Dies, _) => false,
-            Fault::Work { .. } | Fault::Call { .. } => false,
         }
     }
 

@@ -215,8 +215,8 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
     let which = numbers(words, chance)?;
     let site = site(words)?;
     let action = call_action(words)?;
-    words.end("the end of the rule")?;
-    Ok(Fault::Call { call, site, which, action })
+    let span = span(words)?;
+    Ok(Fault::Call { call, site, which, action, span })
 }
 
 /// `from setup`, `from libucp.so.0+0x1234`, `from object libucp.so.0`.
@@ -409,13 +409,15 @@ fn numbers(words: &mut Words<'_>, chance: Option<u32>) -> Result<Which, ScriptEr
 
 fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fault, ScriptError> {
     let which = numbers(words, chance)?;
+    let span = times(words)?;
     if words.take(&["never"]) {
         words.expect(&["completes", "complete"])?;
         words.end("the end of the rule")?;
-        return Ok(Fault::Work { action: WorkAction::Never, receives, which });
+        return Ok(Fault::Work { action: WorkAction::Never, receives, which, span });
     }
     if !words.take(&["completes", "complete"]) {
-        return Err(words.error("\"completes\" or \"never completes\""));
+        let times = if span == Span::default() { "\"after\", \"for\", " } else { "" };
+        return Err(words.error(&format!("{times}\"completes\" or \"never completes\"")));
     }
     let mut status = None;
     if words.take(&["with"]) {
@@ -439,11 +441,18 @@ fn work(words: &mut Words<'_>, chance: Option<u32>, receives: bool) -> Result<Fa
         (None, Some(late)) => WorkAction::Late(late),
         (None, None) => return Err(words.error("\"with\" or \"after\"")),
     };
-    Ok(Fault::Work { action, receives, which })
+    Ok(Fault::Work { action, receives, which, span })
 }
 
 /// `after 5s for 2s`, in either order, and nothing behind them.
 fn span(words: &mut Words<'_>) -> Result<Span, ScriptError> {
+    let span = times(words)?;
+    words.end("\"after\", \"for\", or the end of the rule")?;
+    Ok(span)
+}
+
+/// `after 5s for 2s`, in either order.
+fn times(words: &mut Words<'_>) -> Result<Span, ScriptError> {
     let (mut after, mut lasts) = (None, None);
     loop {
         if after.is_none() && words.take(&["after"]) {
@@ -451,7 +460,6 @@ fn span(words: &mut Words<'_>) -> Result<Span, ScriptError> {
         } else if lasts.is_none() && words.take(&["for"]) {
             lasts = Some(words.value(A_TIME, time)?);
         } else {
-            words.end("\"after\", \"for\", or the end of the rule")?;
             return Ok(Span { after: after.unwrap_or_default(), lasts });
         }
     }

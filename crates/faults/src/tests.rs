@@ -64,7 +64,9 @@ fn each_kind_of_rule_is_read_and_explained() {
          page 3 of region 2 vanishes after 1s for 2s; on device mlx5_1: regions 2 to 3 vanish\n\
          1% of pages of regions vanish; 5% of regions vanish\n\
          drop RC_SEND_ONLY packet 3; corrupt received rc_read_response_last packets 1 to 2\n\
-         receive 3 completes with LOC_PROT_ERR; on qp 2: receives complete with WR_FLUSH_ERR after 5ms",
+         receive 3 completes with LOC_PROT_ERR; on qp 2: receives complete with WR_FLUSH_ERR after 5ms\n\
+         ibv_reg_mr fails with ENOMEM after 1s for 2s; ibv_post_send 5 pauses the process for 10ms after 3s\n\
+         1% of sends after 1s for 2s complete with RETRY_EXC_ERR after 10ms; receives for 1s never complete",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -104,6 +106,10 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 24: RC_RDMA_READ_RESPONSE_LAST packets 1 to 2 that each queue pair receives are found corrupt, and dropped.",
         "Line 25: receive 3 of each queue pair fails with IBV_WC_LOC_PROT_ERR. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_REM_OP_ERR.",
         "Line 25: all receives of the process's queue pair 2 fails with IBV_WC_WR_FLUSH_ERR, 5ms later. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_RETRY_EXC_ERR.",
+        "Line 26: each ibv_reg_mr fails with ENOMEM, from 1s after the start on, for 2s.",
+        "Line 26: before call 5 of ibv_post_send the process stands still for 10ms, from 3s after the start on.",
+        "Line 27: 1% of the sends of each queue pair, from 1s after the start on, for 2s, is not sent and completes with IBV_WC_RETRY_EXC_ERR, 10ms later. The queue pair goes to the error state, as after a failure.",
+        "Line 27: all receives of each queue pair, for 1s, never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state.",
     ];
     assert_eq!(said, wanted);
 }
@@ -171,7 +177,15 @@ fn errors_point_at_the_place() {
         ),
         (
             "send 3 fails",
-            "line 1, column 8: expected \"completes\" or \"never completes\", found \"fails\"",
+            "line 1, column 8: expected \"after\", \"for\", \"completes\" or \"never completes\", found \"fails\"",
+        ),
+        (
+            "sends after 1s",
+            "line 1, column 15: expected \"completes\" or \"never completes\", found the end of the rule",
+        ),
+        (
+            "ibv_reg_mr fails with EIO after 1s after 2s",
+            "line 1, column 36: expected \"after\", \"for\", or the end of the rule, found \"after\"",
         ),
         (
             "send 3 completes",
@@ -605,6 +619,9 @@ fn a_rule_is_over_when_its_time_is() {
         ("process dies after 3s", None),
         ("fatal after 1s", None),
         ("send 1 never completes", None),
+        ("sends after 1s for 3s never complete", Some(4)),
+        ("ibv_reg_mr fails with EIO for 2s", Some(2)),
+        ("ibv_reg_mr fails with EIO after 2s", None),
     ] {
         let rule = &parse(text).rules[0];
         for age in [0, 1, 2, 3, 4, 5, 1000] {

@@ -1,6 +1,7 @@
 //! The devices that exist.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyverbs_objects::config::{Config, PortConfig};
 use anyverbs_objects::error::OpenError;
@@ -133,6 +134,13 @@ pub fn note_injected(rule: &anyverbs_faults::Rule, what: &str) {
         device.core.count_for_none(anyverbs_proto::counters::Counter::InjectedFaults, 1);
         device.transport.links.trace_fault(rule, what);
     }
+}
+
+/// The time since the process opened its device, from which the times of a script of faults count. Zero before.
+#[must_use]
+pub fn device_age() -> Duration {
+    let age = |device: &Device| Duration::from_nanos(device.core.now().as_nanos());
+    Device::running().map_or(Duration::ZERO, age)
 }
 
 /// GUIDs of a device's node, by the place of its first port, and of the system: equal in all processes of a host (network namespace), different between

@@ -296,9 +296,9 @@ impl QpFaults {
     }
 
     /// A send is about to be posted at a place of the send queue.
-    pub(super) fn posts_send(&mut self, position: u32) {
+    pub(super) fn posts_send(&mut self, position: u32, now: Time) {
         self.work[0] += 1;
-        if let Some(chosen) = self.choose_work(false, self.work[0]) {
+        if let Some(chosen) = self.choose_work(false, self.work[0], now) {
             self.chosen.push_back((position, chosen));
         }
     }
@@ -335,19 +335,22 @@ impl QpFaults {
     }
 
     /// The status with which the receive fails that the packet in hand completes, if it completes one.
-    pub(super) fn spoils_receive(&mut self) -> Option<WcStatus> {
+    pub(super) fn spoils_receive(&mut self, now: Time) -> Option<WcStatus> {
         self.spoils_receive = false;
-        let chosen = self.choose_work(true, self.work[1] + 1)?;
+        let chosen = self.choose_work(true, self.work[1] + 1, now)?;
         let WorkAction::Fails(status, _) = chosen.action else { return None };
         self.spoils_receive = true;
         Some(status_of(status))
     }
 
-    fn choose_work(&self, receives: bool, n: u64) -> Option<Chosen> {
-        self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, seen, .. })| {
+    fn choose_work(&self, receives: bool, n: u64, now: Time) -> Option<Chosen> {
+        self.rules.of_work(receives).find_map(|(at, Armed { rule, dice, since, seen, .. })| {
             let n = n.saturating_sub(*seen);
+            let age = now.since(*since);
             match rule.fault {
-                Fault::Work { action, which, .. } if dice.chooses(which, n) => {
+                Fault::Work { action, which, span, .. }
+                    if span.has(age) && dice.chooses(which, n) =>
+                {
                     Some(Chosen { action, n, rule, at })
                 }
                 _ => None,
@@ -367,7 +370,7 @@ impl QpFaults {
             Side::Send => self.take_chosen(wc.sq_count),
             Side::Recv => {
                 self.work[1] += 1;
-                self.choose_work(true, self.work[1]).into_iter().collect()
+                self.choose_work(true, self.work[1], now).into_iter().collect()
             }
         };
         // A flush has overtaken what the rules wanted, unless it is what they wanted. A receive may also have failed by itself.

@@ -426,7 +426,8 @@ impl DeviceEnv<'_, '_> {
             if let Some(watch) = &self.link.watch {
                 watch.received(by_ring, arrival, packet);
             }
-            let status = self.faults().and_then(|faults| faults.spoils_receive());
+            let now = self.now();
+            let status = self.faults().and_then(|faults| faults.spoils_receive(now));
             let fails = |status| machine.fail_receive(status, (arrival, packet), self);
             if !status.is_some_and(fails) {
                 machine.receive(arrival, packet, self);

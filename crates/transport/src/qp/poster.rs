@@ -211,7 +211,8 @@ impl Poster<'_> {
             machine.receive_executed(executed, &mut call.env(link));
         }
         if let Some(watch) = &mut link.watch {
-            watch.posts_send(wr, machine.sends_posted(), machine.attr().path_mtu.bytes());
+            let (position, mtu) = (machine.sends_posted(), machine.attr().path_mtu.bytes());
+            watch.posts_send(wr, (position, || self.cell.transport.core.now()), mtu);
         }
         if let Err(error) = machine.post_send(wr, &mut call.env(link)) {
             if let Some(watch) = &mut link.watch {

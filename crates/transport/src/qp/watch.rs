@@ -15,6 +15,7 @@ use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
@@ -182,10 +183,15 @@ impl Watch {
     }
 
     /// A send is about to be posted at this place of the send queue.
-    pub(super) fn posts_send(&mut self, wr: &SendWr<'_>, position: u32, mtu: u32) {
+    pub(super) fn posts_send(
+        &mut self,
+        wr: &SendWr<'_>,
+        (position, now): (u32, impl FnOnce() -> Time),
+        mtu: u32,
+    ) {
         self.mtu = mtu;
         if let Some(faults) = &mut self.faults {
-            faults.posts_send(position);
+            faults.posts_send(position, now());
         }
         let len = wr.sges.iter().fold(0_u32, |len, sge| len.saturating_add(sge.len));
         let packets = match self.qp_type {
@@ -534,7 +540,7 @@ mod tests {
         let flags = SendFlags::empty();
         watch.posts_send(
             &SendWr { wr_id, op, flags, sges: &sges, ud: None, xrc_srqn: 0 },
-            position,
+            (position, Time::default),
             1024,
         );
     }
