@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyverbs_testing::UdpPort;
 
@@ -98,6 +99,21 @@ fn rules_about_calls_come_to_a_program_that_runs_and_go() {
     assert_eq!([works.failed(), works.failed()], ["10 0", "10 0"]);
     assert_eq!(works.fault("clear"), "rules of this process that do not hold any more: 5\n");
     assert_eq!(works.failed(), "0 0");
+}
+
+#[test]
+fn calls_fail_for_a_time() {
+    let mut works = Works::start("seed 1");
+    let begin = Instant::now();
+    works.fault("ibv_reg_mr from setup fails with EAGAIN after 1s for 1s");
+    while works.failed() == "0 0" {}
+    assert!(begin.elapsed() >= Duration::from_secs(1));
+    let patience = Instant::now();
+    while works.failed() != "0 0" {
+        assert!(patience.elapsed() < Duration::from_secs(60), "they fail for good");
+    }
+    assert!(begin.elapsed() >= Duration::from_secs(2));
+    assert!(works.fault("list").contains(" for 1s # is over"));
 }
 
 #[test]

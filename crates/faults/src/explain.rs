@@ -35,6 +35,10 @@ impl Rule {
             Fault::Packets { action, received, kind, which, span } => {
                 let direction = if *received { "receives" } else { "sends" };
                 let packets = counted(*which, &kind_name(*kind), "packets");
+                let peer = place.peer.map_or(String::new(), |ip| match received {
+                    true => format!(" from {ip}"),
+                    false => format!(" to {ip}"),
+                });
                 let happens = match action {
                     PacketAction::Drop => "lost".into(),
                     PacketAction::Duplicate => "there twice".into(),
@@ -52,13 +56,13 @@ impl Rule {
                     }
                     PacketAction::Limit(limit) => {
                         let (who, when) = (senders(place), during(*span));
-                        return format!("{packets} that {who} {}{when}.", limited(*limit));
+                        return format!("{packets} that {who}{peer} {}{when}.", limited(*limit));
                     }
                 };
                 let are =
                     if matches!(which, Which::Numbers(a, b) if a == b) { "is" } else { "are" };
                 format!(
-                    "{packets} that {} {direction} {are} {happens}{}.",
+                    "{packets} that {} {direction}{peer} {are} {happens}{}.",
                     queue_pair(place),
                     during(*span)
                 )

@@ -14,6 +14,7 @@ mod site;
 mod tests;
 mod words;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 pub use chance::Dice;
@@ -58,6 +59,8 @@ pub struct Place {
     pub port: Option<u8>,
     /// The number of a queue pair in the order in which they are made, from 1. If a device is named, its own are counted.
     pub qp: Option<u64>,
+    /// The address at the other end of the packets, as GIDs have it.
+    pub peer: Option<IpAddr>,
 }
 
 /// A fault.
@@ -357,8 +360,9 @@ impl Rule {
                     && (self.place.port.is_none() || self.place.port == place.port)
             }
             // Without a device a number counts the queue pairs of the process, and with one those of the device.
-            (..) => self.place == *place,
+            (device, qp) => (device, qp, self.place.port) == (&place.device, place.qp, place.port),
         };
+        let has_peer = self.place.peer.is_none() || self.place.peer == place.peer;
         let has_kind = match (kind, later) {
             (None, _) => true,
             (Some(kind), Some(later)) => kind.covers(*later),
@@ -369,7 +373,7 @@ impl Rule {
         let has_time = span.after <= later_span.after
             && end(span)
                 .is_none_or(|end_of_it| end(later_span).is_some_and(|end| end <= end_of_it));
-        is_wider && has_kind && has_all && has_time
+        is_wider && has_peer && has_kind && has_all && has_time
     }
 }
 

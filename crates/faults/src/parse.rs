@@ -101,7 +101,7 @@ impl Script {
     }
 }
 
-/// `on device NAME port 1 qp 3:`
+/// `on device NAME port 1 qp 3 peer 10.0.0.2:`
 fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
     let mut place = Place::default();
     if !words.take(&["on"]) {
@@ -119,8 +119,11 @@ fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
         let expected = "the number of a queue pair in the order in which they are made, from 1";
         place.qp = Some(words.value(expected, number)?);
     }
+    if words.take(&["peer"]) {
+        place.peer = Some(words.address("an IP address, such as 10.0.0.2 or fe80::1")?);
+    }
     if place == Place::default() {
-        return Err(words.error("\"device\" or \"qp\""));
+        return Err(words.error("\"device\", \"qp\" or \"peer\""));
     }
     words.expect(&[":"])?;
     Ok(place)
@@ -142,6 +145,9 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
     };
     if let Some(action) = words.read_if(action) {
         return packets(words, action);
+    }
+    if place.peer.is_some() {
+        return Err(words.refuse("a peer is a place for rules about packets: leave \"peer\" out"));
     }
     if words.take(&["down"]) {
         no_queue_pair(words, place, "a port")?;

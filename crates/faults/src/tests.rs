@@ -20,6 +20,9 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "limit request packets to 2Gb/s; limit RC_FLUSH packets to 1Gb/s",
         "limit write packets to 2Gb/s; limit UC_WRITE_ONLY packets to 1Gb/s",
         "limit CNP packets to 2Gb/s; limit CNP packets to 1Gb/s",
+        "limit packets to 2Gb/s; on peer ::1: limit packets to 1Gb/s",
+        "on qp 1: limit packets to 2Gb/s; on qp 1 peer ::1: limit packets to 1Gb/s",
+        "on peer ::ffff:10.0.0.1: limit packets to 2Gb/s; on qp 1 peer 10.0.0.1: limit packets to 1Gb/s",
         "limit 100% of packets to 2Gb/s; limit packets to 1Gb/s",
     ] {
         let error = Script::parse(hidden).unwrap_err().to_string();
@@ -34,6 +37,8 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
         "limit send packets to 1Gb/s; limit request packets to 2Gb/s",
         "limit request packets to 1Gb/s; limit ack packets to 2Gb/s",
         "limit request packets to 1Gb/s; limit RC_ACK packets to 2Gb/s; limit CNP packets to 3Gb/s",
+        "on peer ::1: limit packets to 1Gb/s; limit packets to 2Gb/s",
+        "on peer ::1: limit packets to 1Gb/s; on peer ::2: limit packets to 2Gb/s",
         "limit RC_SEND_ONLY packets to 1Gb/s; limit UC_SEND_ONLY packets to 2Gb/s; limit send packets to 3Gb/s",
         "on qp 2: limit packets to 1Gb/s; on device rail1 qp 2: limit packets to 2Gb/s",
         "limit 5% of packets to 1Gb/s; limit packets to 2Gb/s",
@@ -66,7 +71,8 @@ fn each_kind_of_rule_is_read_and_explained() {
          drop RC_SEND_ONLY packet 3; corrupt received rc_read_response_last packets 1 to 2\n\
          receive 3 completes with LOC_PROT_ERR; on qp 2: receives complete with WR_FLUSH_ERR after 5ms\n\
          ibv_reg_mr fails with ENOMEM after 1s for 2s; ibv_post_send 5 pauses the process for 10ms after 3s\n\
-         1% of sends after 1s for 2s complete with RETRY_EXC_ERR after 10ms; receives for 1s never complete",
+         1% of sends after 1s for 2s complete with RETRY_EXC_ERR after 10ms; receives for 1s never complete\n\
+         on peer 10.0.0.2: drop 1% of packets; on device mlx5_0 qp 2 peer fe80::1: drop received packet 5",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -110,6 +116,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 26: before call 5 of ibv_post_send the process stands still for 10ms, from 3s after the start on.",
         "Line 27: 1% of the sends of each queue pair, from 1s after the start on, for 2s, is not sent and completes with IBV_WC_RETRY_EXC_ERR, 10ms later. The queue pair goes to the error state, as after a failure.",
         "Line 27: all receives of each queue pair, for 1s, never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state.",
+        "Line 28: 1% of the packets that each queue pair sends to 10.0.0.2 are lost.",
+        "Line 28: packet 5 that queue pair 2 of mlx5_0 receives from fe80::1 is lost.",
     ];
     assert_eq!(said, wanted);
 }
@@ -160,7 +168,24 @@ fn errors_point_at_the_place() {
             "line 1, column 6: a seed is a number from 0 to 18446744073709551615, not 18446744073709551616",
         ),
         ("seed x", "line 1, column 6: expected a number, found \"x\""),
-        ("on port 1: down", "line 1, column 4: expected \"device\" or \"qp\", found \"port\""),
+        (
+            "on port 1: down",
+            "line 1, column 4: expected \"device\", \"qp\" or \"peer\", found \"port\"",
+        ),
+        (
+            "on peer eth0: drop packets",
+            "line 1, column 9: expected an IP address, such as 10.0.0.2 or fe80::1, found \"eth0\"",
+        ),
+        ("on peer 10.0.0.2 drop packets", "line 1, column 18: expected \":\", found \"drop\""),
+        ("on peer fe80:: drop packets", "line 1, column 16: expected \":\", found \"drop\""),
+        (
+            "on peer",
+            "line 1, column 8: expected an IP address, such as 10.0.0.2 or fe80::1, found the end of the rule",
+        ),
+        (
+            "on qp 1 peer ::1: fails after 1s",
+            "line 1, column 19: a peer is a place for rules about packets: leave \"peer\" out",
+        ),
         (
             "on device x port 3: down",
             "line 1, column 18: expected 1 or 2, for no device has more ports, found \"3\"",
@@ -397,6 +422,25 @@ fn each_status_of_c_is_taken_or_refused_with_its_reason() {
 }
 
 #[test]
+fn an_address_ends_before_the_colon_of_its_place() {
+    for (text, ip) in [
+        ("on peer 10.0.0.2: drop packets", "10.0.0.2"),
+        ("on peer 10.0.0.2 : drop packets", "10.0.0.2"),
+        ("on peer ::ffff:10.0.0.2: drop packets", "10.0.0.2"),
+        ("on peer fe80::1: drop packets", "fe80::1"),
+        ("on peer fe80::1:drop packets", "fe80::1"),
+        ("on peer fe80::1 : drop packets", "fe80::1"),
+        ("on peer fe80::: drop packets", "fe80::"),
+        ("on peer fe80:: : drop packets", "fe80::"),
+        ("on peer ::: drop packets", "::"),
+        ("on peer 2001:db8:1:2:3:4:5:6: drop packets", "2001:db8:1:2:3:4:5:6"),
+    ] {
+        let place = &parse(text).rules[0].place;
+        assert_eq!(place.peer, Some(ip.parse().unwrap()), "{text}");
+    }
+}
+
+#[test]
 fn an_error_number_has_a_name_or_is_one() {
     for (word, number, said) in [
         ("ENOSYS", 38, "ENOSYS"),
@@ -511,6 +555,9 @@ fn no_text_makes_it_panic() {
         "sent",
         "ack",
         "RC_SEND_ONLY",
+        "peer",
+        "fe80::1",
+        "10.0.0.2:",
         "seed",
         "\n",
         ";",

@@ -1,5 +1,6 @@
 //! The words of a rule, and where each stands.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::parse::ScriptError;
@@ -99,6 +100,24 @@ impl<'a> Words<'a> {
         let found = self.peek().and_then(read)?;
         self.at += 1;
         Some(found)
+    }
+
+    /// Reads an IP address. Colons are words of their own, but for those in it. One behind it ends the place of a rule.
+    pub(crate) fn address(&mut self, expected: &str) -> Result<IpAddr, ScriptError> {
+        let rest = &self.words[self.at..];
+        let is_next = |(one, next): (&Word<'_>, &Word<'_>)| {
+            one.column as usize + one.text.chars().count() == next.column as usize
+        };
+        let joined = rest.iter().zip(rest.iter().skip(1)).take_while(|pair| is_next(*pair)).count();
+        // The longest text that is one: what comes behind it may follow without a blank.
+        for count in (1..=(joined + 1).min(rest.len())).rev() {
+            let text: String = rest[..count].iter().map(|word| word.text).collect();
+            if let Ok(address) = text.parse::<IpAddr>() {
+                self.at += count;
+                return Ok(address.to_canonical());
+            }
+        }
+        Err(self.error(expected))
     }
 
     /// Reads a value, which has a range.

@@ -496,7 +496,7 @@ impl DeviceEnv<'_, '_> {
         match (watch, to.route(), note, result) {
             (Some(watch), Some(route), Some(note), Ok(())) => {
                 watch.sent(route.way(), av, (headers, payload), &note);
-                self.count_sent(headers);
+                self.count_sent(av, headers);
             }
             (Some(watch), _, _, Err(TransmitError::Blocked)) => {
                 let reliable = self.cell.qp_type.is_reliable();
@@ -538,7 +538,7 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     #[cold]
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
         // It would carry the data past the script.
-        if self.is_decided(headers) {
+        if self.is_decided(av, headers) {
             return;
         }
         // An earlier reason counts unless another one comes now.

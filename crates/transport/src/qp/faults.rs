@@ -11,8 +11,9 @@ use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Active, Faults, InLine, Known, QpPlace};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Gid;
 use anyverbs_proto::wc::{Wc, WcStatus};
-use anyverbs_proto::wire::packet::Headers;
+pub(super) use rules::Seen;
 use rules::{Armed, Rules};
 use waiting::{HeldCompletions, ParkedPackets, index};
 pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
@@ -160,7 +161,8 @@ impl QpFaults {
                 let dice = self.plan.dice(number, self.place);
                 let line = lines.get(self.place.port);
                 let last_due = Time::default();
-                let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, line };
+                let peer = rule.place.peer.map(Gid::from);
+                let new = Armed { rule, peer, dice, since, seen: 0, said: 0, last_due, line };
                 self.rules.add(new, self.work);
             }
         }
@@ -221,16 +223,11 @@ impl QpFaults {
     }
 
     /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
-    pub(super) fn judge(
-        &self,
-        now: Time,
-        received: bool,
-        headers: &Headers,
-    ) -> (Verdict, Option<Injected>) {
+    pub(super) fn judge(&self, now: Time, packet: Seen) -> (Verdict, Option<Injected>) {
         if self.is_cut() {
             return (Verdict::Times(0), None);
         }
-        for (at, armed) in self.rules.of_packet(received, headers.bth.opcode) {
+        for (at, armed) in self.rules.of_packet(packet) {
             let Armed { rule, dice, since, seen, .. } = armed;
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
@@ -256,21 +253,16 @@ impl QpFaults {
                 PacketAction::Mark => (Verdict::Marked, "has the mark of congestion"),
                 PacketAction::NotReady => (Verdict::NotReady, "finds no receive"),
             };
-            let direction = if received { "received" } else { "sent" };
-            let bth = &headers.bth;
-            let what = format!(
-                "{direction} packet {n} {happens}: {}, PSN {:#x}",
-                bth.opcode,
-                bth.psn.get()
-            );
+            let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
+            let what = format!("{direction} packet {n} {happens}: {opcode}, PSN {psn:#x}");
             return (verdict, Some(Injected { rule, at, what }));
         }
         (Verdict::Times(1), None)
     }
 
     /// Whether a rule may decide about a packet that is sent.
-    pub(super) fn may_decide(&self, headers: &Headers) -> bool {
-        self.is_cut() || self.rules.of_packet(false, headers.bth.opcode).next().is_some()
+    pub(super) fn may_decide(&self, packet: Seen) -> bool {
+        self.is_cut() || self.rules.of_packet(packet).next().is_some()
     }
 
     /// When a packet that a rule delays until `due` leaves.
@@ -280,8 +272,8 @@ impl QpFaults {
     }
 
     /// Counts a packet that was judged.
-    pub(super) fn count(&mut self, received: bool, headers: &Headers) {
-        self.rules.count(received, headers.bth.opcode);
+    pub(super) fn count(&mut self, packet: Seen) {
+        self.rules.count(packet);
     }
 
     /// A packet of so many bytes is sent at the rate of the rule at a place: when it has left, and its place in the queue.

@@ -18,7 +18,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
 use super::env::DeviceEnv;
-use super::faults::{HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Verdict};
+use super::faults::{HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Seen, Verdict};
 use super::qp_context::QpContext;
 
 /// Bytes of a packet besides its payload: Ethernet, IPv4, UDP, BTH, ICRC.
@@ -80,8 +80,9 @@ impl DeviceEnv<'_, '_> {
     }
 
     /// Whether the script may decide about a packet that is sent.
-    pub(super) fn is_decided(&mut self, headers: &Headers) -> bool {
-        self.faults().is_some_and(|faults| faults.may_decide(headers))
+    pub(super) fn is_decided(&mut self, av: &AddressVector, headers: &Headers) -> bool {
+        let packet = Seen::sent(av, &headers.bth);
+        self.faults().is_some_and(|faults| faults.may_decide(packet))
     }
 
     /// Whether its port is down.
@@ -115,7 +116,7 @@ impl DeviceEnv<'_, '_> {
     ) -> Option<Result<(), TransmitError>> {
         let (now, blocked) = (self.now(), self.link.blocked);
         let faults = self.faults()?;
-        let (mut verdict, mut injected) = faults.judge(now, false, headers);
+        let (mut verdict, mut injected) = faults.judge(now, Seen::sent(av, &headers.bth));
         let overtakes = faults.parked.keeps_overtaken();
         if matches!(verdict, Verdict::Later(..)) && faults.parked.is_full() {
             verdict = Verdict::Times(0);
@@ -159,7 +160,7 @@ impl DeviceEnv<'_, '_> {
         if let Some(watch) = &mut self.link.watch {
             watch.note_sent(headers);
         }
-        self.count_sent(headers);
+        self.count_sent(av, headers);
         if let Some(injected) = &injected {
             self.tell(injected);
         }
@@ -206,9 +207,9 @@ impl DeviceEnv<'_, '_> {
     }
 
     /// A packet has left, or was lost.
-    pub(super) fn count_sent(&mut self, headers: &Headers) {
+    pub(super) fn count_sent(&mut self, av: &AddressVector, headers: &Headers) {
         if let Some(faults) = self.faults() {
-            faults.count(false, headers);
+            faults.count(Seen::sent(av, &headers.bth));
         }
     }
 
@@ -385,8 +386,9 @@ impl DeviceEnv<'_, '_> {
         }
         let now = self.now();
         let verdict = self.faults().map(|faults| {
-            let judged = faults.judge(now, true, &packet.headers);
-            faults.count(true, &packet.headers);
+            let seen = Seen::received(arrival, &packet.headers.bth);
+            let judged = faults.judge(now, seen);
+            faults.count(seen);
             judged
         });
         let (verdict, injected) = verdict.unwrap_or((Verdict::Times(1), None));

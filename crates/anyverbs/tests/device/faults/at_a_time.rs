@@ -38,3 +38,32 @@ fn a_queue_pair_that_is_made_after_its_time_fails_once_when_it_is_ready() {
         assert_eq!(injected(&a.context), before + 1);
     });
 }
+
+#[test]
+fn requests_fail_from_a_time_on() {
+    let name = "at_a_time::requests_fail_from_a_time_on";
+    let script = "on qp 1: sends after 500ms complete with GENERAL_ERR\n\
+                  on qp 4: receives after 700ms complete with LOC_PROT_ERR";
+    with(name, script, &[], || {
+        let begin = Instant::now();
+        let status_of = |e: &Endpoint| e.poll(1)[0].status;
+        for (failing, status, after) in
+            [(0, WcStatus::GeneralErr, 500), (1, WcStatus::LocProtErr, 700)]
+        {
+            let (a, b) = pair(QpType::Rc);
+            let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+            let failed = loop {
+                b.recv(1, &[dst.sge(0, 64)]);
+                a.send(1, SendOp::Send, &[src.sge(0, 64)]);
+                let own = status_of(&a);
+                if own != WcStatus::Success {
+                    // Where the send fails by a rule, nobody has taken the receive.
+                    break if failing == 0 { own } else { status_of(&b) };
+                }
+                assert_eq!(status_of(&b), WcStatus::Success);
+            };
+            assert_eq!(failed, status);
+            assert!(begin.elapsed() >= Duration::from_millis(after));
+        }
+    });
+}

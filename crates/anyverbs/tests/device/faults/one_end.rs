@@ -57,3 +57,85 @@ fn packets_that_one_rule_delays_keep_their_order() {
         assert_eq!(arrived, (0..20).collect::<Vec<u8>>());
     });
 }
+
+/// Only the messages to one of two peers lose a packet.
+fn lose_those_to_a_peer() {
+    let [first, second] = [0, 1].map(|n| {
+        let info = devices().unwrap()[n].clone();
+        Context::open(&info.name).unwrap()
+    });
+    let ip = second.gid(1, 0).unwrap().unwrap().gid.to_ip();
+    assert_eq!(ip, "127.0.0.2".parse::<std::net::IpAddr>().unwrap(), "the script names it");
+    let [a, b] = [(); 2].map(|()| Endpoint::on(Context::open(&first_name()).unwrap(), QpType::Ud));
+    let c = Endpoint::on(second, QpType::Ud);
+    drop(first);
+    [(&a, &b), (&b, &a), (&c, &a)].iter().for_each(|(e, peer)| e.connect(peer.address()));
+    let src = Buffer::new(&a.pd, 64);
+    let to = |e: &Endpoint| UdDest {
+        av: a.av(e.address()),
+        qpn: e.qp.qpn(),
+        qkey: QKEY,
+        pd: a.pd.number(),
+    };
+    let dsts = [&b, &c].map(|e| Buffer::new(&e.pd, 512));
+    for n in 0..4 {
+        for (e, dst) in [&b, &c].into_iter().zip(&dsts) {
+            e.recv(n, &[dst.sge(n as usize * 64, 64)]);
+            a.send_to(n, SendOp::SendImm(n as u32), &[src.sge(0, 8)], Some(to(e)));
+            a.poll(1);
+        }
+    }
+    let found = |e: &Endpoint, n| e.poll(n).iter().map(|wc| wc.imm).collect::<Vec<_>>();
+    assert_eq!(found(&b, 4), [0, 1, 2, 3]);
+    assert_eq!(found(&c, 2), [0, 3], "packets 2 and 3 to it are lost");
+    assert_eq!(injected(&a.context), 2);
+}
+
+fn first_name() -> String {
+    devices().unwrap()[0].name.clone()
+}
+
+const TO_A_PEER: &str = "on peer 127.0.0.2: drop packets 2 to 3";
+
+#[test]
+fn packets_to_one_peer_are_lost_and_those_to_others_are_not() {
+    let name = "one_end::packets_to_one_peer_are_lost_and_those_to_others_are_not";
+    let devices = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")];
+    with(name, TO_A_PEER, &devices, lose_those_to_a_peer);
+}
+
+#[test]
+fn packets_to_one_peer_are_lost_by_udp() {
+    let name = "one_end::packets_to_one_peer_are_lost_by_udp";
+    let devices = [&BY_UDP[..], &[("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")]].concat();
+    with(name, TO_A_PEER, &devices, lose_those_to_a_peer);
+}
+
+/// Of three SENDs and three WRITEs, packets of a single opcode are lost in each direction.
+fn lose_single_opcodes() {
+    let (a, b) = pair(QpType::Rc);
+    let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 10_000));
+    for id in 1..=3 {
+        b.recv(id, &[dst.sge(0, 10_000)]);
+        a.send(id, SendOp::Send, &[src.sge(0, 10_000)]);
+        a.send(id, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
+        a.send(id, SendOp::Read(dst.remote(0)), &[src.sge(0, 64)]);
+        assert!(a.poll(3).iter().all(|wc| wc.status == WcStatus::Success));
+        assert_eq!(b.poll(1)[0].status, WcStatus::Success);
+    }
+    assert_eq!(injected(&a.context), 3);
+    assert!(a.context.counters().unwrap().read(Counter::Retransmitted) > 0);
+}
+
+const SINGLE: &str = "on qp 1: drop RC_SEND_LAST packet 2; on qp 1: drop RC_RDMA_WRITE_ONLY packet 1
+    on qp 1: drop received RC_RDMA_READ_RESPONSE_ONLY packet 3; on qp 1: drop UC_SEND_LAST packets";
+
+#[test]
+fn packets_of_one_opcode_are_lost() {
+    with("one_end::packets_of_one_opcode_are_lost", SINGLE, &[], lose_single_opcodes);
+}
+
+#[test]
+fn packets_of_one_opcode_are_lost_by_udp() {
+    with("one_end::packets_of_one_opcode_are_lost_by_udp", SINGLE, &BY_UDP, lose_single_opcodes);
+}

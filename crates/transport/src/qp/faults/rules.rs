@@ -2,13 +2,50 @@
 
 use anyverbs_faults::{Dice, Fault, Limit, PacketKind, Rule, Which};
 use anyverbs_links::faults::{InLine, Line};
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Psn};
+use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::opcode::{Opcode, Operation};
+use anyverbs_proto::wr::AddressVector;
+
+/// A packet, as rules tell it from others.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::qp) struct Seen {
+    received: bool,
+    pub(super) opcode: Opcode,
+    pub(super) psn: Psn,
+    /// The address at the other end.
+    peer: Gid,
+}
+
+impl Seen {
+    /// A packet that is sent.
+    pub(in crate::qp) fn sent(av: &AddressVector, bth: &Bth) -> Self {
+        Self { received: false, opcode: bth.opcode, psn: bth.psn, peer: av.dgid }
+    }
+
+    /// A packet that has come.
+    pub(in crate::qp) fn received(arrival: &Arrival, bth: &Bth) -> Self {
+        Self { received: true, opcode: bth.opcode, psn: bth.psn, peer: arrival.source }
+    }
+
+    /// The name of its direction.
+    pub(super) fn direction(self) -> &'static str {
+        if self.received { "received" } else { "sent" }
+    }
+
+    fn side(self) -> usize {
+        usize::from(self.received)
+    }
+}
 
 /// A rule that holds for the queue pair.
 #[derive(Debug)]
 pub(super) struct Armed {
     pub(super) rule: &'static Rule,
+    /// The address at the other end of its packets.
+    pub(super) peer: Option<Gid>,
     pub(super) dice: Dice,
     /// Its times count from here.
     pub(super) since: Time,
@@ -30,13 +67,14 @@ impl Armed {
     }
 
     /// Whether a rule for packets, which meets those of this one's class, counts it.
-    fn counts(&self, opcode: Opcode) -> bool {
-        match self.rule.fault {
+    fn counts(&self, seen: Seen) -> bool {
+        let has_opcode = match self.rule.fault {
             Fault::Packets { kind: Some(PacketKind::Single(single)), .. } => {
-                single.code == opcode.code()
+                single.code == seen.opcode.code()
             }
             _ => true,
-        }
+        };
+        has_opcode && self.peer.is_none_or(|peer| peer == seen.peer)
     }
 
     /// How many packets wait for the line that it limits, of this queue pair and others.
@@ -97,21 +135,17 @@ impl Rules {
     }
 
     /// The rules that count a packet, in the order of the script, each with its place.
-    pub(super) fn of_packet(
-        &self,
-        received: bool,
-        opcode: Opcode,
-    ) -> impl Iterator<Item = (usize, &Armed)> {
-        let places = &self.packets[usize::from(received)][class(opcode)];
+    pub(super) fn of_packet(&self, seen: Seen) -> impl Iterator<Item = (usize, &Armed)> {
+        let places = &self.packets[seen.side()][class(seen.opcode)];
         let all = places.iter().map(|at| (*at, &self.armed[*at]));
-        all.filter(move |(_, armed)| armed.counts(opcode))
+        all.filter(move |(_, armed)| armed.counts(seen))
     }
 
     /// Counts a packet. A rule whose last number has passed meets no further one.
-    pub(super) fn count(&mut self, received: bool, opcode: Opcode) {
+    pub(super) fn count(&mut self, packet: Seen) {
         let Self { armed, packets, .. } = self;
-        packets[usize::from(received)][class(opcode)].retain(|at| {
-            if !armed[*at].counts(opcode) {
+        packets[packet.side()][class(packet.opcode)].retain(|at| {
+            if !armed[*at].counts(packet) {
                 return true;
             }
             let Armed { rule, seen, .. } = &mut armed[*at];
@@ -178,14 +212,21 @@ mod tests {
         for (n, rule) in script.rules.iter().enumerate() {
             let (dice, since) = (Dice::new(1, n, 1), Time::from_nanos(0));
             let last_due = since;
-            let new = Armed { rule, dice, since, seen: 0, said: 0, last_due, line: None };
+            let peer = rule.place.peer.map(Gid::from);
+            let new = Armed { rule, peer, dice, since, seen: 0, said: 0, last_due, line: None };
             rules.add(new, [0; 2]);
         }
         rules
     }
 
     fn texts(rules: &Rules, received: bool, opcode: Opcode) -> Vec<&str> {
-        rules.of_packet(received, opcode).map(|(_, armed)| armed.rule.text.as_str()).collect()
+        let seen = Seen { received, ..sent(opcode) };
+        rules.of_packet(seen).map(|(_, armed)| armed.rule.text.as_str()).collect()
+    }
+
+    /// A packet to nobody.
+    fn sent(opcode: Opcode) -> Seen {
+        Seen { received: false, opcode, psn: Psn::new(0), peer: Gid::ZERO }
     }
 
     fn all_opcodes() -> impl Iterator<Item = Opcode> {
@@ -235,9 +276,9 @@ mod tests {
             let wanted = format!("drop {name} packet 2");
             for seen in 0..2 {
                 assert_eq!(texts(&rules, false, opcode), [wanted.as_str()]);
-                let (_, armed) = rules.of_packet(false, opcode).next().unwrap();
+                let (_, armed) = rules.of_packet(sent(opcode)).next().unwrap();
                 assert_eq!(armed.seen, seen, "{opcode}");
-                rules.count(false, opcode);
+                rules.count(sent(opcode));
             }
             assert!(texts(&rules, false, opcode).is_empty(), "its number has passed");
             assert!(texts(&rules, true, opcode).is_empty());
@@ -251,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_of_a_peer_counts_packets_to_and_from_it_alone() {
+        let mut rules = rules("on peer 10.0.0.2: drop packet 2\non peer fe80::1: drop received packets");
+        let opcode = all_opcodes().next().unwrap();
+        let at = |ip: &str| Gid::from(ip.parse::<std::net::IpAddr>().unwrap());
+        let to = |ip| Seen { peer: at(ip), ..sent(opcode) };
+        let met = |rules: &Rules, seen| rules.of_packet(seen).count();
+        for _ in 0..5 {
+            rules.count(to("10.0.0.3"));
+        }
+        assert_eq!((met(&rules, to("10.0.0.2")), met(&rules, to("10.0.0.3"))), (1, 0));
+        assert_eq!(rules.of_packet(to("10.0.0.2")).next().unwrap().1.seen, 0);
+        let from = Seen { received: true, ..to("fe80::1") };
+        assert_eq!((met(&rules, to("fe80::1")), met(&rules, from)), (0, 1));
+        for _ in 0..2 {
+            rules.count(to("10.0.0.2"));
+        }
+        assert_eq!(met(&rules, to("10.0.0.2")), 0, "its number has passed");
+    }
+
+    #[test]
     fn a_rule_whose_numbers_have_passed_meets_no_packet() {
         let text: String = (1..=1000).map(|n| format!("drop send packet {n}\n")).collect();
         let mut rules = rules(&(text + "drop packet 3\ndrop request packets 2 to 1001"));
@@ -259,18 +320,18 @@ mod tests {
         let write = all.find(|opcode| opcode.is_write()).unwrap();
         let ack = all.find(|opcode| opcode.operation == Operation::Ack).unwrap();
         for n in 1..=1000 {
-            let met = rules.of_packet(false, send).map(|(_, armed)| armed);
+            let met = rules.of_packet(sent(send)).map(|(_, armed)| armed);
             let met: Vec<_> = met.map(|armed| armed.dice.chooses(which(armed), n)).collect();
             assert_eq!(met.len() as u64, 1000 - n + 1 + u64::from(n <= 3) + 1);
             assert!(met[0], "the rule of packet {n} comes first");
-            rules.count(false, send);
+            rules.count(sent(send));
         }
         assert_eq!(
             texts(&rules, false, write),
             ["drop packet 3", "drop request packets 2 to 1001"]
         );
         // It has counted the others, and meets one packet more at most.
-        rules.count(false, write);
+        rules.count(sent(write));
         assert!(texts(&rules, false, write).is_empty());
         assert_eq!(texts(&rules, false, ack), ["drop packet 3"]);
     }
