@@ -115,7 +115,8 @@ impl FaultyCalls for Plan {
         let Call { has_rules, count } = &self.calls[place(call)];
         let before = count.load(Ordering::Relaxed);
         let (since, met) = (anyverbs::device_age(), Met::default());
-        let new: &'static CallRule = Box::leak(Box::new(CallRule { number, rule, before, since, met }));
+        let new: &'static CallRule =
+            Box::leak(Box::new(CallRule { number, rule, before, since, met }));
         let mut rules = self.rules.write();
         *rules = rules.iter().copied().chain([new]).collect();
         has_rules.store(true, Ordering::Release);

@@ -54,8 +54,8 @@ pub(crate) fn find(executable: &Path) -> anyhow::Result<Option<PathBuf>> {
 /// The licences of the code of others in this executable. None if it was not packaged.
 pub(crate) fn licences() -> anyhow::Result<Option<Vec<u8>>> {
     let executable = env::current_exe().context("cannot find my own executable")?;
-    let file = File::open(&executable)
-        .with_context(|| format!("cannot read {}", executable.display()))?;
+    let file =
+        File::open(&executable).with_context(|| format!("cannot read {}", executable.display()))?;
     Objects::of(file)?.map_or(Ok(None), |mut objects| objects.licences())
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::{
-    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, Rule, Script, Site,
-    Span, Which, WorkAction,
+    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, QpFailure, Rule,
+    Script, Site, Span, Which, WorkAction,
 };
 
 impl Script {
@@ -144,18 +144,19 @@ impl Rule {
                 show(*after),
                 device(place)
             ),
-            Fault::Fails(after) => {
+            Fault::Fails(state, after) => {
                 let others = match place.qp {
                     Some(_) => {
                         "If it is not there by then, or in RESET, it fails when it is ready to send."
                     }
                     None => "Those that are made later, or in RESET by then, do not.",
                 };
-                format!(
-                    "{} after the start {} goes to the error state, with IBV_EVENT_QP_FATAL. {others}",
-                    show(*after),
-                    queue_pair(place)
-                )
+                let state = match state {
+                    QpFailure::Err => "the error state, with IBV_EVENT_QP_FATAL",
+                    QpFailure::Sqe => "SQE, and its sends are flushed, if it is of UD or UC",
+                };
+                let (after, of) = (show(*after), queue_pair(place));
+                format!("{after} after the start {of} goes to {state}. {others}")
             }
         }
     }

@@ -120,8 +120,8 @@ pub enum Fault {
     Event(PortEvent, Duration),
     /// Devices fail for good, after this time.
     Fatal(Duration),
-    /// Queue pairs go to the error state, after this time.
-    Fails(Duration),
+    /// Queue pairs go to a state of failure, after this time.
+    Fails(QpFailure, Duration),
 }
 
 /// The fate of a packet.
@@ -157,6 +157,20 @@ pub struct Limit {
     pub queue: Option<u64>,
 }
 
+impl Fault {
+    /// Whether queue pairs go to SQE by it.
+    #[must_use]
+    pub fn is_sqe(&self) -> bool {
+        matches!(self, Self::Fails(QpFailure::Sqe, _))
+    }
+
+    /// The state to which a queue pair goes that fails by it, for the log.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        if self.is_sqe() { "SQE" } else { "the error state" }
+    }
+}
+
 impl Limit {
     /// The time that so many bytes take.
     #[must_use]
@@ -164,6 +178,15 @@ impl Limit {
         let nanos = u128::from(bytes as u64) * 8 * 1_000_000_000 / u128::from(self.rate.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
+}
+
+/// The state of a queue pair that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpFailure {
+    /// The error state.
+    Err,
+    /// Sends alone have failed. Unreliable queue pairs have this state.
+    Sqe,
 }
 
 /// The fate of a call.
@@ -299,7 +322,7 @@ impl Rule {
             | Fault::Call { span, .. }
             | Fault::Memory { span, .. }
             | Fault::Down(span) => span.after,
-            Fault::Fails(after)
+            Fault::Fails(_, after)
             | Fault::Event(_, after)
             | Fault::Process(_, after)
             | Fault::Fatal(after) => after,
@@ -325,8 +348,8 @@ impl Rule {
             | Fault::Memory { span, .. }
             | Fault::Down(span) => span.is_over(age),
             // The queue pair that it names may come later.
-            Fault::Fails(_) if self.place.qp.is_some() => false,
-            Fault::Fails(after)
+            Fault::Fails(..) if self.place.qp.is_some() => false,
+            Fault::Fails(_, after)
             | Fault::Event(_, after)
             | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
             // A device that has failed stays so.

@@ -46,16 +46,8 @@ const STATUSES: [(u8, &str); 16] = [
 ];
 
 /// Those that a receive may have, and the one that a reliable peer sees then.
-const OF_RECEIVES: [(u8, u8); 8] = [
-    (1, 9),
-    (2, 11),
-    (4, 11),
-    (FLUSHED, 12),
-    (8, 10),
-    (9, 9),
-    (19, 11),
-    (21, 11),
-];
+const OF_RECEIVES: [(u8, u8); 8] =
+    [(1, 9), (2, 11), (4, 11), (FLUSHED, 12), (8, 10), (9, 9), (19, 11), (21, 11)];
 
 const OF_DATAGRAMS: &str = "is a status of reliable datagrams, which no device has";
 const OF_TAGS: &str = "is a status of tag matching, of an SRQ's receives and not of sends";

@@ -138,8 +138,7 @@ mod tests {
         for opcode in Opcode::all() {
             let name = opcode.to_string();
             let of_the_log = name.replace("RDMA_", "").replace("IMMEDIATE", "IMM");
-            let of_the_log =
-                of_the_log.replace("INVALIDATE", "INV").replace("ACKNOWLEDGE", "ACK");
+            let of_the_log = of_the_log.replace("INVALIDATE", "INV").replace("ACKNOWLEDGE", "ACK");
             for spelling in [name.clone(), name.to_lowercase(), of_the_log] {
                 assert_eq!(Opcode::find(&spelling), Some(opcode), "{spelling}");
             }

@@ -8,7 +8,7 @@ use crate::names::{self, Errno, PortEvent, Status};
 use crate::words::{Words, chance, number, rate, seed, time};
 use crate::{
     CallAction, Fault, Fired, Limit, MOST_WAITING, Opcode, PacketAction, PacketKind, Place,
-    ProcessAction, Rule, Script, Site, Span, Which, WorkAction,
+    ProcessAction, QpFailure, Rule, Script, Site, Span, Which, WorkAction,
 };
 
 /// A place in a script that cannot be understood.
@@ -25,7 +25,7 @@ pub struct ScriptError {
 
 const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
 const A_NUMBER: &str = "a number from 1 on";
-const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, process, or the name of a call";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, goes, process, or the name of a call";
 
 /// Words that users know from elsewhere, and what to write.
 const HINTS: [(&str, &str); 3] = [
@@ -167,7 +167,17 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
         return Ok(Fault::Fatal(moment(words)?));
     }
     if words.take(&["fails", "fail"]) {
-        return Ok(Fault::Fails(moment(words)?));
+        return Ok(Fault::Fails(QpFailure::Err, moment(words)?));
+    }
+    if words.take(&["goes", "go"]) {
+        words.expect(&["to"])?;
+        let state = |word: &str| match word.to_ascii_uppercase().as_str() {
+            "SQE" => Some(QpFailure::Sqe),
+            "ERR" => Some(QpFailure::Err),
+            _ => None,
+        };
+        let state = words.read("SQE, the error of the send queue, or ERR", state)?;
+        return Ok(Fault::Fails(state, moment(words)?));
     }
     if words.take(&["process"]) {
         if *place != Place::default() {

@@ -72,7 +72,8 @@ fn each_kind_of_rule_is_read_and_explained() {
          receive 3 completes with LOC_PROT_ERR; on qp 2: receives complete with WR_FLUSH_ERR after 5ms\n\
          ibv_reg_mr fails with ENOMEM after 1s for 2s; ibv_post_send 5 pauses the process for 10ms after 3s\n\
          1% of sends after 1s for 2s complete with RETRY_EXC_ERR after 10ms; receives for 1s never complete\n\
-         on peer 10.0.0.2: drop 1% of packets; on device mlx5_0 qp 2 peer fe80::1: drop received packet 5",
+         on peer 10.0.0.2: drop 1% of packets; on device mlx5_0 qp 2 peer fe80::1: drop received packet 5\n\
+         on qp 1: goes to SQE after 1s; go to err after 2s",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -118,6 +119,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 27: all receives of each queue pair, for 1s, never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state.",
         "Line 28: 1% of the packets that each queue pair sends to 10.0.0.2 are lost.",
         "Line 28: packet 5 that queue pair 2 of mlx5_0 receives from fe80::1 is lost.",
+        "Line 29: 1s after the start the process's queue pair 1 goes to SQE, and its sends are flushed, if it is of UD or UC. If it is not there by then, or in RESET, it fails when it is ready to send.",
+        "Line 29: 2s after the start each queue pair goes to the error state, with IBV_EVENT_QP_FATAL. Those that are made later, or in RESET by then, do not.",
     ];
     assert_eq!(said, wanted);
 }
@@ -297,6 +300,11 @@ fn errors_point_at_the_place() {
             "line 1, column 16: expected \"fails\", \"kills\" or \"pauses\", found the end of the rule",
         ),
         ("seed 1\nseed 2", "line 2, column 1: the script has a seed already"),
+        (
+            "on qp 1: goes to RTS after 1s",
+            "line 1, column 18: expected SQE, the error of the send queue, or ERR, found \"RTS\"",
+        ),
+        ("goes to SQE", "line 1, column 12: expected \"after\", found the end of the rule"),
         ("fatal", "line 1, column 6: expected \"after\", found the end of the rule"),
         (
             "on qp 1: event SM_CHANGE after 1s",
@@ -337,7 +345,7 @@ fn errors_point_at_the_place() {
         ),
         (
             "\u{e4}\u{e4} \u{1b}",
-            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, process, or the name of a call, found \"\u{e4}\u{e4}\"",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, goes, process, or the name of a call, found \"\u{e4}\u{e4}\"",
         ),
     ] {
         let error = Script::parse(text).map(|_| text).unwrap_err();
@@ -542,6 +550,8 @@ fn no_text_makes_it_panic() {
         "down",
         "fatal",
         "fails",
+        "goes",
+        "SQE",
         "send",
         "never",
         "completes",

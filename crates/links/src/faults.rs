@@ -127,7 +127,7 @@ pub enum Happening {
     Event(usize, PortEvent, &'static Rule),
     /// A device, which its first port stands for, fails for good.
     Fatal(usize, &'static Rule),
-    /// Queue pairs go to the error state.
+    /// Queue pairs go to a state of failure.
     Fails(&'static Rule),
     /// The process ends or stands still.
     Process(ProcessAction, &'static Rule),
@@ -243,7 +243,7 @@ impl Faults {
                 let devices = those.filter(|(_, port)| port.number == 1);
                 devices.for_each(|(device, _)| happens(after, Happening::Fatal(device, rule)));
             }
-            Fault::Fails(after) => happens(after, Happening::Fails(rule)),
+            Fault::Fails(_, after) => happens(after, Happening::Fails(rule)),
             Fault::Process(action, after) => happens(after, Happening::Process(action, rule)),
             Fault::Memory { .. } => {
                 self.regions.add_rule(Active { number: plan.count - 1, rule, since, lines });

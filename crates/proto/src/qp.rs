@@ -683,6 +683,15 @@ impl Qp {
         }
     }
 
+    /// The send queue of an unreliable queue pair in RTS lost its ground: moves to SQE, in which receives go on. No event tells of it.
+    pub fn fail_sends<E: Env>(&mut self, cause: Cause, env: &mut E) {
+        if self.attr.state == QpState::Rts && !self.init.qp_type.is_reliable() {
+            self.blame(cause);
+            self.attr.state = QpState::Sqe;
+            self.flush_sends(env);
+        }
+    }
+
     /// The link knows that the peer's process has ended. Requests that wait for it fail now, as they would when the
     /// retries had run out.
     pub fn peer_gone<E: Env>(&mut self, env: &mut E) {

@@ -358,8 +358,8 @@ impl Qp {
         env: &mut E,
     ) -> bool {
         let (opcode, psn) = (packet.headers.bth.opcode, packet.headers.bth.psn);
-        let completes = opcode.is_send() && opcode.ends_message()
-            || opcode.is_write() && opcode.has_imm();
+        let completes =
+            opcode.is_send() && opcode.ends_message() || opcode.is_write() && opcode.has_imm();
         let is_in_sequence =
             || psn == self.responder.expected && self.check_sequence(opcode).is_ok();
         let is_next = completes

@@ -81,7 +81,7 @@ impl Driver {
         self.listeners.raise(of, kind);
     }
 
-    /// Moves the queue pairs for which a rule holds to the error state. One that the rule names, and that is not there or in RESET, fails
+    /// Moves the queue pairs for which a rule holds to a state of failure. One that the rule names, and that is not there or in RESET, fails
     /// when it is ready.
     fn fail_of(&'static self, rule: &'static Rule) {
         for cell in self.transport.qps.filter(|_| true) {
@@ -91,7 +91,7 @@ impl Driver {
             });
             if failed {
                 let qpn = cell.qpn.get();
-                let what = format!("queue pair {qpn:#08x} goes to the error state");
+                let what = format!("queue pair {qpn:#08x} goes to {}", rule.fault.state());
                 self.tell_of(cell.port.place(), rule, &what);
             }
         }

@@ -152,7 +152,7 @@ impl QpFaults {
         }
         for Active { number, rule, since, lines } in new {
             if self.is_of(rule) {
-                if let Fault::Fails(after) = rule.fault
+                if let Fault::Fails(_, after) = rule.fault
                     && rule.place.qp.is_some()
                     && !self.has_failed_by(rule)
                 {
@@ -211,6 +211,11 @@ impl QpFaults {
     /// It fails by a rule. One that names it does so once: it may be reset, and used again.
     pub(super) fn fails_by(&mut self, rule: &'static Rule) {
         self.flushes = true;
+        self.is_done_with(rule);
+    }
+
+    /// It has failed by a rule, or cannot.
+    pub(super) fn is_done_with(&mut self, rule: &'static Rule) {
         self.fails.retain(|(_, known)| !std::ptr::eq(*known, rule));
         if rule.place.qp.is_some() {
             self.failed.push(rule);

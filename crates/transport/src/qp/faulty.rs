@@ -37,17 +37,35 @@ impl DeviceEnv<'_, '_> {
         self.faults().is_some_and(|faults| faults.is_of(rule))
     }
 
-    /// Moves the queue pair to the error state by a rule, if that holds for it and has not done so. Returns whether it did.
+    /// Moves the queue pair to a state of failure by a rule, if that holds for it and has not done so. Returns whether it did.
     #[cold]
     pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) -> bool {
-        let is_at_work = !matches!(machine.attr().state, QpState::Reset | QpState::Err);
+        let state = machine.attr().state;
+        let goes_to_sqe = rule.fault.is_sqe();
+        let is_at_work = match goes_to_sqe {
+            true => state == QpState::Rts,
+            false => !matches!(state, QpState::Reset | QpState::Err),
+        };
         if !is_at_work || !self.is_faulty_by(rule) {
             return false;
         }
+        let (qpn, qp_type) = (self.cell.qpn.get(), self.cell.qp_type);
         let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
         let Some(faults) = self.faults().filter(is_new) else { return false };
+        if goes_to_sqe && qp_type.is_reliable() {
+            faults.is_done_with(rule);
+            let named = rule.named();
+            tracing::warn!(
+                target: "anyverbs",
+                "faults: queue pair {qpn:#08x} is of type {qp_type:?}, which has no SQE: it stays as it is ({named})"
+            );
+            return false;
+        }
         faults.fails_by(rule);
-        machine.fail(Cause::Injected, self);
+        match goes_to_sqe {
+            true => machine.fail_sends(Cause::Injected, self),
+            false => machine.fail(Cause::Injected, self),
+        }
         self.flush_hung(Cause::Injected.number().into());
         true
     }
@@ -59,11 +77,15 @@ impl DeviceEnv<'_, '_> {
         if let Some(faults) = self.faults() {
             faults.is_ready();
         }
+        let mut last: Option<&Rule> = None;
         while let Some(rule) = self.faults().and_then(|faults| faults.fails_late(now))
-            && self.fail_by(rule, machine)
+            && !last.is_some_and(|last| std::ptr::eq(last, rule))
         {
-            let what = "goes to the error state, for its time has passed".to_owned();
-            self.tell(&Injected::of_none(rule, what));
+            last = Some(rule);
+            if self.fail_by(rule, machine) {
+                let what = format!("goes to {}, for its time has passed", rule.fault.state());
+                self.tell(&Injected::of_none(rule, what));
+            }
         }
     }
 

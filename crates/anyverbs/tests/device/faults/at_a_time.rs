@@ -67,3 +67,57 @@ fn requests_fail_from_a_time_on() {
         }
     });
 }
+
+/// Waits until a queue pair has this state.
+fn reaches(e: &Endpoint, state: QpState) {
+    let begin = Instant::now();
+    while e.qp.state().unwrap() != state {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", e.qp.state());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_send_queue_fails_at_a_time_and_works_again() {
+    let name = "at_a_time::a_send_queue_fails_at_a_time_and_works_again";
+    with(name, "goes to SQE after 1s; on qp 1: send 1 never completes", &[], || {
+        let (a, b) = pair(QpType::Ud);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 128));
+        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let send = |id| a.send_to(id, SendOp::Send, &[src.sge(0, 8)], Some(to));
+        b.recv(7, &[dst.sge(0, 128)]);
+        send(1);
+        assert_eq!(b.poll(1)[0].wr_id, 7);
+        reaches(&a, QpState::Sqe);
+        send(2);
+        let flushed: Vec<_> =
+            a.poll(2).iter().map(|wc| (wc.wr_id, wc.status, wc.vendor_err)).collect();
+        assert_eq!(flushed, [1, 2].map(|id| (id, WcStatus::WrFlushErr, 9901)));
+        let rts = QpAttr { state: QpState::Rts, cur_state: QpState::Sqe, ..QpAttr::default() };
+        a.qp.modify(&rts, QpAttrMask::STATE | QpAttrMask::CUR_STATE).unwrap();
+        b.recv(8, &[dst.sge(0, 128)]);
+        send(3);
+        assert_eq!((a.poll(1)[0].status, b.poll(1)[0].wr_id), (WcStatus::Success, 8));
+        // The time of the rule has passed, which names none.
+        assert_eq!(pair(QpType::Uc).0.qp.state().unwrap(), QpState::Rts);
+    });
+}
+
+#[test]
+fn a_reliable_queue_pair_has_no_sqe() {
+    let name = "at_a_time::a_reliable_queue_pair_has_no_sqe";
+    let script = "on qp 1: goes to SQE after 1ms; on qp 3: goes to SQE after 1ms
+        on qp 5: goes to SQE after 1ms; on qp 5: fails after 1ms";
+    with(name, script, &[], || {
+        let (a, b) = pair(QpType::Rc);
+        send_through(&a, &b);
+        let (uc, _peer) = pair(QpType::Uc);
+        reaches(&uc, QpState::Sqe);
+        assert_eq!(a.qp.state().unwrap(), QpState::Rts);
+        assert_eq!(injected(&a.context), 1);
+        // The rule behind one that does nothing holds.
+        let (c, _peer) = pair(QpType::Rc);
+        reaches(&c, QpState::Err);
+        assert_eq!(injected(&a.context), 2);
+    });
+}

@@ -60,15 +60,10 @@ fn packets_that_one_rule_delays_keep_their_order() {
 
 /// Only the messages to one of two peers lose a packet.
 fn lose_those_to_a_peer() {
-    let [first, second] = [0, 1].map(|n| {
-        let info = devices().unwrap()[n].clone();
-        Context::open(&info.name).unwrap()
-    });
-    let ip = second.gid(1, 0).unwrap().unwrap().gid.to_ip();
-    assert_eq!(ip, "127.0.0.2".parse::<std::net::IpAddr>().unwrap(), "the script names it");
-    let [a, b] = [(); 2].map(|()| Endpoint::on(Context::open(&first_name()).unwrap(), QpType::Ud));
-    let c = Endpoint::on(second, QpType::Ud);
-    drop(first);
+    let open = |n: usize| Context::open(&devices().unwrap()[n].name).unwrap();
+    let [a, b, c] = [0, 0, 1].map(|n| Endpoint::on(open(n), QpType::Ud));
+    let ip = c.address().gid.to_ip();
+    assert_eq!(ip, std::net::Ipv4Addr::new(127, 0, 0, 2), "the script names it");
     [(&a, &b), (&b, &a), (&c, &a)].iter().for_each(|(e, peer)| e.connect(peer.address()));
     let src = Buffer::new(&a.pd, 64);
     let to = |e: &Endpoint| UdDest {
@@ -89,10 +84,6 @@ fn lose_those_to_a_peer() {
     assert_eq!(found(&b, 4), [0, 1, 2, 3]);
     assert_eq!(found(&c, 2), [0, 3], "packets 2 and 3 to it are lost");
     assert_eq!(injected(&a.context), 2);
-}
-
-fn first_name() -> String {
-    devices().unwrap()[0].name.clone()
 }
 
 const TO_A_PEER: &str = "on peer 127.0.0.2: drop packets 2 to 3";
@@ -127,7 +118,8 @@ fn lose_single_opcodes() {
     assert!(a.context.counters().unwrap().read(Counter::Retransmitted) > 0);
 }
 
-const SINGLE: &str = "on qp 1: drop RC_SEND_LAST packet 2; on qp 1: drop RC_RDMA_WRITE_ONLY packet 1
+const SINGLE: &str =
+    "on qp 1: drop RC_SEND_LAST packet 2; on qp 1: drop RC_RDMA_WRITE_ONLY packet 1
     on qp 1: drop received RC_RDMA_READ_RESPONSE_ONLY packet 3; on qp 1: drop UC_SEND_LAST packets";
 
 #[test]

@@ -173,11 +173,8 @@ fn a_receive_of_an_unreliable_connection_fails() {
         (1..=2).for_each(|id| a.send(id, SendOp::Send, &[src.sge(0, 10_000)]));
         let success = WcStatus::Success;
         assert_eq!(ends(&a, 2), [(1, success, 0), (2, success, 0)]);
-        let wanted = [
-            (1, success, 0),
-            (2, WcStatus::LocLenErr, 9901),
-            (3, WcStatus::WrFlushErr, 9901),
-        ];
+        let wanted =
+            [(1, success, 0), (2, WcStatus::LocLenErr, 9901), (3, WcStatus::WrFlushErr, 9901)];
         assert_eq!(ends(&b, 3), wanted);
     });
 }

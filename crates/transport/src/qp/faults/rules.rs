@@ -128,7 +128,7 @@ impl Rules {
             | Fault::Down(_)
             | Fault::Event(..)
             | Fault::Fatal(_)
-            | Fault::Fails(_)
+            | Fault::Fails(..)
             | Fault::Process(..) => return,
         }
         self.armed.push(Armed { seen, ..new });
@@ -293,7 +293,8 @@ mod tests {
 
     #[test]
     fn a_rule_of_a_peer_counts_packets_to_and_from_it_alone() {
-        let mut rules = rules("on peer 10.0.0.2: drop packet 2\non peer fe80::1: drop received packets");
+        let mut rules =
+            rules("on peer 10.0.0.2: drop packet 2\non peer fe80::1: drop received packets");
         let opcode = all_opcodes().next().unwrap();
         let at = |ip: &str| Gid::from(ip.parse::<std::net::IpAddr>().unwrap());
         let to = |ip| Seen { peer: at(ip), ..sent(opcode) };
