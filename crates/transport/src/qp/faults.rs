@@ -45,8 +45,8 @@ pub(super) struct QpFaults {
     pub(super) parked: ParkedPackets,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
-    /// The receive that completes next fails by a rule.
-    spoils_receive: bool,
+    /// The receive of the packet in hand fails by a rule.
+    pub(super) spoils_receive: bool,
     /// A failure flushes the sends behind it.
     flushes: bool,
     /// Rules that name this queue pair and by which it has still to fail, each with its time.
@@ -332,12 +332,11 @@ impl QpFaults {
     }
 
     /// The status with which the receive fails that the packet in hand completes, if it completes one.
-    pub(super) fn spoils_receive(&mut self, now: Time) -> Option<WcStatus> {
-        self.spoils_receive = false;
-        let chosen = self.choose_work(true, self.work[1] + 1, now)?;
-        let WorkAction::Fails(status, _) = chosen.action else { return None };
-        self.spoils_receive = true;
-        Some(status_of(status))
+    pub(super) fn status_of_receive(&self, now: Time) -> Option<WcStatus> {
+        match self.choose_work(true, self.work[1] + 1, now)?.action {
+            WorkAction::Fails(status, _) => Some(status_of(status)),
+            WorkAction::Late(_) | WorkAction::Never => None,
+        }
     }
 
     fn choose_work(&self, receives: bool, n: u64, now: Time) -> Option<Chosen> {
@@ -373,7 +372,8 @@ impl QpFaults {
         // A flush has overtaken what the rules wanted, unless it is what they wanted. A receive may also have failed by itself.
         let is_flush = wc.status == WcStatus::WrFlushErr;
         let by_rule = !self.flushes && wc.vendor_err == u32::from(Cause::Injected.number());
-        let is_spoiled = std::mem::take(&mut self.spoils_receive) && side == Side::Recv;
+        // An ACK that came with the packet may have completed sends before.
+        let is_spoiled = side == Side::Recv && std::mem::take(&mut self.spoils_receive);
         chosen.retain(|chosen| match chosen.action {
             WorkAction::Fails(status, _) if side == Side::Recv => {
                 is_spoiled && status_of(status) == wc.status

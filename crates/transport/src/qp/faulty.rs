@@ -450,12 +450,22 @@ impl DeviceEnv<'_, '_> {
             if let Some(watch) = &self.link.watch {
                 watch.received(by_ring, arrival, packet);
             }
-            let now = self.now();
-            let status = self.faults().and_then(|faults| faults.spoils_receive(now));
-            let fails = |status| machine.fail_receive(status, (arrival, packet), self);
-            if !status.is_some_and(fails) {
+            if !self.fails_receive(machine, (arrival, packet)) {
                 machine.receive(arrival, packet, self);
             }
         }
+    }
+
+    /// Lets the receive fail that a packet completes, if a rule says so. False: the machine is to take the packet.
+    fn fails_receive(&mut self, machine: &mut Qp, packet: (&Arrival, &Incoming<'_>)) -> bool {
+        let now = self.now();
+        let Some(faults) = self.faults() else { return false };
+        let Some(status) = faults.status_of_receive(now) else { return false };
+        faults.spoils_receive = true;
+        let failed = machine.fail_receive(status, packet, self);
+        if let Some(faults) = self.faults() {
+            faults.spoils_receive = false;
+        }
+        failed
     }
 }

@@ -82,6 +82,31 @@ fn a_receive_fails_through_shared_memory() {
     });
 }
 
+/// The peer's message brings the ACK of the one that it answers, which completes a send before the receive.
+#[test]
+fn a_receive_fails_whose_message_brings_an_ack() {
+    let name = "received::a_receive_fails_whose_message_brings_an_ack";
+    with(name, "receive 3 completes with LOC_PROT_ERR", &[], || {
+        let mut peer = Peer::spawn("rc lanes", &[("ANYVERBS_FAULTS", "")]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, OFFERED);
+        peer.connect(&e, &buffer);
+        assert_eq!(peer.hear(), "@ posted");
+        (1..=3).for_each(|id| e.recv(id, &[buffer.sge(0, 64)]));
+        for id in 1..=3 {
+            e.send(10 + id, SendOp::Send, &[buffer.sge(64, 32)]);
+            let mut found = ends(&e, 2);
+            found.sort_unstable_by_key(|(wr_id, ..)| *wr_id);
+            let own = match id {
+                3 => (3, WcStatus::LocProtErr, 9901),
+                _ => (id, WcStatus::Success, 0),
+            };
+            assert_eq!(found[0], own);
+        }
+        assert_eq!(injected(&e.context), 1);
+    });
+}
+
 #[test]
 fn a_receive_that_fails_late_keeps_the_peer_from_nothing() {
     let name = "received::a_receive_that_fails_late_keeps_the_peer_from_nothing";
@@ -144,6 +169,51 @@ fn a_receive_of_an_srq_fails_and_the_others_stay_there() {
         let src = Buffer::new(&other.pd, 64);
         other.send(1, SendOp::Send, &[src.sge(0, 64)]);
         assert_eq!(ends(&b, 1), [(2, WcStatus::Success, 0)]);
+    });
+}
+
+#[test]
+fn a_receive_of_an_xrc_target_fails() {
+    let name = "received::a_receive_of_an_xrc_target_fails";
+    with(name, "on qp 2: receive 2 completes with LOC_PROT_ERR", &[], || {
+        use crate::xrc::set_up;
+        let context = context();
+        let pd = context.alloc_pd().unwrap();
+        let [send_cq, recv_cq] = [(); 2].map(|()| context.create_cq(16, None, 0, 0).unwrap());
+        let xrcd = context.open_xrcd(XrcdInitAttr::default()).unwrap();
+        let init = XrcSendInitAttr { send_cq: &send_cq, cap: CAP, sq_sig_all: true, cookie: 0 };
+        let initiator = context.create_xrc_send_qp(&pd, &init).unwrap();
+        let target = xrcd.create_qp(0).unwrap();
+        set_up(&target, &context, initiator.qpn());
+        set_up(&initiator, &context, target.qpn());
+        let init = SrqInitAttr { max_wr: 4, max_sge: 1, cookie: 0 };
+        let srq = xrcd.create_srq(&pd, &recv_cq, &init).unwrap();
+        let buffer = Buffer::new(&pd, 8192);
+        for wr_id in 1..=3 {
+            srq.post_recv(&[RecvWr { wr_id, sges: &[buffer.sge(0, 4096)] }]).unwrap();
+        }
+        for wr_id in 1..=2 {
+            let sges = [buffer.sge(4096, 4096)];
+            let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+            let xrc_srqn = srq.number().unwrap();
+            initiator
+                .post_send(&[SendWr { wr_id, op, flags, sges: &sges, ud: None, xrc_srqn }])
+                .unwrap();
+        }
+        let ends = |cq: &Cq| {
+            let (mut found, mut wcs) = (Vec::new(), [Wc::default(); 4]);
+            let begin = Instant::now();
+            while found.len() < 2 {
+                assert!(begin.elapsed() < Duration::from_secs(30), "{found:?}");
+                let count = cq.poll(&mut wcs).unwrap();
+                found.extend(wcs[..count].iter().map(|wc| (wc.wr_id, wc.status)));
+            }
+            found
+        };
+        use WcStatus::{LocProtErr, RemOpErr, Success};
+        assert_eq!(ends(&recv_cq), [(1, Success), (2, LocProtErr)]);
+        assert_eq!(ends(&send_cq), [(1, Success), (2, RemOpErr)]);
+        assert_eq!(injected(&context), 1);
     });
 }
 
