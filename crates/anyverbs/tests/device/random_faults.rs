@@ -68,7 +68,12 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
     let number = format!("{first} to {last}");
     let ms = 1 + random.below(30);
     let kinds = ["", "", "request ", "send ", "write ", "read ", "atomic ", "response ", "ack "];
-    let kind = random.one_of(&kinds);
+    let opcodes =
+        ["RC_SEND_FIRST ", "RC_SEND_LAST ", "RC_RDMA_WRITE_ONLY ", "RC_RDMA_READ_RESPONSE_ONLY "];
+    let kind = match random.below(8) {
+        0 => random.one_of(&opcodes),
+        _ => random.one_of(&kinds),
+    };
     let way = random.one_of(&["", "sent ", "received "]);
     let chance = 1 + random.below(20);
     let spans = ["", "", " for 200ms", " after 50ms", " after 20ms for 100ms"];
@@ -92,10 +97,16 @@ fn rule(random: &mut Random, allows: &mut Allows) -> String {
         }
         13 | 14 => {
             allows.fails = true;
+            let late = random.one_of(&["", " after 20ms"]);
+            if side == "receive" {
+                let statuses = ["LOC_LEN_ERR", "LOC_PROT_ERR", "WR_FLUSH_ERR", "GENERAL_ERR"];
+                let status = random.one_of(&statuses);
+                let n = 1 + random.below(6);
+                return format!("receive {n}{span} completes with {status}{late}");
+            }
             let statuses = ["RETRY_EXC_ERR", "REM_ACCESS_ERR", "WR_FLUSH_ERR", "GENERAL_ERR"];
             let status = random.one_of(&statuses);
-            let late = random.one_of(&["", " after 20ms"]);
-            format!("send {first} completes with {status}{late}")
+            format!("send {first}{span} completes with {status}{late}")
         }
         15 => format!("mark {chance}% of received {kind}packets{span}"),
         16 => {
