@@ -1,6 +1,7 @@
 //! A queue pair with a bare device around it, call by call.
 
 mod answers;
+mod by_rule;
 mod calls;
 mod facts;
 mod joined;
