@@ -26,7 +26,8 @@ use rand::{Rng, SeedableRng};
 
 use exit::ExitThread;
 pub use listing::{
-    Details, DeviceInfo, PortAttr, PortDetails, PortState, device_age, devices, note_injected,
+    Details, DeviceInfo, PortAttr, PortDetails, PortState, all_devices, device_age, devices,
+    is_removed, note_injected,
 };
 pub(crate) use listing::{guids, lid_of};
 

@@ -144,6 +144,6 @@ pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
-#[doc(hidden)]
-pub use device::device_age;
 pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};
+#[doc(hidden)]
+pub use device::{all_devices, device_age, is_removed};

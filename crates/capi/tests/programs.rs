@@ -343,6 +343,14 @@ fn a_device_that_failed_answers_commands_no_more() {
 }
 
 #[test]
+fn an_address_and_a_device_are_taken_away_by_script() {
+    // The program has opened the device by then, on a busy machine too.
+    let script =
+        "on device anyverbs0: gid 0 removed for 1s after 3s; on device anyverbs0: removed after 5s";
+    run_with("taken_away", &[("ANYVERBS_FAULTS", script), ("ANYVERBS_DEVICES", "2")]);
+}
+
+#[test]
 fn memory_vanishes_by_script() {
     let script = "page 3 of region 1 vanishes";
     run_with("vanished", &[("ANYVERBS_FAULTS", script)]);

@@ -130,6 +130,18 @@ fn rules_come_to_a_process_and_go() {
 }
 
 #[test]
+fn an_address_goes_while_a_program_runs_and_comes_back() {
+    let mut works = Works::start("seed 1");
+    assert_eq!(works.ask("write"), "Success");
+    works.fault("gid 0 removed; on peer 192.0.2.1: drop RC_RDMA_WRITE_ONLY packets");
+    works.wait_for("write", "nothing");
+    assert!(works.fault("list").starts_with("gid 0 removed\n"));
+    works.fault("clear");
+    works.wait_for("poll", "Success");
+    assert_eq!(works.ask("write"), "Success");
+}
+
+#[test]
 fn memory_vanishes_while_a_program_runs_and_comes_back() {
     let mut works = Works::start("seed 1");
     assert_eq!(works.ask("write"), "Success");

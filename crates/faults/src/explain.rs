@@ -134,6 +134,17 @@ impl Rule {
                     port(place)
                 )
             }
+            Fault::Gid(index, Span { after, lasts }) => {
+                let ends = match lasts {
+                    Some(lasts) => format!(" {} later it is there again.", show(*lasts)),
+                    None => " It stays away.".into(),
+                };
+                format!(
+                    "{} after the start {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there.{ends}",
+                    show(*after),
+                    port(place)
+                )
+            }
             Fault::Event(event, after) => format!(
                 "{} after the start {} has {event}. Nothing else changes.",
                 show(*after),
@@ -141,6 +152,11 @@ impl Rule {
             ),
             Fault::Fatal(after) => format!(
                 "{} after the start {} fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
+                show(*after),
+                device(place)
+            ),
+            Fault::Removed(after) => format!(
+                "{} after the start {} is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
                 show(*after),
                 device(place)
             ),

@@ -116,10 +116,14 @@ pub enum Fault {
     Process(ProcessAction, Duration),
     /// Ports are down.
     Down(Span),
+    /// Ports have not the address at a place of their GID tables.
+    Gid(usize, Span),
     /// Ports have an event, after this time.
     Event(PortEvent, Duration),
     /// Devices fail for good, after this time.
     Fatal(Duration),
+    /// As [`Fatal`](Self::Fatal), and the process does not list them any more.
+    Removed(Duration),
     /// Queue pairs go to a state of failure, after this time.
     Fails(QpFailure, Duration),
 }
@@ -321,10 +325,12 @@ impl Rule {
             | Fault::Work { span, .. }
             | Fault::Call { span, .. }
             | Fault::Memory { span, .. }
+            | Fault::Gid(_, span)
             | Fault::Down(span) => span.after,
             Fault::Fails(_, after)
             | Fault::Event(_, after)
             | Fault::Process(_, after)
+            | Fault::Removed(after)
             | Fault::Fatal(after) => after,
         }
     }
@@ -346,6 +352,7 @@ impl Rule {
             | Fault::Work { span, .. }
             | Fault::Call { span, .. }
             | Fault::Memory { span, .. }
+            | Fault::Gid(_, span)
             | Fault::Down(span) => span.is_over(age),
             // The queue pair that it names may come later.
             Fault::Fails(..) if self.place.qp.is_some() => false,
@@ -353,7 +360,7 @@ impl Rule {
             | Fault::Event(_, after)
             | Fault::Process(ProcessAction::Pauses(_), after) => age >= after,
             // A device that has failed stays so.
-            Fault::Fatal(_) | Fault::Process(ProcessAction::Dies, _) => false,
+            Fault::Fatal(_) | Fault::Removed(_) | Fault::Process(ProcessAction::Dies, _) => false,
         }
     }
 

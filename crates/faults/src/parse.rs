@@ -24,12 +24,14 @@ pub struct ScriptError {
 }
 
 const A_TIME: &str = "a time such as 10ms, 0.5s or 200us";
+/// No GID table has more places.
+const MOST_GIDS: usize = 256;
+
 const A_NUMBER: &str = "a number from 1 on";
-const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, goes, process, or the name of a call";
+const A_FAULT: &str = "a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, gid, event, fatal, removed, fails, goes, process, or the name of a call";
 
 /// Words that users know from elsewhere, and what to write.
-const HINTS: [(&str, &str); 3] = [
-    ("gid", "GIDs that go and come are not built; docs/recipes/faults.md says how to let them"),
+const HINTS: [(&str, &str); 2] = [
     ("lid", "a LID changes for the program alone: write \"event LID_CHANGE\" and a time"),
     (
         "memory",
@@ -159,12 +161,24 @@ fn fault(words: &mut Words<'_>, place: &Place) -> Result<Fault, ScriptError> {
         let event = words.read(&expected, PortEvent::find)?;
         return Ok(Fault::Event(event, moment(words)?));
     }
-    if words.take(&["fatal"]) {
-        no_queue_pair(words, place, "a device")?;
-        if place.port.is_some() {
-            return Err(words.refuse_last("a device fails with all its ports: leave \"port\" out"));
+    if words.take(&["gid"]) {
+        no_queue_pair(words, place, "a port")?;
+        let index = words.value("the place of a GID in its table, from 0", gid_index)?;
+        words.expect(&["removed"])?;
+        return Ok(Fault::Gid(index, span(words)?));
+    }
+    for (word, fault) in
+        [("fatal", Fault::Fatal as fn(Duration) -> Fault), ("removed", Fault::Removed)]
+    {
+        if words.take(&[word]) {
+            no_queue_pair(words, place, "a device")?;
+            if place.port.is_some() {
+                return Err(
+                    words.refuse_last("a device fails with all its ports: leave \"port\" out")
+                );
+            }
+            return Ok(fault(moment(words)?));
         }
-        return Ok(Fault::Fatal(moment(words)?));
     }
     if words.take(&["fails", "fail"]) {
         return Ok(Fault::Fails(QpFailure::Err, moment(words)?));
@@ -355,6 +369,14 @@ fn packets(words: &mut Words<'_>, mut action: PacketAction) -> Result<Fault, Scr
     }
     let span = span(words)?;
     Ok(Fault::Packets { action, received, kind, which, span })
+}
+
+/// A place in a GID table.
+fn gid_index(word: &str) -> Option<Result<usize, String>> {
+    let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
+    let in_table = |index: &usize| *index < MOST_GIDS;
+    let refused = || format!("a GID table has the places 0 to {}", MOST_GIDS - 1);
+    is_number.then(|| word.parse().ok().filter(in_table).ok_or_else(refused))
 }
 
 /// A number of packets that wait.

@@ -73,7 +73,9 @@ fn each_kind_of_rule_is_read_and_explained() {
          ibv_reg_mr fails with ENOMEM after 1s for 2s; ibv_post_send 5 pauses the process for 10ms after 3s\n\
          1% of sends after 1s for 2s complete with RETRY_EXC_ERR after 10ms; receives for 1s never complete\n\
          on peer 10.0.0.2: drop 1% of packets; on device mlx5_0 qp 2 peer fe80::1: drop received packet 5\n\
-         on qp 1: goes to SQE after 1s; go to err after 2s",
+         on qp 1: goes to SQE after 1s; go to err after 2s\n\
+         on device mlx5_0 port 2: gid 1 removed for 2s after 1s; gid 0 removed\n\
+         on device mlx5_1: removed after 3s",
     );
     assert_eq!(script.seed, Some(7));
     let said = script.explain(None);
@@ -121,6 +123,9 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 28: packet 5 that queue pair 2 of mlx5_0 receives from fe80::1 is lost.",
         "Line 29: 1s after the start the process's queue pair 1 goes to SQE, and its sends are flushed, if it is of UD or UC. If it is not there by then, or in RESET, it fails when it is ready to send.",
         "Line 29: 2s after the start each queue pair goes to the error state, with IBV_EVENT_QP_FATAL. Those that are made later, or in RESET by then, do not.",
+        "Line 30: 1s after the start port 2 of mlx5_0 has no GID 1, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there. 2s later it is there again.",
+        "Line 30: 0ns after the start the port of each device has no GID 0, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there. It stays away.",
+        "Line 31: 3s after the start mlx5_1 is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
     ];
     assert_eq!(said, wanted);
 }
@@ -305,6 +310,21 @@ fn errors_point_at_the_place() {
             "line 1, column 18: expected SQE, the error of the send queue, or ERR, found \"RTS\"",
         ),
         ("goes to SQE", "line 1, column 12: expected \"after\", found the end of the rule"),
+        (
+            "gid",
+            "line 1, column 4: expected the place of a GID in its table, from 0, found the end of the rule",
+        ),
+        ("gid 256 removed", "line 1, column 5: a GID table has the places 0 to 255, not 256"),
+        ("gid 1 vanishes", "line 1, column 7: expected \"removed\", found \"vanishes\""),
+        (
+            "on qp 1: gid 1 removed",
+            "line 1, column 10: this is a fault of a port: leave \"qp\" out",
+        ),
+        ("removed", "line 1, column 8: expected \"after\", found the end of the rule"),
+        (
+            "on device x port 1: removed after 1s",
+            "line 1, column 21: a device fails with all its ports: leave \"port\" out",
+        ),
         ("fatal", "line 1, column 6: expected \"after\", found the end of the rule"),
         (
             "on qp 1: event SM_CHANGE after 1s",
@@ -345,7 +365,7 @@ fn errors_point_at_the_place() {
         ),
         (
             "\u{e4}\u{e4} \u{1b}",
-            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, event, fatal, fails, goes, process, or the name of a call, found \"\u{e4}\u{e4}\"",
+            "line 1, column 1: expected a fault: drop, duplicate, reorder, corrupt, delay, limit, mark, rnr, send, receive, page, region, down, gid, event, fatal, removed, fails, goes, process, or the name of a call, found \"\u{e4}\u{e4}\"",
         ),
     ] {
         let error = Script::parse(text).map(|_| text).unwrap_err();
@@ -552,6 +572,9 @@ fn no_text_makes_it_panic() {
         "fails",
         "goes",
         "SQE",
+        "gid",
+        "0",
+        "removed",
         "send",
         "never",
         "completes",
@@ -673,6 +696,8 @@ fn a_rule_is_over_when_its_time_is() {
         ("region 1 vanishes for 2s after 1s", Some(3)),
         ("page 1 of regions vanishes", None),
         ("process pauses for 2s after 3s", Some(3)),
+        ("gid 1 removed for 2s after 1s", Some(3)),
+        ("removed after 1s", None),
         ("process dies after 3s", None),
         ("fatal after 1s", None),
         ("send 1 never completes", None),

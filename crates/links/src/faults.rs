@@ -2,22 +2,24 @@
 //!
 //! Rules may be added while the process runs. They hold from then on, for queue pairs that there are as well.
 
+mod happening;
 mod idle;
 mod line;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyverbs_faults::{Dice, Fault, PacketAction, PortEvent, ProcessAction, Rule, Script, Span};
+use anyverbs_faults::{Dice, Fault, PacketAction, Rule, Script, Span};
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::NEVER;
 use anyverbs_objects::config::Config;
 use anyverbs_proto::time::Time;
 
+pub use happening::{Happening, Standstill};
 pub use line::{InLine, Line};
 use memory::Regions;
 
@@ -34,6 +36,8 @@ pub struct Faults {
     made: AtomicU64,
     plan: Mutex<rank::Faults, Plan>,
     regions: Regions,
+    /// How often a GID is not there.
+    gids_gone: AtomicUsize,
     /// When the next thing happens, in nanoseconds; written under the lock.
     next: AtomicU64,
 }
@@ -114,48 +118,8 @@ struct FaultyPort {
     down: AtomicI32,
     /// Its device has failed for good.
     failed: AtomicBool,
-}
-
-/// Something that happens at a time, by a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
-    /// A port goes down.
-    Down(usize, &'static Rule),
-    /// It comes up again.
-    Up(usize, &'static Rule),
-    /// A port has an event.
-    Event(usize, PortEvent, &'static Rule),
-    /// A device, which its first port stands for, fails for good.
-    Fatal(usize, &'static Rule),
-    /// Queue pairs go to a state of failure.
-    Fails(&'static Rule),
-    /// The process ends or stands still.
-    Process(ProcessAction, &'static Rule),
-}
-
-impl Happening {
-    /// The rule.
-    pub fn rule(self) -> &'static Rule {
-        match self {
-            Self::Down(_, rule)
-            | Self::Up(_, rule)
-            | Self::Event(_, _, rule)
-            | Self::Fatal(_, rule)
-            | Self::Fails(rule)
-            | Self::Process(_, rule) => rule,
-        }
-    }
-}
-
-/// A time for which the process stands still.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standstill {
-    /// It lasts so long.
-    pub lasts: Duration,
-    /// At its end the process dies, and does not go on.
-    pub dies: bool,
-    /// Other actions of rules that fall into it.
-    pub taken: Vec<(ProcessAction, &'static Rule)>,
+    /// Its device, of which it is the first port, was removed.
+    removed: AtomicBool,
 }
 
 /// A queue pair, as rules name it.
@@ -196,6 +160,7 @@ impl Faults {
             made: AtomicU64::new(0),
             plan: Mutex::new(Plan::default()),
             regions: Regions::default(),
+            gids_gone: AtomicUsize::new(0),
             next: AtomicU64::new(NEVER),
         };
         let mut plan = faults.plan.lock();
@@ -236,10 +201,18 @@ impl Faults {
                     }
                 }
             }
+            Fault::Gid(index, Span { after, lasts }) => {
+                for (port, _) in those {
+                    happens(after, Happening::GidGone(port, index, rule));
+                    if let Some(lasts) = lasts {
+                        happens(after.saturating_add(lasts), Happening::GidBack(port, index, rule));
+                    }
+                }
+            }
             Fault::Event(event, after) => {
                 those.for_each(|(port, _)| happens(after, Happening::Event(port, event, rule)));
             }
-            Fault::Fatal(after) => {
+            Fault::Fatal(after) | Fault::Removed(after) => {
                 let devices = those.filter(|(_, port)| port.number == 1);
                 devices.for_each(|(device, _)| happens(after, Happening::Fatal(device, rule)));
             }
@@ -306,7 +279,8 @@ impl Faults {
         Ok(added.len())
     }
 
-    /// No rule holds any more. Returns how many did, and the ports that come up by it. A device that has failed stays so.
+    /// No rule holds any more. Returns how many did, and the ports that come up by it. A device that has failed stays so. The caller
+    /// gives the GIDs back that are gone.
     pub fn clear(&self, raise: Raise<'_>) -> (usize, Vec<usize>) {
         let mut plan = self.plan.lock();
         let count = plan.rules.len();
@@ -317,6 +291,7 @@ impl Faults {
         plan.cleared += 1;
         plan.schedule.clear();
         self.regions.clear_rules();
+        self.gids_gone.store(0, Ordering::Release);
         self.publish(&plan);
         let mut up = Vec::new();
         for (n, port) in self.ports.iter().enumerate() {
@@ -416,86 +391,20 @@ impl Faults {
         self.ports.get(port).is_some_and(FaultyPort::is_down)
     }
 
+    /// Whether GIDs are gone.
+    pub fn lacks_gids(&self) -> bool {
+        self.gids_gone.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a device was removed.
+    pub fn is_removed(&self, device: &str) -> bool {
+        let mut ports = self.ports.iter();
+        ports.any(|port| port.name == device && port.removed.load(Ordering::Acquire))
+    }
+
     /// The time of the next thing that happens, in nanoseconds.
     pub(crate) fn next(&self) -> u64 {
         self.next.load(Ordering::Acquire)
-    }
-
-    /// Takes the next thing that is due: it holds from now on, and its event is raised. True beside it: there was one.
-    pub fn take_due(&self, now: Time, raise: Raise<'_>) -> Option<(Happening, bool)> {
-        if self.next() > now.as_nanos() {
-            return None;
-        }
-        let mut plan = self.plan.lock();
-        let first = plan.schedule.first_entry().filter(|entry| entry.key().0 <= now.as_nanos())?;
-        let (happening, holds) = first.remove();
-        self.publish(&plan);
-        if !holds {
-            self.apply(happening);
-        }
-        let told = match happening {
-            Happening::Down(port, _) | Happening::Up(port, _) => self.tell(&mut plan, port, raise),
-            Happening::Event(port, event, _) => {
-                raise(port, kind_of(event));
-                true
-            }
-            Happening::Fatal(device, _) => {
-                // This event says of the ports that they are down, too.
-                plan.told_down.extend(self.ports_of(device));
-                raise(device, AsyncEventKind::DeviceFatal);
-                true
-            }
-            Happening::Fails(_) | Happening::Process(..) => false,
-        };
-        Some((happening, told))
-    }
-
-    /// A pause of the process begins now and lasts so long. Takes what happens to the process before its end, for nobody in it
-    /// could do that then: pauses make this one longer, and the process dies in it.
-    pub fn take_during(&self, now: Time, lasts: Duration) -> Standstill {
-        let mut plan = self.plan.lock();
-        let mut end = now.as_nanos().saturating_add(nanos(lasts));
-        let (mut dies, mut taken) = (false, Vec::new());
-        let mut later = Vec::new();
-        while let Some(first) =
-            plan.schedule.first_entry().filter(|first| !dies && first.key().0 < end)
-        {
-            let ((at, number), (happening, holds)) = first.remove_entry();
-            let Happening::Process(action, rule) = happening else {
-                later.push(((at, number), (happening, holds)));
-                continue;
-            };
-            let at = at.max(now.as_nanos());
-            match action {
-                ProcessAction::Pauses(time) => end = end.max(at.saturating_add(nanos(time))),
-                ProcessAction::Dies => (end, dies) = (at, true),
-            }
-            taken.push((action, rule));
-        }
-        plan.schedule.extend(later);
-        self.publish(&plan);
-        Standstill { lasts: Time::from_nanos(end).since(now), dies, taken }
-    }
-
-    fn apply(&self, happening: Happening) {
-        if let Happening::Down(_, rule) | Happening::Fatal(_, rule) = happening {
-            rule.fired.set();
-        }
-        let (port, n) = match happening {
-            Happening::Down(port, _) => (port, 1),
-            Happening::Up(port, _) => (port, -1),
-            Happening::Fatal(device, _) => {
-                let fail = |port: usize| self.ports[port].failed.store(true, Ordering::Release);
-                return self.ports_of(device).for_each(fail);
-            }
-            Happening::Event(..) | Happening::Fails(_) | Happening::Process(..) => return,
-        };
-        self.ports[port].down.fetch_add(n, Ordering::AcqRel);
-    }
-
-    fn ports_of(&self, device: usize) -> impl Iterator<Item = usize> {
-        let (ports, name) = (self.ports.iter().enumerate(), self.name(device));
-        ports.filter(move |(_, port)| port.name == name).map(|(n, _)| n)
     }
 }
 
@@ -505,22 +414,14 @@ impl FaultyPort {
     }
 }
 
-fn kind_of(event: PortEvent) -> AsyncEventKind {
-    match event {
-        PortEvent::LidChange => AsyncEventKind::LidChange,
-        PortEvent::PkeyChange => AsyncEventKind::PkeyChange,
-        PortEvent::SmChange => AsyncEventKind::SmChange,
-        PortEvent::ClientReregister => AsyncEventKind::ClientReregister,
-        PortEvent::GidChange => AsyncEventKind::GidChange,
-    }
-}
-
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use anyverbs_faults::ProcessAction;
+
     use super::*;
 
     fn faults(text: &str) -> Faults {
@@ -538,6 +439,8 @@ mod tests {
             Happening::Up(device, _) => format!("up {device}"),
             Happening::Event(port, event, _) => format!("{event} {port}"),
             Happening::Fatal(device, _) => format!("fatal {device}"),
+            Happening::GidGone(port, index, _) => format!("no gid {index} {port}"),
+            Happening::GidBack(port, index, _) => format!("gid {index} {port}"),
             Happening::Fails(_) => "fails".into(),
             Happening::Process(..) => "process".into(),
         }
@@ -693,6 +596,45 @@ mod tests {
         assert!(faults.is_down(1));
         assert_eq!(due(1), Some(("up 1".into(), true)));
         assert!(!faults.is_down(1));
+    }
+
+    #[test]
+    fn a_gid_goes_and_comes_and_may_be_gone_from_the_start() {
+        let faults = faults(
+            "on device anyverbs1: gid 1 removed for 3s; on device anyverbs2: gid 0 removed for 1s after 2s",
+        );
+        assert_eq!(faults.gids_gone_at_start(), [(1, 1)]);
+        let due = |second: u64| {
+            let now = Time::from_nanos(second * 1_000_000_000);
+            let taken = faults.take_due(now, &|_, _| panic!("the caller raises the event"));
+            taken.map(|(happening, changes)| (short(happening), changes, faults.lacks_gids()))
+        };
+        let gone = |what: &str, changes, lacks| Some((what.to_owned(), changes, lacks));
+        assert_eq!(due(0), gone("no gid 1 1", false, true));
+        assert_eq!(due(2), gone("no gid 0 2", true, true));
+        assert_eq!(due(3), gone("gid 1 1", true, true));
+        assert_eq!(due(3), gone("gid 0 2", true, false));
+        assert_eq!(due(9), None);
+        faults.add("gid 1 removed after 0s", Time::from_nanos(0)).unwrap();
+        assert_eq!(due(9), gone("no gid 1 0", true, true));
+        faults.clear(&|_, _| ());
+        assert!(!faults.lacks_gids() && due(9).is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_removed_has_failed() {
+        let faults =
+            faults("on device anyverbs1: removed after 1s; on device anyverbs2: fatal after 1s");
+        let state = || {
+            let removed =
+                ["anyverbs0", "anyverbs1", "anyverbs2"].map(|name| faults.is_removed(name));
+            (removed, faults.failed().collect::<Vec<_>>())
+        };
+        assert_eq!(state(), ([false; 3], vec![]));
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        assert_eq!(state(), ([false, true, false], vec![1, 2]));
+        faults.clear(&|_, _| ());
+        assert_eq!(state(), ([false, true, false], vec![1, 2]));
     }
 
     #[test]

@@ -150,10 +150,13 @@ impl Links {
         self.faults.as_ref().is_some_and(|faults| faults.is_down(port))
     }
 
-    /// As [`is_down`](Self::is_down), of the port that has an address.
+    /// Whether the port that has an address is down, or a script of faults has taken the address away.
     pub fn is_cut(&self, gid: Gid) -> bool {
-        let port = || self.core.gids.find(gid, 0).map(|entry| entry.port_place());
-        self.faults.is_some() && port().is_some_and(|port| self.is_down(port))
+        let Some(faults) = &self.faults else { return false };
+        match self.core.gids.find(gid, 0) {
+            Some(entry) => faults.is_down(entry.port_place()),
+            None => faults.lacks_gids() && !gid.is_multicast(),
+        }
     }
 
     /// The most descriptors that [`fds`](Self::fds) gives.
@@ -163,6 +166,9 @@ impl Links {
     pub fn new(core: &'static Core, Opened { port, shm, capture, trace, waker }: Opened) -> Self {
         let faults = Faults::new(&core.config);
         faults.iter().flat_map(Faults::failed).for_each(|device| core.fail(device));
+        for (port, index) in faults.iter().flat_map(Faults::gids_gone_at_start) {
+            core.gids.withhold(port, index);
+        }
         Self {
             core,
             port,

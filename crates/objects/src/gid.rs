@@ -4,6 +4,8 @@
 //! Programs that look for an address to give to peers would find them. They are addresses of the device all the same,
 //! behind the table, so that connections to 127.0.0.1 stay on the loopback interface.
 
+mod withheld;
+
 use std::io;
 use std::net::IpAddr;
 
@@ -14,6 +16,7 @@ use anyverbs_proto::types::{Gid, Mtu};
 use crate::config::{Addresses, Config, PortConfig};
 use crate::limits::{DeviceAttr, GID_TABLE_LEN};
 use crate::persona::{Family, GidShape, GidType, Persona};
+use withheld::Tables;
 
 /// The use of an entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +89,7 @@ type Table = Vec<Option<GidEntry>>;
 /// The tables of the ports of all devices of a process.
 #[derive(Debug)]
 pub struct GidTables {
-    tables: RwLock<rank::Gids, Vec<Table>>,
+    tables: RwLock<rank::Gids, Tables>,
     /// All addresses of the host, also of interfaces that no port has, which other processes may use.
     host: RwLock<rank::HostGids, Vec<Gid>>,
     sources: Vec<Addresses>,
@@ -121,7 +124,8 @@ impl GidTables {
         owners: Vec<(usize, u8)>,
     ) -> io::Result<Self> {
         let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
-        let tables = RwLock::new(vec![empty; sources.len()]);
+        let ports = vec![empty; sources.len()];
+        let tables = RwLock::new(Tables { ports, withheld: Vec::new() });
         let tables = Self { tables, host: RwLock::default(), sources, shapes, owners };
         tables.refresh()?;
         Ok(tables)
@@ -135,10 +139,9 @@ impl GidTables {
         let interfaces = anyverbs_net::interfaces()?;
         *self.host.write() =
             interfaces.iter().flat_map(|i| &i.addresses).map(|a| Gid::from(a.ip)).collect();
-        let mut tables = self.tables.write();
-        let tables = tables.iter_mut().zip(shares(&interfaces, &self.sources)).enumerate();
-        Ok(tables
-            .filter_map(|(port, (table, share))| {
+        let shares = shares(&interfaces, &self.sources);
+        Ok(self.tables.write().change(|tables, _| {
+            for (port, (table, share)) in tables.iter_mut().zip(shares).enumerate() {
                 let Candidates { listed, unlisted } = share.has;
                 let (listed, from) = match self.shapes.get(port).and_then(Option::as_ref) {
                     // The address of the first interface that leads elsewhere keeps place 0.
@@ -146,9 +149,9 @@ impl GidTables {
                     Some(shape) => (shaped(listed, shape), 0),
                 };
                 let owner = self.owners.get(port).copied().unwrap_or((port, 1));
-                update(table, owner, Candidates { listed, unlisted }, from).then_some(port)
-            })
-            .collect())
+                update(table, owner, Candidates { listed, unlisted }, from);
+            }
+        }))
     }
 
     /// Calls `f` with an entry that carries traffic and for which `is_it` holds, the first in the order of the ports.
@@ -157,17 +160,25 @@ impl GidTables {
         is_it: impl Fn(&GidEntry) -> bool,
         f: impl FnOnce(&GidEntry) -> T,
     ) -> Option<T> {
-        self.tables.read().iter().flatten().flatten().find(|e| e.carries() && is_it(e)).map(f)
+        self.tables.read().ports.iter().flatten().flatten().find(|e| e.carries() && is_it(e)).map(f)
     }
 
     /// An entry of a port that holds an address. It may be one that carries no traffic.
     pub fn entry(&self, port: usize, index: usize) -> Option<GidEntry> {
-        self.tables.read().get(port)?.get(index)?.clone()
+        self.tables.read().ports.get(port)?.get(index)?.clone()
     }
 
     /// Every address of every port.
     pub fn entries(&self) -> Vec<GidEntry> {
-        self.tables.read().iter().flatten().flatten().filter(|e| e.carries()).cloned().collect()
+        self.tables
+            .read()
+            .ports
+            .iter()
+            .flatten()
+            .flatten()
+            .filter(|e| e.carries())
+            .cloned()
+            .collect()
     }
 
     /// The entry by which a port is known: that of its first address that is not link-local, or of its first.
@@ -188,7 +199,7 @@ impl GidTables {
 
     fn all_of(&self, port: usize, is_it: impl Fn(&GidEntry) -> bool) -> Vec<GidEntry> {
         let tables = self.tables.read();
-        let entries = tables.get(port).into_iter().flatten().flatten();
+        let entries = tables.ports.get(port).into_iter().flatten().flatten();
         entries.filter(|e| is_it(e)).cloned().collect()
     }
 
@@ -236,7 +247,7 @@ impl GidTables {
     /// The interfaces that have addresses of a family, in the order of the tables.
     pub fn interfaces(&self, v4: bool) -> Vec<u32> {
         let mut found = Vec::new();
-        for entry in self.tables.read().iter().flatten().flatten().filter(|e| e.carries()) {
+        for entry in self.tables.read().ports.iter().flatten().flatten().filter(|e| e.carries()) {
             if entry.gid.to_ip().is_ipv4() == v4 && !found.contains(&entry.interface) {
                 found.push(entry.interface);
             }
@@ -460,12 +471,7 @@ fn shaped(listed: Vec<GidEntry>, shape: &Shape) -> Vec<GidEntry> {
 
 /// Enters the addresses found. Present addresses keep their places, and new ones take free places from `from` on; the last of the
 /// table stays empty.
-fn update(
-    entries: &mut [Option<GidEntry>],
-    owner: (usize, u8),
-    found: Candidates,
-    from: usize,
-) -> bool {
+fn update(entries: &mut [Option<GidEntry>], owner: (usize, u8), found: Candidates, from: usize) {
     let before = entries.to_vec();
     entries.fill(None);
     let len = entries.len() - UNLISTED_LEN;
@@ -477,7 +483,6 @@ fn update(
     enter(&mut table[..len - 1], from, 0, &before, listed);
     enter(behind, 0, len, &before, unlisted);
     entries.iter_mut().flatten().for_each(|entry| (entry.device, entry.port) = owner);
-    before != entries
 }
 
 /// Enters addresses at `from` and later of `places`, which begin at index `first`.
@@ -512,6 +517,7 @@ fn enter(
 
 #[cfg(test)]
 mod tests {
+    use super::withheld::Withheld;
     use super::*;
     use anyverbs_net::InterfaceAddress;
 
@@ -548,7 +554,9 @@ mod tests {
     }
 
     fn update(entries: &mut [Option<GidEntry>], device: usize, found: Candidates) -> bool {
-        super::update(entries, (device, 1), found, 1)
+        let before = entries.to_vec();
+        super::update(entries, (device, 1), found, 1);
+        before != entries
     }
 
     fn shape_of(persona: &str) -> Shape {
@@ -644,6 +652,28 @@ mod tests {
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=10.0.0.4", "2=10.0.0.3", "8=127.0.0.1"]);
         update(&mut entries, 0, candidates_of(&[lo, eth(&["10.0.0.3"])], &[]));
         assert_eq!(shown(&entries), ["0=10.0.0.3", "8=127.0.0.1"]);
+    }
+
+    #[test]
+    fn the_host_may_change_what_is_withheld() {
+        let tables = std::cell::RefCell::new(Tables { ports: vec![table()], withheld: Vec::new() });
+        let eth = |ips: &[&str]| interface(2, "eth0", 9000, ips);
+        let changes = |ips: &[&str]| {
+            let found = candidates_of(&[eth(ips)], &[]);
+            let change = |tables: &mut [Table]| super::update(&mut tables[0], (0, 1), found, 1);
+            tables.borrow_mut().change(|tables, _| change(tables))
+        };
+        assert_eq!(changes(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), [0]);
+        tables.borrow_mut().withheld.push(Withheld { port: 0, index: 1, entry: None });
+        assert_eq!(changes(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), [0]);
+        let shown = || shown(&tables.borrow().ports[0]);
+        assert_eq!(shown(), ["0=10.0.0.1", "2=10.0.0.3"]);
+        // Its place stays its own, and its end is no change that anybody sees.
+        assert_eq!(changes(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]), [0]);
+        assert_eq!(shown(), ["0=10.0.0.1", "2=10.0.0.3", "3=10.0.0.4"]);
+        assert_eq!(changes(&["10.0.0.1", "10.0.0.3", "10.0.0.4"]), [0; 0]);
+        tables.borrow_mut().withheld.clear();
+        assert_eq!(changes(&["10.0.0.1", "10.0.0.3", "10.0.0.4"]), [0; 0]);
     }
 
     #[test]

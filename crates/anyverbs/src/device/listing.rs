@@ -107,11 +107,28 @@ pub struct PortAttr {
 
 /// The devices of this process: one, unless the configuration asks for more or cannot be read. Whether one can be opened shows
 /// when it is opened ([`Context::open`](crate::Context::open)): many programs list the devices and open none, and nothing is
-/// started for them.
+/// started for them. A device that a script of faults has removed is not among them.
 ///
 /// # Errors
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
+    let mut found = all_devices()?;
+    found.retain(|device| !is_removed(&device.name));
+    Ok(found)
+}
+
+/// Whether a script of faults has removed the device of a name.
+#[must_use]
+pub fn is_removed(name: &str) -> bool {
+    let faults = Device::running().and_then(|device| device.transport.links.faults.as_ref());
+    faults.is_some_and(|faults| faults.is_removed(name))
+}
+
+/// As [`devices`], with those that were removed.
+///
+/// # Errors
+/// [`OpenError::Config`].
+pub fn all_devices() -> Result<Vec<DeviceInfo>, OpenError> {
     let loaded;
     let config = match Device::running() {
         Some(Device { core, .. }) => &core.config,

@@ -13,6 +13,7 @@ use crate::cm::{Node, at, connected, expect, stays_quiet};
 use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, exercise};
 
+mod addresses;
 mod at_a_time;
 mod beside;
 mod dead;

@@ -95,11 +95,11 @@ fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
         .find(|d| d.name == info.name && d.node_guid == info.node_guid)
 }
 
-/// The devices of this process, none of which is opened. If there is none, the reason goes to the log, once for each
+/// The devices of this process, none of which is opened, with those that a script of faults has removed: each has its number for good. If there is none, the reason goes to the log, once for each
 /// reason.
 pub(crate) fn devices() -> Vec<&'static DeviceObject> {
     log::init();
-    match anyverbs::devices() {
+    match anyverbs::all_devices() {
         Ok(found) => {
             for (index, info) in found.iter().enumerate() {
                 look_for_node(index, &info.name);
@@ -147,7 +147,8 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
         Errno::ENOMEM.set();
         return ptr::null_mut();
     }
-    let found = devices();
+    let mut found = devices();
+    found.retain(|device| !anyverbs::is_removed(&device.name));
     // SAFETY: calloc has no preconditions.
     let list: *mut *mut ibv_device =
         unsafe { libc::calloc(found.len() + 1, size_of::<*mut ibv_device>()) }.cast();

@@ -5,10 +5,12 @@ use std::borrow::Cow;
 use anyverbs_faults::{ProcessAction, Rule, Script};
 use anyverbs_links::faults::{Faults, Happening, Standstill};
 use anyverbs_objects::async_event::AsyncEventKind;
+use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 
 use super::Driver;
+use super::worker::change_addresses;
 use crate::process;
 use crate::qp::State;
 
@@ -36,8 +38,49 @@ impl Driver {
                     let what = format!("the port of {} has {event}", faults.port_name(port));
                     self.tell_of(port, rule, &what);
                 }
+                Happening::GidGone(port, index, _) => {
+                    if changed {
+                        change_addresses(self, |gids| gids.withhold(port, index));
+                        if !faults.lacks_gids() {
+                            // The rules were cleared meanwhile.
+                            change_addresses(self, GidTables::give_all_back);
+                            continue;
+                        }
+                    }
+                    let name = faults.port_name(port);
+                    match self.core.gids.withheld(port, index) {
+                        Some(gid) => {
+                            let ip = gid.to_ip();
+                            let what = format!("the port of {name} has no GID {index} ({ip})");
+                            self.tell_of(port, rule, &what);
+                        }
+                        None => tracing::warn!(
+                            target: "anyverbs",
+                            "faults: the port of {name} has no GID {index}, and nothing happens ({})",
+                            rule.named()
+                        ),
+                    }
+                }
+                Happening::GidBack(port, index, _) => {
+                    let is_it = self.core.gids.withheld(port, index).is_some();
+                    change_addresses(self, |gids| gids.give_back(port, index));
+                    if is_it {
+                        let name = faults.port_name(port);
+                        let still = self.core.gids.withheld(port, index).is_some();
+                        let is = if still { " again for this rule" } else { " again" };
+                        self.tell_of(
+                            port,
+                            rule,
+                            &format!("the port of {name} has GID {index}{is}"),
+                        );
+                    }
+                }
                 Happening::Fatal(device, _) => {
-                    let what = format!("{} fails for good", faults.name(device));
+                    let name = faults.name(device);
+                    let what = match faults.is_removed(name) {
+                        true => format!("{name} is removed"),
+                        false => format!("{name} fails for good"),
+                    };
                     self.tell_of(device, rule, &what);
                     self.fail_of(rule);
                     let device = self.core.config.device_of(device).0;
@@ -114,6 +157,7 @@ impl Driver {
                 self.run_script(faults, self.core.now());
                 let raise = |port, kind| self.raise_of_port(port, kind);
                 let (count, up) = faults.clear(&raise);
+                change_addresses(self, GidTables::give_all_back);
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
             }
             text => {

@@ -20,6 +20,7 @@ use anyverbs_net::host::TIME_SLICES;
 use anyverbs_net::steering::Resteer;
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::{IS_WORKER, NEVER};
+use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::time::Time;
 use anyverbs_sanitizers::Quiet;
 
@@ -603,27 +604,38 @@ fn refresh_addresses(driver: &'static Driver) {
     {
         tracing::debug!(%error, "reading address changes");
     }
+    change_addresses(driver, |gids| {
+        gids.refresh().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the host's addresses could not be read");
+            Vec::new()
+        })
+    });
+}
+
+/// Changes the tables of addresses, by a call that returns the ports whose addresses have changed. Tells all who know them.
+pub(super) fn change_addresses(
+    driver: &'static Driver,
+    change: impl FnOnce(&GidTables) -> Vec<usize>,
+) {
     let gids = &driver.core.gids;
     let config = &driver.core.config;
     let were_empty: Vec<bool> = (0..config.ports.len()).map(|port| gids.is_empty(port)).collect();
     let raise = |port, kind| driver.listeners.raise(config.device_of(port), kind);
-    match gids.refresh() {
-        Ok(changed) if changed.is_empty() => {}
-        Ok(changed) => {
-            driver.transport.groups.follow(&driver.links.port, gids);
-            for &port in &changed {
-                raise(port, AsyncEventKind::GidChange);
-            }
-            driver.above().management.addresses_changed();
-            for port in changed {
-                match (were_empty[port], gids.is_empty(port)) {
-                    (false, true) => raise(port, AsyncEventKind::PortErr),
-                    (true, false) => raise(port, AsyncEventKind::PortActive),
-                    _ => {}
-                }
-            }
+    let changed = change(gids);
+    if changed.is_empty() {
+        return;
+    }
+    driver.transport.groups.follow(&driver.links.port, gids);
+    for &port in &changed {
+        raise(port, AsyncEventKind::GidChange);
+    }
+    driver.above().management.addresses_changed();
+    for port in changed {
+        match (were_empty[port], gids.is_empty(port)) {
+            (false, true) => raise(port, AsyncEventKind::PortErr),
+            (true, false) => raise(port, AsyncEventKind::PortActive),
+            _ => {}
         }
-        Err(error) => tracing::warn!(%error, "the host's addresses could not be read"),
     }
 }
 

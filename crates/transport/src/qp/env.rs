@@ -518,7 +518,7 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         told: Told,
         is_ours: bool,
     ) -> Result<(), TransmitError> {
-        if self.is_cut() {
+        if self.is_cut(av.sgid) {
             return Ok(());
         }
         let Bth { dest_qpn: dest, psn, .. } = headers.bth;

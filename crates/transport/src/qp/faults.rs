@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyverbs_causes::Cause;
 use anyverbs_faults::{Fault, Limit, PacketAction, Rule, Status, WorkAction};
 use anyverbs_links::faults::{Active, Faults, InLine, Known, QpPlace};
+use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
@@ -222,14 +223,21 @@ impl QpFaults {
         }
     }
 
-    /// Whether its port is down.
-    pub(super) fn is_cut(&self) -> bool {
-        self.plan.is_down(self.place.port)
+    /// Whether its port is down, or has lost this address of its own.
+    pub(super) fn is_cut(&self, own: Gid, gids: &GidTables) -> bool {
+        let port = self.place.port;
+        let is_gone = || !own.is_multicast() && !gids.has(port, own);
+        self.plan.is_down(port) || self.plan.lacks_gids() && is_gone()
     }
 
     /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
-    pub(super) fn judge(&self, now: Time, packet: Seen) -> (Verdict, Option<Injected>) {
-        if self.is_cut() {
+    pub(super) fn judge(
+        &self,
+        now: Time,
+        packet: Seen,
+        gids: &GidTables,
+    ) -> (Verdict, Option<Injected>) {
+        if self.is_cut(packet.own, gids) {
             return (Verdict::Times(0), None);
         }
         for (at, armed) in self.rules.of_packet(packet) {
@@ -266,8 +274,8 @@ impl QpFaults {
     }
 
     /// Whether a rule may decide about a packet that is sent.
-    pub(super) fn may_decide(&self, packet: Seen) -> bool {
-        self.is_cut() || self.rules.of_packet(packet).next().is_some()
+    pub(super) fn may_decide(&self, packet: Seen, gids: &GidTables) -> bool {
+        self.is_cut(packet.own, gids) || self.rules.of_packet(packet).next().is_some()
     }
 
     /// When a packet that a rule delays until `due` leaves.

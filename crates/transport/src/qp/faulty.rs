@@ -13,6 +13,7 @@ use anyverbs_proto::payload::{Data, Payload};
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming, Qp};
 use anyverbs_proto::time::{Clock, Time};
+use anyverbs_proto::types::Gid;
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
@@ -104,12 +105,14 @@ impl DeviceEnv<'_, '_> {
     /// Whether the script may decide about a packet that is sent.
     pub(super) fn is_decided(&mut self, av: &AddressVector, headers: &Headers) -> bool {
         let packet = Seen::sent(av, &headers.bth);
-        self.faults().is_some_and(|faults| faults.may_decide(packet))
+        let gids = &self.transport.core.gids;
+        self.faults().is_some_and(|faults| faults.may_decide(packet, gids))
     }
 
-    /// Whether its port is down.
-    pub(super) fn is_cut(&mut self) -> bool {
-        self.faults().is_some_and(|faults| faults.is_cut())
+    /// Whether its port is down, or has lost this address of its own.
+    pub(super) fn is_cut(&mut self, own: Gid) -> bool {
+        let gids = &self.transport.core.gids;
+        self.faults().is_some_and(|faults| faults.is_cut(own, gids))
     }
 
     fn tell(&mut self, injected: &Injected) {
@@ -137,8 +140,9 @@ impl DeviceEnv<'_, '_> {
         note: Option<&str>,
     ) -> Option<Result<(), TransmitError>> {
         let (now, blocked) = (self.now(), self.link.blocked);
+        let gids = &self.transport.core.gids;
         let faults = self.faults()?;
-        let (mut verdict, mut injected) = faults.judge(now, Seen::sent(av, &headers.bth));
+        let (mut verdict, mut injected) = faults.judge(now, Seen::sent(av, &headers.bth), gids);
         let overtakes = faults.parked.keeps_overtaken();
         if matches!(verdict, Verdict::Later(..)) && faults.parked.is_full() {
             verdict = Verdict::Times(0);
@@ -406,10 +410,10 @@ impl DeviceEnv<'_, '_> {
             }
             return;
         }
-        let now = self.now();
+        let (now, gids) = (self.now(), &self.transport.core.gids);
         let verdict = self.faults().map(|faults| {
             let seen = Seen::received(arrival, &packet.headers.bth);
-            let judged = faults.judge(now, seen);
+            let judged = faults.judge(now, seen, gids);
             faults.count(seen);
             judged
         });

@@ -17,17 +17,20 @@ pub(in crate::qp) struct Seen {
     pub(super) psn: Psn,
     /// The address at the other end.
     peer: Gid,
+    /// That at this end.
+    pub(in crate::qp) own: Gid,
 }
 
 impl Seen {
     /// A packet that is sent.
     pub(in crate::qp) fn sent(av: &AddressVector, bth: &Bth) -> Self {
-        Self { received: false, opcode: bth.opcode, psn: bth.psn, peer: av.dgid }
+        Self { received: false, opcode: bth.opcode, psn: bth.psn, peer: av.dgid, own: av.sgid }
     }
 
     /// A packet that has come.
     pub(in crate::qp) fn received(arrival: &Arrival, bth: &Bth) -> Self {
-        Self { received: true, opcode: bth.opcode, psn: bth.psn, peer: arrival.source }
+        let (peer, own) = (arrival.source, arrival.destination);
+        Self { received: true, opcode: bth.opcode, psn: bth.psn, peer, own }
     }
 
     /// The name of its direction.
@@ -126,6 +129,8 @@ impl Rules {
             Fault::Call { .. }
             | Fault::Memory { .. }
             | Fault::Down(_)
+            | Fault::Gid(..)
+            | Fault::Removed(_)
             | Fault::Event(..)
             | Fault::Fatal(_)
             | Fault::Fails(..)
@@ -226,7 +231,7 @@ mod tests {
 
     /// A packet to nobody.
     fn sent(opcode: Opcode) -> Seen {
-        Seen { received: false, opcode, psn: Psn::new(0), peer: Gid::ZERO }
+        Seen { received: false, opcode, psn: Psn::new(0), peer: Gid::ZERO, own: Gid::ZERO }
     }
 
     fn all_opcodes() -> impl Iterator<Item = Opcode> {

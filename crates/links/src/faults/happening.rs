@@ -1,0 +1,169 @@
+//! What happens at a time: to ports, devices, queue pairs and the process.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_faults::{Fault, PortEvent, ProcessAction, Rule};
+use anyverbs_objects::async_event::AsyncEventKind;
+use anyverbs_proto::time::Time;
+
+use super::{Faults, Raise, nanos};
+
+/// Something that happens at a time, by a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// A port goes down.
+    Down(usize, &'static Rule),
+    /// It comes up again.
+    Up(usize, &'static Rule),
+    /// A port has not the address at this place of its GID table.
+    GidGone(usize, usize, &'static Rule),
+    /// It has it again.
+    GidBack(usize, usize, &'static Rule),
+    /// A port has an event.
+    Event(usize, PortEvent, &'static Rule),
+    /// A device, which its first port stands for, fails for good.
+    Fatal(usize, &'static Rule),
+    /// Queue pairs go to a state of failure.
+    Fails(&'static Rule),
+    /// The process ends or stands still.
+    Process(ProcessAction, &'static Rule),
+}
+
+impl Happening {
+    /// The rule.
+    pub fn rule(self) -> &'static Rule {
+        match self {
+            Self::Down(_, rule)
+            | Self::Up(_, rule)
+            | Self::GidGone(_, _, rule)
+            | Self::GidBack(_, _, rule)
+            | Self::Event(_, _, rule)
+            | Self::Fatal(_, rule)
+            | Self::Fails(rule)
+            | Self::Process(_, rule) => rule,
+        }
+    }
+}
+
+/// A time for which the process stands still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standstill {
+    /// It lasts so long.
+    pub lasts: Duration,
+    /// At its end the process dies, and does not go on.
+    pub dies: bool,
+    /// Other actions of rules that fall into it.
+    pub taken: Vec<(ProcessAction, &'static Rule)>,
+}
+
+impl Faults {
+    /// Takes the next thing that is due: it holds from now on, and its event is raised. True beside it: there was one, or the caller
+    /// has to change a GID table.
+    pub fn take_due(&self, now: Time, raise: Raise<'_>) -> Option<(Happening, bool)> {
+        if self.next() > now.as_nanos() {
+            return None;
+        }
+        let mut plan = self.plan.lock();
+        let first = plan.schedule.first_entry().filter(|entry| entry.key().0 <= now.as_nanos())?;
+        let (happening, holds) = first.remove();
+        self.publish(&plan);
+        if !holds {
+            self.apply(happening);
+        }
+        let told = match happening {
+            Happening::Down(port, _) | Happening::Up(port, _) => self.tell(&mut plan, port, raise),
+            Happening::Event(port, event, _) => {
+                raise(port, kind_of(event));
+                true
+            }
+            Happening::Fatal(device, _) => {
+                // This event says of the ports that they are down, too.
+                plan.told_down.extend(self.ports_of(device));
+                raise(device, AsyncEventKind::DeviceFatal);
+                true
+            }
+            // It is there to be done, unless it was done when the device was made.
+            Happening::GidGone(..) | Happening::GidBack(..) => !holds,
+            Happening::Fails(_) | Happening::Process(..) => false,
+        };
+        Some((happening, told))
+    }
+
+    /// A pause of the process begins now and lasts so long. Takes what happens to the process before its end, for nobody in it
+    /// could do that then: pauses make this one longer, and the process dies in it.
+    pub fn take_during(&self, now: Time, lasts: Duration) -> Standstill {
+        let mut plan = self.plan.lock();
+        let mut end = now.as_nanos().saturating_add(nanos(lasts));
+        let (mut dies, mut taken) = (false, Vec::new());
+        let mut later = Vec::new();
+        while let Some(first) =
+            plan.schedule.first_entry().filter(|first| !dies && first.key().0 < end)
+        {
+            let ((at, number), (happening, holds)) = first.remove_entry();
+            let Happening::Process(action, rule) = happening else {
+                later.push(((at, number), (happening, holds)));
+                continue;
+            };
+            let at = at.max(now.as_nanos());
+            match action {
+                ProcessAction::Pauses(time) => end = end.max(at.saturating_add(nanos(time))),
+                ProcessAction::Dies => (end, dies) = (at, true),
+            }
+            taken.push((action, rule));
+        }
+        plan.schedule.extend(later);
+        self.publish(&plan);
+        Standstill { lasts: Time::from_nanos(end).since(now), dies, taken }
+    }
+
+    pub(super) fn apply(&self, happening: Happening) {
+        if let Happening::Down(_, rule) | Happening::Fatal(_, rule) = happening {
+            rule.fired.set();
+        }
+        let (port, n) = match happening {
+            Happening::Down(port, _) => (port, 1),
+            Happening::Up(port, _) => (port, -1),
+            Happening::Fatal(device, rule) => {
+                let is_removed = matches!(rule.fault, Fault::Removed(_));
+                self.ports[device].removed.fetch_or(is_removed, Ordering::Release);
+                let fail = |port: usize| self.ports[port].failed.store(true, Ordering::Release);
+                return self.ports_of(device).for_each(fail);
+            }
+            Happening::GidGone(..) => {
+                self.gids_gone.fetch_add(1, Ordering::AcqRel);
+                return;
+            }
+            Happening::GidBack(..) => {
+                self.gids_gone.fetch_sub(1, Ordering::AcqRel);
+                return;
+            }
+            Happening::Event(..) | Happening::Fails(_) | Happening::Process(..) => return,
+        };
+        self.ports[port].down.fetch_add(n, Ordering::AcqRel);
+    }
+
+    /// The places in GID tables that are empty from the start: of a port, and in its table.
+    pub(crate) fn gids_gone_at_start(&self) -> Vec<(usize, usize)> {
+        let place = |(happening, holds): &(Happening, bool)| match *happening {
+            Happening::GidGone(port, index, _) if *holds => Some((port, index)),
+            _ => None,
+        };
+        self.plan.lock().schedule.values().filter_map(place).collect()
+    }
+
+    fn ports_of(&self, device: usize) -> impl Iterator<Item = usize> {
+        let (ports, name) = (self.ports.iter().enumerate(), self.name(device));
+        ports.filter(move |(_, port)| port.name == name).map(|(n, _)| n)
+    }
+}
+
+fn kind_of(event: PortEvent) -> AsyncEventKind {
+    match event {
+        PortEvent::LidChange => AsyncEventKind::LidChange,
+        PortEvent::PkeyChange => AsyncEventKind::PkeyChange,
+        PortEvent::SmChange => AsyncEventKind::SmChange,
+        PortEvent::ClientReregister => AsyncEventKind::ClientReregister,
+        PortEvent::GidChange => AsyncEventKind::GidChange,
+    }
+}
