@@ -19,9 +19,13 @@ impl Script {
                 "There are no rules yet: `anyverbs fault` adds some while the program runs.".into(),
             );
         }
-        lines.extend(
-            self.rules.iter().map(|rule| format!("Line {}: {}", rule.line, rule.explain())),
-        );
+        let rules = self.rules.iter();
+        let rules: Vec<_> =
+            rules.map(|rule| format!("Line {}: {}", rule.line, rule.explain())).collect();
+        if rules.iter().any(|rule| rule.contains("the start")) {
+            lines.push("The start is the moment at which the process opens its device.".into());
+        }
+        lines.extend(rules);
         lines
     }
 }
@@ -41,8 +45,9 @@ impl Rule {
                 });
                 let happens = match action {
                     PacketAction::Drop => "lost".into(),
-                    PacketAction::Duplicate => "there twice".into(),
-                    PacketAction::Reorder => "overtaken by the next one".into(),
+                    PacketAction::Duplicate if *received => "received twice".into(),
+                    PacketAction::Duplicate => "sent twice".into(),
+                    PacketAction::Reorder => "overtaken by the next one, if one comes soon".into(),
                     PacketAction::Corrupt => "found corrupt, and dropped".into(),
                     PacketAction::Delay(least, most) if least == most => {
                         format!("late by {}", show(*least))
@@ -50,17 +55,18 @@ impl Rule {
                     PacketAction::Delay(least, most) => {
                         format!("late by {} to {}", show(*least), show(*most))
                     }
-                    PacketAction::Mark => "marked by a congested network (ECN)".into(),
+                    PacketAction::Mark => {
+                        "marked as by a congested network (ECN), so the sender slows down".into()
+                    }
                     PacketAction::NotReady => {
-                        "without a receive, where one is needed: the sender gets an RNR NAK".into()
+                        "refused as without a receive, where one is needed: the sender gets an RNR NAK, and tries again".into()
                     }
                     PacketAction::Limit(limit) => {
                         let (who, when) = (senders(place), during(*span));
-                        return format!("{packets} that {who}{peer} {}{when}.", limited(*limit));
+                        return format!("{packets} that {who}{peer} {}", limited(*limit, &when));
                     }
                 };
-                let are =
-                    if matches!(which, Which::Numbers(a, b) if a == b) { "is" } else { "are" };
+                let are = if is_one(*which) { "is" } else { "are" };
                 format!(
                     "{packets} that {} {direction}{peer} {are} {happens}{}.",
                     queue_pair(place),
@@ -74,26 +80,31 @@ impl Rule {
                     none if none.is_empty() => queue_pair(place),
                     when => format!("{}{when},", queue_pair(place)),
                 };
+                let (s, it, is) = match is_one(*which) {
+                    true => ("s", "it", "is"),
+                    false => ("", "them", "are"),
+                };
                 match action {
                     WorkAction::Never => format!(
-                        "{work} of {of} never completes, and what is behind it in its queue does not either, until the queue pair goes to the error state."
+                        "{work} of {of} never complete{s}. What is behind {it} in the queue does not complete either, until the queue pair goes to the error state."
                     ),
                     WorkAction::Late(late) => format!(
-                        "{work} of {of} completes {} later, and what is behind it in its queue not before.",
+                        "{work} of {of} complete{s} {} later. What is behind {it} in the queue does not complete before.",
                         show(*late)
                     ),
                     WorkAction::Fails(status, late) => {
                         let late = match *late {
                             Duration::ZERO => String::new(),
-                            late => format!(", {} later", show(late)),
+                            late => format!(", {} after posting at the earliest", show(late)),
                         };
                         if let Some(peers) = status.of_peer().filter(|_| *receives) {
+                            let fail = if is_one(*which) { "fails" } else { "fail" };
                             return format!(
-                                "{work} of {of} fails with {status}{late}. The queue pair goes to the error state, and the send of a reliable peer fails with {peers}."
+                                "{work} of {of} {fail} with {status}{late}. The queue pair goes to the error state, and the send of a reliable peer fails with {peers}."
                             );
                         }
                         format!(
-                            "{work} of {of} is not sent and completes with {status}{late}. The queue pair goes to the error state, as after a failure."
+                            "{work} of {of} {is} not sent and complete{s} with {status}{late}. The queue pair goes to the error state, as after a failure."
                         )
                     }
                 }
@@ -113,12 +124,17 @@ impl Rule {
                     pages => counted(*pages, "", "pages"),
                 };
                 format!(
-                    "{what} of {regions}{of} vanishes{}: the device cannot reach it, and a request that touches it fails. The program still has it.",
+                    "{what} of {regions}{of} {}{}: the device cannot reach this memory, and a request that touches it fails. The program still has it.",
+                    if matches!(pages, Which::All) || is_one(*pages) {
+                        "vanishes"
+                    } else {
+                        "vanish"
+                    },
                     during(*span)
                 )
             }
             Fault::Process(action, after) => {
-                format!("{} after the start {action}.", show(*after))
+                format!("{} {action}.", at(*after))
             }
             Fault::Down(Span { after, lasts }) => {
                 let ends = match lasts {
@@ -129,8 +145,8 @@ impl Rule {
                     None => " It stays down.".into(),
                 };
                 format!(
-                    "{} after the start {} goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives.{ends}",
-                    show(*after),
+                    "{} {} goes down, with IBV_EVENT_PORT_ERR: no packet leaves or arrives.{ends}",
+                    at(*after),
                     port(place)
                 )
             }
@@ -140,24 +156,22 @@ impl Rule {
                     None => " It stays away.".into(),
                 };
                 format!(
-                    "{} after the start {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there.{ends}",
-                    show(*after),
+                    "{} {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there.{ends}",
+                    at(*after),
                     port(place)
                 )
             }
-            Fault::Event(event, after) => format!(
-                "{} after the start {} has {event}. Nothing else changes.",
-                show(*after),
-                port(place)
-            ),
+            Fault::Event(event, after) => {
+                format!("{} {} has {event}. Nothing else changes.", at(*after), port(place))
+            }
             Fault::Fatal(after) => format!(
-                "{} after the start {} fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
-                show(*after),
+                "{} {} fails for good, with IBV_EVENT_DEVICE_FATAL: its queue pairs go to the error state, and no packet leaves or arrives.",
+                at(*after),
                 device(place)
             ),
             Fault::Removed(after) => format!(
-                "{} after the start {} is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
-                show(*after),
+                "{} {} is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
+                at(*after),
                 device(place)
             ),
             Fault::Fails(state, after) => {
@@ -165,14 +179,13 @@ impl Rule {
                     Some(_) => {
                         "If it is not there by then, or in RESET, it fails when it is ready to send."
                     }
-                    None => "Those that are made later, or in RESET by then, do not.",
+                    None => "Those that are made later, or are in RESET at that time, do not.",
                 };
                 let state = match state {
                     QpFailure::Err => "the error state, with IBV_EVENT_QP_FATAL",
                     QpFailure::Sqe => "SQE, and its sends are flushed, if it is of UD or UC",
                 };
-                let (after, of) = (show(*after), queue_pair(place));
-                format!("{after} after the start {of} goes to {state}. {others}")
+                format!("{} {} goes to {state}. {others}", at(*after), queue_pair(place))
             }
         }
     }
@@ -187,7 +200,7 @@ fn senders(place: &Place) -> String {
     }
 }
 
-fn limited(limit: Limit) -> String {
+fn limited(limit: Limit, when: &str) -> String {
     let rate = limit.rate as f64;
     let rate = match limit.rate {
         1_000_000_000.. => format!("{}Gb/s", rate / 1e9),
@@ -195,8 +208,8 @@ fn limited(limit: Limit) -> String {
         _ => format!("{}kb/s", rate / 1e3),
     };
     let queue =
-        limit.queue.map_or(String::new(), |n| format!(", and are lost where {n} wait already"));
-    format!("leave at {rate} at most{queue}")
+        limit.queue.map_or(String::new(), |n| format!("; one that finds {n} waiting is lost"));
+    format!("leave one behind the other, at {rate} at most{when}. Each waits for its turn{queue}.")
 }
 
 /// A call, and from where.
@@ -226,7 +239,9 @@ fn explain_call(call: &str, which: Which, action: CallAction) -> String {
         Which::All => format!("each {call}"),
         Which::Numbers(n, last) if n == last => format!("call {n} of {call}"),
         Which::Numbers(first, last) => format!("each of the calls {first} to {last} of {call}"),
-        Which::Chance(parts) => format!("each of {} of the calls of {call}", percent(parts)),
+        Which::Chance(parts) => {
+            format!("each call of {call}, with a chance of {},", percent(parts))
+        }
     };
     format!("before {calls} {action}")
 }
@@ -265,12 +280,25 @@ fn counted(which: Which, kind: &str, things: &str) -> String {
     }
 }
 
+/// Whether it is one thing.
+fn is_one(which: Which) -> bool {
+    matches!(which, Which::Numbers(first, last) if first == last)
+}
+
 fn percent(parts: u32) -> String {
     format!("{}%", f64::from(parts) / 10_000.0)
 }
 
 fn show(time: Duration) -> String {
     format!("{time:?}").replace('\u{b5}', "u")
+}
+
+/// A moment in the life of the process's device.
+fn at(after: Duration) -> String {
+    match after {
+        Duration::ZERO => "at the start".into(),
+        after => format!("{} after the start", show(after)),
+    }
 }
 
 fn during(span: Span) -> String {
@@ -292,7 +320,7 @@ fn queue_pair(place: &Place) -> String {
 }
 
 fn port(place: &Place) -> String {
-    if place.port.is_some() { part(place) } else { format!("the port of {}", device(place)) }
+    if place.port.is_some() { part(place) } else { format!("each port of {}", device(place)) }
 }
 
 /// A device, or one of its ports.
