@@ -261,7 +261,7 @@ macro_rules! programs {
 }
 
 programs! {
-    ah bad_input busy cancel cancel_rsocket cancel_setup comp_cntr cq_ex create_qp destroy_qp ends_at_once event_wait events exit_log flow_action handles idle_faults import
+    ah bad_input blamed_faults busy cancel cancel_rsocket cancel_setup comp_cntr cq_ex create_qp destroy_qp ends_at_once event_wait events exit_log flow_action handles idle_faults import
     import_shared listing mcast memory
     mismatches mw parent_domain ports rate_limit raw_packet scarce seed_examples sequence tag_matching wq xrc xrc_shared
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket

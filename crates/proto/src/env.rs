@@ -209,6 +209,13 @@ pub trait ReasonEnv: LinkEnv {
         None
     }
 
+    /// Tells in words how a script of faults of this process meddled with the packet `una`, which has no answer. True beside it: that
+    /// is why there is none.
+    fn meddling(&mut self, una: Psn) -> Option<(bool, String)> {
+        let _ = una;
+        None
+    }
+
     /// A packet with the mark [`Bth::ASKS`] was dropped: tells its sender why.
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
         let _ = (arrival, dropped, cause);

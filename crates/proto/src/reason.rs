@@ -121,6 +121,9 @@ impl Reason {
     }
 }
 
+/// The value of [`Cause::Injected`] if the script is the peer's.
+pub(crate) const OF_PEER: u64 = 1;
+
 /// Two values of 32 bits in one.
 pub(crate) fn pair(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
@@ -190,6 +193,9 @@ impl fmt::Display for Reason {
             C::NeverAnswered => write!(f, "the peer has never answered, {value} ms long"),
             C::SilentNow => {
                 write!(f, "the peer has answered before, and is silent since {value} ms")
+            }
+            C::Injected if value == OF_PEER => {
+                f.write_str("a script of faults of the peer's process asked for it")
             }
             cause => f.write_str(cause.text()),
         }?;

@@ -15,7 +15,7 @@ use crate::counters::Counter;
 use crate::env::Env;
 use crate::event::QpEvent;
 use crate::mr::Access;
-use crate::reason::{MemoryRange, Reason};
+use crate::reason::{MemoryRange, Reason, Told};
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
 use crate::types::Psn;
@@ -314,10 +314,14 @@ impl Qp {
     }
 
     fn send_not_ready<E: Env>(&mut self, psn: Psn, env: &mut E) {
-        env.count(Counter::RnrNakSent, 1);
-        self.responder.nak_sent = true;
+        self.note_not_ready_sent(env);
         let timer = self.attr.min_rnr_timer;
         self.send_nak(psn, Syndrome::RnrNak { timer }, env);
+    }
+
+    fn note_not_ready_sent<E: Env>(&mut self, env: &E) {
+        env.count(Counter::RnrNakSent, 1);
+        self.responder.nak_sent = true;
     }
 
     /// Answers a request as if no receive were posted, though one is. False if this is not the next request of the peer, or one that
@@ -344,7 +348,11 @@ impl Qp {
         }
         // The ACK may have shown that the retries ran out.
         if self.attr.state.receives() {
-            self.send_not_ready(bth.psn, env);
+            self.responder.is_ours = is_ours(packet);
+            self.note_not_ready_sent(env);
+            let syndrome = Syndrome::RnrNak { timer: self.attr.min_rnr_timer };
+            let told = Told { cause: Cause::Injected, value: 0 };
+            self.send_refusal(bth.psn, syndrome, told, env);
         }
         true
     }
@@ -479,7 +487,7 @@ impl Qp {
         env: &mut E,
     ) {
         match refusal.nak {
-            Some(nak) => self.send_refusal(psn, nak, reason.told(), env),
+            Some(nak) => self.send_refusal(psn, Syndrome::Nak(nak), reason.told(), env),
             None => {
                 // A NAK would have acknowledged this. In ERR every executed request is acknowledged, asked for or not.
                 self.responder.acks.owed = true;

@@ -9,7 +9,7 @@ use anyverbs_causes::Cause;
 
 use crate::env::Env;
 use crate::mr::Access;
-use crate::reason::{KeyOf, MemoryRange, Reason, Told, pair};
+use crate::reason::{KeyOf, MemoryRange, OF_PEER, Reason, Told, pair};
 use crate::time::Time;
 use crate::types::{Psn, Qpn};
 use crate::wc::WcStatus;
@@ -116,8 +116,11 @@ impl Qp {
         asked.is_some_and(|(psn, _)| psn == self.first_unanswered()) && self.awaits_answer()
     }
 
-    /// Notes the reason that came with a NAK.
+    /// Notes the reason that came with a NAK, in the place of that of an earlier one.
     pub(super) fn note_nak<E: Env>(&mut self, packet: &Incoming<'_>, env: &E) {
+        if let Some(trouble) = &mut self.trouble {
+            trouble.told = None;
+        }
         let mut bytes = [0; Told::LEN];
         if packet.payload.len() == Told::LEN
             && packet.payload.read(env.memory(), &mut bytes).is_ok()
@@ -267,16 +270,25 @@ impl Qp {
     /// A work request of this end fails: notes why, and says it.
     pub(super) fn explain_failure<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         let position = self.sq.done;
-        let is_injected = self.spoiled().is_some_and(|(spoiled, _)| spoiled == position);
-        let reason = match is_injected {
+        let is_spoiled = self.spoiled().is_some_and(|(spoiled, _)| spoiled == position);
+        let una = self.first_unanswered();
+        let meddling = (!is_spoiled && status == WcStatus::RetryExcErr).then(|| env.meddling(una));
+        let meddling = meddling.flatten();
+        let is_cause = meddling.as_ref().is_some_and(|(is_cause, _)| *is_cause);
+        let reason = match is_spoiled || is_cause {
             true => Reason::new(Cause::Injected),
             false => self.reason_of(status, position, env),
         };
         self.blame(reason.cause);
+        let why = match meddling {
+            Some((true, what)) => what,
+            Some((false, what)) => format!("{reason}; {what}"),
+            None => reason.to_string(),
+        };
         let sqe = self.sq.at(position);
         let (op, wr_id, peer) = (name(&sqe.op), sqe.wr_id, self.peer(position));
         env.log(format_args!(
-            "queue pair {:#08x}: {op} (wr_id {wr_id:#x}) to {peer} failed with status {} ({}): {reason}; \
+            "queue pair {:#08x}: {op} (wr_id {wr_id:#x}) to {peer} failed with status {} ({}): {why}; \
              see `anyverbs explain {}`",
             self.qpn.get(),
             status as u8,
@@ -370,6 +382,11 @@ impl Qp {
             WcStatus::RemOpErr => self.peers_reason(Cause::RemoteOperation, None),
             WcStatus::RetryExcErr => self.reason_of_silence(env),
             WcStatus::RnrRetryExcErr => {
+                let una = self.first_unanswered();
+                let told = self.trouble().told.take();
+                if told.is_some_and(|(psn, told)| psn == una && told.cause == Cause::Injected) {
+                    return Reason::with(Cause::Injected, OF_PEER);
+                }
                 let since = self.trouble().not_ready;
                 let ms = since.map_or(0, |(_, since)| env.now().since(since).as_millis());
                 let ms = u32::try_from(ms).unwrap_or(u32::MAX);
@@ -406,6 +423,9 @@ impl Qp {
             told.cause == Cause::Injected || told.cause.number() / 100 == otherwise.number() / 100
         };
         match told.filter(|(psn, told)| *psn == una && fits(told)) {
+            Some((_, Told { cause: Cause::Injected, .. })) => {
+                Reason { memory, ..Reason::with(Cause::Injected, OF_PEER) }
+            }
             Some((_, Told { cause, value })) => Reason { cause, value, memory },
             None => Reason { memory, ..Reason::new(otherwise) },
         }
@@ -422,6 +442,7 @@ impl Qp {
         let heard = if self.awaits_reason() { env.heard(&self.attr.av, una) } else { None };
         match (heard, silent) {
             (Some(Cause::NobodyOnPort), _) if was_answered => Reason::new(Cause::PeerEnded),
+            (Some(Cause::Injected), _) => Reason::with(Cause::Injected, OF_PEER),
             (Some(cause), _) => Reason::new(cause),
             (None, None) => Reason::new(Cause::PacketLost),
             (None, Some((_, since))) => {

@@ -69,8 +69,8 @@ pub fn drop_reason(cause: Cause, psn: Psn) -> [u8; Bth::LEN] {
 pub fn parse_drop_reason(bytes: &[u8], psn: Psn) -> Option<Cause> {
     let (number, of) = parse_bth(bytes.try_into().ok()?)?;
     let cause = Cause::from_number(number.try_into().ok()?)?;
-    // A cause of another status would be a lie of the peer.
-    (of == psn && number / 100 == 12).then_some(cause)
+    // A cause of another status would be a lie of the peer. A script of its own has any.
+    (of == psn && (number / 100 == 12 || cause == Cause::Injected)).then_some(cause)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::Gid;
-use anyverbs_proto::wire::aeth::Syndrome;
+use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::reason::ReasonPacket;
 
@@ -34,7 +34,9 @@ impl<'d> ReasonAhead<'d> {
     /// Gives it to the packet behind, if that is its NAK and comes from the same peer.
     pub(super) fn join(&self, arrival: &Arrival, packet: &mut Incoming<'d>) {
         let headers = &packet.headers;
-        let is_nak = headers.aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
+        let is_nak =
+            |aeth: Aeth| matches!(aeth.syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. });
+        let is_nak = headers.aeth.is_some_and(is_nak);
         if is_nak
             && (headers.bth.dest_qpn, headers.bth.psn) == (self.packet.dest, self.packet.psn)
             && (arrival.source, arrival.destination)

@@ -30,6 +30,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
+use super::faults::Meddling;
 use super::qp_context::{Destination, QpContext, SameHost};
 use super::transport::Transport;
 use super::{QpCell, State};
@@ -496,6 +497,7 @@ impl DeviceEnv<'_, '_> {
         match (watch, to.route(), note, result) {
             (Some(watch), Some(route), Some(note), Ok(())) => {
                 watch.sent(route.way(), av, (headers, payload), &note);
+                self.note_left(headers);
                 self.count_sent(av, headers);
             }
             (Some(watch), _, _, Err(TransmitError::Blocked)) => {
@@ -557,6 +559,13 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
             let is_stray = digests.into_iter().flatten().any(|peer| overruns.is_stray(peer, una));
             is_stray.then_some(Cause::QpnDiffers)
         })
+    }
+
+    #[cold]
+    fn meddling(&mut self, una: Psn) -> Option<(bool, String)> {
+        let now = self.now();
+        let Meddling { is_cause, what } = self.faults()?.meddling(una, now)?;
+        Some((is_cause, what))
     }
 
     #[cold]

@@ -2,6 +2,7 @@
 
 mod rules;
 mod waiting;
+mod withheld;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,12 +13,15 @@ use anyverbs_links::faults::{Active, Faults, InLine, Known, QpPlace};
 use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Gid;
+use anyverbs_proto::types::{Gid, Psn};
 use anyverbs_proto::wc::{Wc, WcStatus};
+use anyverbs_proto::wire::packet::Headers;
 pub(super) use rules::Seen;
-use rules::{Armed, Rules};
+use rules::{Armed, Cut, Rules, Said};
 use waiting::{HeldCompletions, ParkedPackets, index};
 pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
+use withheld::Withheld;
+pub(super) use withheld::{Fate, Meddling};
 
 /// The longest wait, in milliseconds, of a packet that changes places with the next one. If it was the last, the peer's answer still
 /// comes within the ACK timeout, which is 16 at least (`a_reordered_packet_leaves_behind_the_next_or_soon`).
@@ -44,6 +48,8 @@ pub(super) struct QpFaults {
     held: [HeldCompletions; 2],
     /// Packets that leave later.
     pub(super) parked: ParkedPackets,
+    /// The deeds of the rules on requests that may have no answer yet.
+    withheld: Withheld,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
     /// The receive of the packet in hand fails by a rule.
@@ -84,7 +90,8 @@ impl Chosen {
             }
         };
         let kind = if side == Side::Send { "send" } else { "receive" };
-        Injected { rule, at, what: format!("{kind} {n} {happens}: wr_id {:#x}", wc.wr_id) }
+        let what = format!("{kind} {n} {happens}: wr_id {:#x}", wc.wr_id);
+        Injected { rule, at, what, is_said_once: false }
     }
 }
 
@@ -112,12 +119,14 @@ pub(super) struct Injected {
     /// The place of the rule among those of the queue pair.
     at: usize,
     pub(super) what: String,
+    /// The log says it of the first packet alone. There may be thousands, and they are all alike.
+    is_said_once: bool,
 }
 
 impl Injected {
     /// The effect of a rule that has no place among those of the queue pair.
     pub(super) fn of_none(rule: &'static Rule, what: String) -> Self {
-        Self { rule, at: CLEARED, what }
+        Self { rule, at: CLEARED, what, is_said_once: false }
     }
 }
 
@@ -134,6 +143,7 @@ impl QpFaults {
             chosen: VecDeque::new(),
             held: Default::default(),
             parked: ParkedPackets::default(),
+            withheld: Withheld::default(),
             spoils_at: None,
             spoils_receive: false,
             flushes: false,
@@ -163,7 +173,8 @@ impl QpFaults {
                 let line = lines.get(self.place.port);
                 let last_due = Time::default();
                 let peer = rule.place.peer.map(Gid::from);
-                let new = Armed { rule, peer, dice, since, seen: 0, said: 0, last_due, line };
+                let (seen, said) = (0, Said::default());
+                let new = Armed { rule, peer, dice, since, seen, said, last_due, line };
                 self.rules.add(new, self.work);
             }
         }
@@ -225,9 +236,16 @@ impl QpFaults {
 
     /// Whether its port is down, or has lost this address of its own.
     pub(super) fn is_cut(&self, own: Gid, gids: &GidTables) -> bool {
+        self.cut(own, gids).is_some()
+    }
+
+    fn cut(&self, own: Gid, gids: &GidTables) -> Option<Cut> {
         let port = self.place.port;
+        if self.plan.is_down(port) {
+            return Some(Cut::Port);
+        }
         let is_gone = || !own.is_multicast() && !gids.has(port, own);
-        self.plan.is_down(port) || self.plan.lacks_gids() && is_gone()
+        (self.plan.lacks_gids() && is_gone()).then_some(Cut::Gid)
     }
 
     /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
@@ -237,8 +255,18 @@ impl QpFaults {
         packet: Seen,
         gids: &GidTables,
     ) -> (Verdict, Option<Injected>) {
-        if self.is_cut(packet.own, gids) {
-            return (Verdict::Times(0), None);
+        let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
+        let shown = || format!("{opcode}, PSN {psn:#x}");
+        if let Some(cut) = self.cut(packet.own, gids) {
+            let port = self.plan.port_name(self.place.port);
+            let why = match cut {
+                Cut::Port => format!("the port of {port} is down"),
+                Cut::Gid => format!("the port of {port} has lost this GID"),
+            };
+            let what = format!("{direction} packet is lost: {}, for {why}", shown());
+            let by = self.rules.cutting(cut, now);
+            let injected = by.map(|(at, rule)| Injected { rule, at, what, is_said_once: true });
+            return (Verdict::Times(0), injected);
         }
         for (at, armed) in self.rules.of_packet(packet) {
             let Armed { rule, dice, since, seen, .. } = armed;
@@ -257,18 +285,17 @@ impl QpFaults {
                 }
                 PacketAction::Limit(limit) => {
                     let has_room = limit.queue.is_none_or(|queue| armed.waiting() < queue);
-                    if has_room && !self.parked.is_full() {
-                        // The log would have every packet.
-                        return (Verdict::Limited(at, limit), None);
+                    match has_room && !self.parked.is_full() {
+                        true => (Verdict::Limited(at, limit), "waits"),
+                        false => (Verdict::Times(0), "finds a full queue and is lost"),
                     }
-                    (Verdict::Times(0), "finds a full queue and is lost")
                 }
                 PacketAction::Mark => (Verdict::Marked, "has the mark of congestion"),
                 PacketAction::NotReady => (Verdict::NotReady, "finds no receive"),
             };
-            let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
-            let what = format!("{direction} packet {n} {happens}: {opcode}, PSN {psn:#x}");
-            return (verdict, Some(Injected { rule, at, what }));
+            let what = format!("{direction} packet {n} {happens}: {}", shown());
+            let is_said_once = matches!(verdict, Verdict::Limited(..));
+            return (verdict, Some(Injected { rule, at, what, is_said_once }));
         }
         (Verdict::Times(1), None)
     }
@@ -276,6 +303,26 @@ impl QpFaults {
     /// Whether a rule may decide about a packet that is sent.
     pub(super) fn may_decide(&self, packet: Seen, gids: &GidTables) -> bool {
         self.is_cut(packet.own, gids) || self.rules.of_packet(packet).next().is_some()
+    }
+
+    /// A rule, or none, decided what becomes of a packet that is sent. `is_again`: it was sent before.
+    pub(super) fn note_fate(&mut self, headers: &Headers, fate: Fate, is_again: bool, now: Time) {
+        if headers.bth.opcode.is_request() {
+            self.withheld.note(headers.bth.psn, fate, is_again, now);
+        }
+    }
+
+    /// A rule took a packet away that came from the peer. `acks`: the packet that it answers besides.
+    pub(super) fn note_taken(&mut self, rule: &'static Rule, headers: &Headers, acks: Option<Psn>) {
+        let answers = headers.bth.opcode.is_response().then_some(headers.bth.psn);
+        if let Some(psn) = acks.or(answers) {
+            self.withheld.note_answer(psn, rule);
+        }
+    }
+
+    /// Tells the deeds of the rules on the oldest packet that has no answer.
+    pub(super) fn meddling(&self, una: Psn, now: Time) -> Option<Meddling> {
+        self.withheld.with(una, now)
     }
 
     /// When a packet that a rule delays until `due` leaves.
@@ -334,9 +381,13 @@ impl QpFaults {
 
     /// Whether the log says this of a rule. A rule that is about each packet would fill it.
     pub(super) fn is_said(&mut self, injected: &Injected) -> Option<bool> {
-        let Some(armed) = self.rules.at(injected.at) else { return Some(false) };
-        armed.said = armed.said.saturating_add(1);
-        (armed.said <= MOST_SAID).then_some(armed.said == MOST_SAID)
+        let Some(Armed { said, .. }) = self.rules.at(injected.at) else { return Some(false) };
+        let (count, most) = match injected.is_said_once {
+            true => (&mut said.once, 1),
+            false => (&mut said.each, MOST_SAID),
+        };
+        *count = count.saturating_add(1);
+        (*count <= most).then_some(*count == most)
     }
 
     /// The status with which the receive fails that the packet in hand completes, if it completes one.
@@ -441,6 +492,7 @@ impl QpFaults {
         self.chosen.clear();
         self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
+        self.withheld = Withheld::default();
         self.spoils_at = None;
         self.flushes = false;
     }

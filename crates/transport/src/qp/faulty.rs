@@ -1,6 +1,7 @@
 //! The part of a queue pair's environment that a script of faults asks for. Nobody else comes here.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,18 +9,19 @@ use anyverbs_causes::Cause;
 use anyverbs_faults::Rule;
 use anyverbs_links::faults::InLine;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::env::{Env, ReasonEnv, Side, TransmitError};
 use anyverbs_proto::payload::{Data, Payload};
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming, Qp};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::Gid;
 use anyverbs_proto::wc::{Wc, WcStatus};
+use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
 use super::env::DeviceEnv;
-use super::faults::{HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Seen, Verdict};
+use super::faults::{Fate, HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Seen, Verdict};
 use super::qp_context::QpContext;
 
 /// Bytes of a packet besides its payload: Ethernet, IPv4, UDP, BTH, ICRC.
@@ -176,12 +178,28 @@ impl DeviceEnv<'_, '_> {
             }
             Verdict::Limited(at, limit) => {
                 let bytes = payload.len() + FRAME;
-                let due = |faults: &mut QpFaults| faults.leaves(at, limit, bytes, now);
+                let due = |faults: &mut QpFaults| {
+                    let (due, in_line) = faults.leaves(at, limit, bytes, now);
+                    if let Some(injected) = &mut injected {
+                        let _ = write!(injected.what, "; it leaves after {:?}", due.since(now));
+                    }
+                    (due, in_line)
+                };
                 self.park(av, (headers, payload), false, due)
             }
         };
         if result.is_err() {
             return Some(result);
+        }
+        let is_again = self.link.watch.as_ref().is_some_and(|watch| watch.is_again(&headers.bth));
+        let by = injected.as_ref().map(|injected| injected.rule);
+        let fate = match (verdict, by) {
+            (Verdict::Later(..) | Verdict::Limited(..), Some(rule)) => Fate::Waits(rule),
+            (Verdict::Times(0), Some(rule)) => Fate::Lost(rule),
+            _ => Fate::Left,
+        };
+        if let Some(faults) = self.faults() {
+            faults.note_fate(headers, fate, is_again, now);
         }
         if let Some(watch) = &mut self.link.watch {
             watch.note_sent(headers);
@@ -232,6 +250,14 @@ impl DeviceEnv<'_, '_> {
         Ok(())
     }
 
+    /// A packet has left as ever.
+    pub(super) fn note_left(&mut self, headers: &Headers) {
+        let now = self.now();
+        if let Some(faults) = self.faults() {
+            faults.note_fate(headers, Fate::Left, false, now);
+        }
+    }
+
     /// A packet has left, or was lost.
     pub(super) fn count_sent(&mut self, av: &AddressVector, headers: &Headers) {
         if let Some(faults) = self.faults() {
@@ -256,6 +282,10 @@ impl DeviceEnv<'_, '_> {
             None => faults.parked.take_overtaken(),
         };
         while let Some(packet) = self.faults().and_then(next) {
+            let left_at = self.now();
+            if let Some(faults) = self.faults() {
+                faults.note_fate(&packet.headers, Fate::Released, true, left_at);
+            }
             // If there is no room the network has lost it.
             let payload = Payload::bytes(&packet.payload);
             let watch = self.link.watch.as_mut();
@@ -439,6 +469,15 @@ impl DeviceEnv<'_, '_> {
             Verdict::Later(..) | Verdict::Limited(..) => 1,
         };
         if let Some(injected) = &injected {
+            if matches!(verdict, Verdict::Times(0) | Verdict::Corrupt) {
+                if let Some(faults) = self.faults() {
+                    faults.note_taken(injected.rule, &packet.headers, packet.acks);
+                }
+                let bth = &packet.headers.bth;
+                if bth.reserved & Bth::ASKS != 0 && bth.opcode.is_request() {
+                    self.tell_why(&arrival, bth, Cause::Injected);
+                }
+            }
             self.tell(injected);
         }
         self.receive_times(machine, (by_ring, times), (&arrival, packet));

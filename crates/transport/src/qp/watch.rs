@@ -347,7 +347,7 @@ impl Watch {
         });
     }
 
-    fn is_again(&self, bth: &Bth) -> bool {
+    pub(super) fn is_again(&self, bth: &Bth) -> bool {
         bth.opcode.is_request() && self.fresh.is_some_and(|fresh| bth.psn.since(fresh) < 0)
     }
 

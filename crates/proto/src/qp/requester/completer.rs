@@ -78,6 +78,7 @@ impl Qp {
             }
             Some(Syndrome::RnrNak { timer }) => {
                 if self.answered_before(psn, env) {
+                    self.note_nak(packet, env);
                     self.receive_rnr_nak(timer, env);
                 }
             }

@@ -11,7 +11,7 @@ use crate::reason::Told;
 use crate::run::Run;
 use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
-use crate::wire::aeth::{Aeth, NakCode, Syndrome};
+use crate::wire::aeth::{Aeth, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation};
@@ -360,10 +360,15 @@ impl Qp {
     }
 
     /// Sends the NAK of a request that is refused, with the reason. If it finds no room, the reason is lost.
-    pub(super) fn send_refusal<E: Env>(&mut self, psn: Psn, nak: NakCode, told: Told, env: &mut E) {
+    pub(super) fn send_refusal<E: Env>(
+        &mut self,
+        psn: Psn,
+        syndrome: Syndrome,
+        told: Told,
+        env: &mut E,
+    ) {
         self.acknowledged();
         self.responder.acks.last = None;
-        let syndrome = Syndrome::Nak(nak);
         let headers = self.aeth_headers(psn, syndrome);
         let result = env.refuse(&self.attr.av, &headers, told, self.responder.is_ours);
         self.responder.acks.held =

@@ -43,6 +43,24 @@ impl Seen {
     }
 }
 
+/// What keeps all packets of a queue pair from passing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cut {
+    /// Its port is down.
+    Port,
+    /// The port has lost its GID.
+    Gid,
+}
+
+/// Lines of the log about a rule.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Said {
+    /// Those that it writes each time, as long as there are few.
+    pub(super) each: u32,
+    /// Those that it writes once.
+    pub(super) once: u32,
+}
+
 /// A rule that holds for the queue pair.
 #[derive(Debug)]
 pub(super) struct Armed {
@@ -55,7 +73,7 @@ pub(super) struct Armed {
     /// The packets that it has counted. Of a rule for requests: those that were there before it.
     pub(super) seen: u64,
     /// Lines of the log about it.
-    pub(super) said: u32,
+    pub(super) said: Said,
     /// When the last packet that it delayed leaves.
     pub(super) last_due: Time,
     /// The line behind its port, if the rule limits the rate of that.
@@ -125,14 +143,12 @@ impl Rules {
                 seen = work[side];
                 self.work[side].push(at);
             }
+            // It counts no packets, for none passes.
+            Fault::Down(_) | Fault::Gid(..) | Fault::Fatal(_) | Fault::Removed(_) => {}
             // Others than the queue pair do these.
             Fault::Call { .. }
             | Fault::Memory { .. }
-            | Fault::Down(_)
-            | Fault::Gid(..)
-            | Fault::Removed(_)
             | Fault::Event(..)
-            | Fault::Fatal(_)
             | Fault::Fails(..)
             | Fault::Process(..) => return,
         }
@@ -165,6 +181,19 @@ impl Rules {
     /// The rules for sends, or for receives, in the order of the script, each with its place.
     pub(super) fn of_work(&self, receives: bool) -> impl Iterator<Item = (usize, &Armed)> {
         self.work[usize::from(receives)].iter().map(|at| (*at, &self.armed[*at]))
+    }
+
+    /// A rule by which nothing passes now, with its place. No lock is taken for it: this may be under the lock of a ring.
+    pub(super) fn cutting(&self, cut: Cut, now: Time) -> Option<(usize, &'static Rule)> {
+        let holds = |Armed { rule, since, .. }: &Armed| match (cut, &rule.fault) {
+            (Cut::Port, Fault::Down(span)) | (Cut::Gid, Fault::Gid(_, span)) => {
+                span.has(now.since(*since))
+            }
+            (Cut::Port, Fault::Fatal(after) | Fault::Removed(after)) => now.since(*since) >= *after,
+            _ => false,
+        };
+        let at = self.armed.iter().position(holds)?;
+        Some((at, self.armed[at].rule))
     }
 
     /// The rule at a place.
@@ -218,7 +247,8 @@ mod tests {
             let (dice, since) = (Dice::new(1, n, 1), Time::from_nanos(0));
             let last_due = since;
             let peer = rule.place.peer.map(Gid::from);
-            let new = Armed { rule, peer, dice, since, seen: 0, said: 0, last_due, line: None };
+            let (seen, said) = (0, Said::default());
+            let new = Armed { rule, peer, dice, since, seen, said, last_due, line: None };
             rules.add(new, [0; 2]);
         }
         rules
@@ -315,6 +345,20 @@ mod tests {
             rules.count(to("10.0.0.2"));
         }
         assert_eq!(met(&rules, to("10.0.0.2")), 0, "its number has passed");
+    }
+
+    #[test]
+    fn the_rule_by_which_a_port_is_down_is_found_while_it_holds() {
+        let rules =
+            rules("drop packets\ndown after 1s for 2s\nfatal after 5s\ngid 1 removed after 1s");
+        let by = |cut, second: u64| {
+            let now = Time::from_nanos(second * 1_000_000_000);
+            rules.cutting(cut, now).map(|(at, rule)| (at, rule.line))
+        };
+        assert_eq!([0, 1].map(|second| by(Cut::Gid, second)), [None, Some((3, 4))]);
+        let found = [0, 1, 2, 3, 4, 5, 99].map(|second| by(Cut::Port, second));
+        let (down, fatal) = (Some((1, 2)), Some((2, 3)));
+        assert_eq!(found, [None, down, down, None, None, fatal, fatal]);
     }
 
     #[test]

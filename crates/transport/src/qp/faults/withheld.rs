@@ -1,0 +1,193 @@
+//! The deeds of rules on requests that may have no answer yet. If such a request fails for want of an answer, its peer is not blamed.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyverbs_faults::Rule;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Psn;
+
+/// Packets of which it is known what became of them. Far older ones than the newest have been answered.
+const MOST: usize = 16_384;
+
+/// The fate of a packet of a request.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::qp) enum Fate {
+    /// The rule has lost it.
+    Lost(&'static Rule),
+    /// It waits by the rule.
+    Waits(&'static Rule),
+    /// It has waited, and leaves.
+    Released,
+    /// It left as ever.
+    Left,
+}
+
+/// The deeds of rules on a packet that has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::qp) struct Meddling {
+    /// It is why there is no answer.
+    pub(in crate::qp) is_cause: bool,
+    /// They are told in words.
+    pub(in crate::qp) what: String,
+}
+
+/// The packets that rules have lost or have let wait, by their PSNs, and the last answer that they have lost.
+#[derive(Debug, Default)]
+pub(super) struct Withheld {
+    requests: HashMap<Psn, Tries>,
+    answer: Option<(Psn, &'static Rule)>,
+}
+
+/// All that was sent of one packet, since a rule first decided about it.
+#[derive(Clone, Copy, Debug)]
+struct Tries {
+    /// The last one.
+    rule: &'static Rule,
+    lost: u32,
+    /// So many wait now.
+    waiting: u32,
+    since: Time,
+    /// When one of them left first.
+    left_at: Option<Time>,
+}
+
+impl Withheld {
+    /// Notes what becomes of a packet. `is_again`: it was sent before.
+    pub(super) fn note(&mut self, psn: Psn, fate: Fate, is_again: bool, now: Time) {
+        let (Fate::Lost(rule) | Fate::Waits(rule)) = fate else {
+            if let Some(tries) = self.requests.get_mut(&psn) {
+                tries.left_at.get_or_insert(now);
+                tries.waiting -= u32::from(matches!(fate, Fate::Released) && tries.waiting > 0);
+            }
+            return;
+        };
+        if self.requests.len() >= MOST {
+            let is_new = |old: &Psn| psn.since(*old).unsigned_abs() < MOST as u32 / 2;
+            self.requests.retain(|old, _| is_new(old));
+        }
+        // No rule has touched what was sent of it before.
+        let left_at = is_again.then_some(now);
+        let new = Tries { rule, lost: 0, waiting: 0, since: now, left_at };
+        let tries = self.requests.entry(psn).or_insert(new);
+        tries.rule = rule;
+        match fate {
+            Fate::Lost(_) => tries.lost += 1,
+            _ => tries.waiting += 1,
+        }
+    }
+
+    /// A rule has lost an answer: to this packet, and to those before it.
+    pub(super) fn note_answer(&mut self, psn: Psn, rule: &'static Rule) {
+        self.answer = Some((psn, rule));
+    }
+
+    /// Tells the deeds of the rules on the oldest packet that has no answer.
+    pub(super) fn with(&self, una: Psn, now: Time) -> Option<Meddling> {
+        if let Some((_, rule)) = self.answer.filter(|(psn, _)| psn.since(una) >= 0) {
+            let what =
+                format!("injected fault ({}): the answer of the peer was lost", rule.named());
+            return Some(Meddling { is_cause: true, what });
+        }
+        let Tries { rule, lost, waiting, since, left_at } = *self.requests.get(&una)?;
+        let withheld = left_at.unwrap_or(now).since(since);
+        let had = left_at.map_or(Duration::ZERO, |at| now.since(at));
+        let is_cause = left_at.is_none() || withheld >= had;
+        if !is_cause && lost == 0 && waiting == 0 {
+            // It has waited for a while, and the peer had time enough.
+            return None;
+        }
+        let mut what = format!("injected fault ({}): ", rule.named());
+        let _ = match (lost, left_at) {
+            (0, None) => write!(what, "its packet waits for {withheld:.1?} and has not left"),
+            (0, Some(_)) => {
+                write!(what, "its packet waited for {withheld:.1?}, and {had:.1?} were left")
+            }
+            (1, _) => write!(what, "its packet was lost once"),
+            (lost, _) => write!(what, "its packet was lost {lost} times"),
+        };
+        if lost > 0 && waiting > 0 {
+            what += ", and waits now";
+        }
+        if lost > 0 && left_at.is_some() {
+            what += ", and left all the same";
+        }
+        Some(Meddling { is_cause, what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs_faults::Script;
+
+    use super::*;
+
+    fn rule(text: &str) -> &'static Rule {
+        let script: &'static Script = Box::leak(Box::new(Script::parse(text).unwrap()));
+        &script.rules[0]
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::from_nanos(ms * 1_000_000)
+    }
+
+    /// Gives the words about packet 7 at 1000 ms, after it had these fates at these times.
+    fn said(fates: &[(u64, Fate)]) -> Option<(bool, String)> {
+        let mut withheld = Withheld::default();
+        for (n, (ms, fate)) in fates.iter().enumerate() {
+            withheld.note(Psn::new(7), *fate, n > 0, at(*ms));
+        }
+        assert!(withheld.with(Psn::new(8), at(1000)).is_none());
+        let Meddling { is_cause, what } = withheld.with(Psn::new(7), at(1000))?;
+        let what = what.strip_prefix("injected fault (line 1 of the script): its packet ");
+        Some((is_cause, what.unwrap().to_owned()))
+    }
+
+    #[test]
+    fn the_script_is_the_cause_if_the_peer_had_less_time_than_the_rules_took() {
+        let rule = rule("drop packets");
+        let (lost, waits) = (Fate::Lost(rule), Fate::Waits(rule));
+        let (left, released) = (Fate::Left, Fate::Released);
+        let wanted = |is_cause, what: &str| Some((is_cause, what.to_owned()));
+        for (fates, wanted) in [
+            (&[(0, left), (100, left)][..], None),
+            (&[(0, lost)], wanted(true, "was lost once")),
+            (&[(0, lost), (500, lost)], wanted(true, "was lost 2 times")),
+            (&[(0, waits), (500, waits)], wanted(true, "waits for 1.0s and has not left")),
+            (&[(0, waits), (500, lost)], wanted(true, "was lost once, and waits now")),
+            (
+                &[(0, waits), (600, released)],
+                wanted(true, "waited for 600.0ms, and 400.0ms were left"),
+            ),
+            // The peer had time enough.
+            (&[(0, waits), (400, released)], None),
+            (&[(0, lost), (100, left)], wanted(false, "was lost once, and left all the same")),
+            // The first try left.
+            (&[(0, left), (900, lost)], wanted(false, "was lost once, and left all the same")),
+        ] {
+            assert_eq!(said(fates), wanted, "{fates:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_lost_is_the_cause_for_all_packets_that_it_answers() {
+        let mut withheld = Withheld::default();
+        withheld.note_answer(Psn::new(0xff_ffff), rule("drop received packet 5"));
+        let is_cause = |psn| withheld.with(Psn::new(psn), at(5)).map(|meddling| meddling.is_cause);
+        assert_eq!([0xff_fffe, 0xff_ffff, 0].map(is_cause), [Some(true), Some(true), None]);
+    }
+
+    #[test]
+    fn packets_are_forgotten_when_far_newer_ones_came() {
+        let mut withheld = Withheld::default();
+        let waits = Fate::Waits(rule("delay packets by 1s"));
+        let first = 0xff_ff00;
+        for n in 0..100_000 {
+            withheld.note(Psn::new(first + n), waits, false, at(0));
+            assert!(withheld.requests.len() <= MOST);
+        }
+        let knows = |n: u32| withheld.with(Psn::new(first + n), at(1)).is_some();
+        assert_eq!([0, 99_000, 99_999].map(knows), [false, true, true]);
+    }
+}
