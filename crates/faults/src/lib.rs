@@ -364,6 +364,12 @@ impl Rule {
         }
     }
 
+    /// Whether the rule is about queue pairs, and what they send, receive and do.
+    #[must_use]
+    pub fn is_of_queue_pairs(&self) -> bool {
+        matches!(self.fault, Fault::Packets { .. } | Fault::Work { .. } | Fault::Fails(..))
+    }
+
     /// Whether the rule is about what queue pairs, ports and devices do, and not about calls alone.
     #[must_use]
     pub fn is_of_device(&self) -> bool {

@@ -114,6 +114,8 @@ struct FaultyPort {
     shown: String,
     /// Queue pairs of its device made so far, if it is the first port.
     made: AtomicU64,
+    /// Those for raw packets, which have no numbers for rules.
+    raw: AtomicU64,
     /// Reasons for which it is down.
     down: AtomicI32,
     /// Its device has failed for good.

@@ -210,6 +210,9 @@ impl RawQp {
         });
         let member: Weak<dyn CqUser> = Arc::<RawCell>::downgrade(&cell);
         switch.join(member);
+        if let Some(faults) = &switch.transport.links.faults {
+            faults.add_raw_qp(cell.device());
+        }
         RawQp(cell)
     }
 }

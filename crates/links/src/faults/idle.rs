@@ -3,7 +3,7 @@
 use anyverbs_faults::Fault;
 use anyverbs_proto::time::Time;
 
-use super::{Active, CALLS, Faults, Ordering, Plan};
+use super::{Active, CALLS, Faults, FaultyPort, Ordering, Plan};
 
 /// The most rules that the log names.
 const MOST_NAMED: usize = 20;
@@ -55,18 +55,31 @@ impl Faults {
         if age < rule.begins() {
             return Some(format!("its time had not come after {age:.1?}"));
         }
-        let (who, made) = match &rule.place.device {
-            None => ("the process", self.made.load(Ordering::Relaxed)),
-            Some(name) => {
-                let device = self.ports.iter().find(|port| port.name == *name)?;
-                (name.as_str(), device.made.load(Ordering::Relaxed))
-            }
-        };
-        let is_missing = rule.place.qp.is_some_and(|wanted| wanted > made);
-        is_missing.then(|| match made {
-            1 => format!("{who} had 1 queue pair"),
-            _ => format!("{who} had {made} queue pairs"),
+        let who = rule.place.device.as_deref().unwrap_or("the process");
+        let is_of = |port: &&FaultyPort| rule.place.has(&port.name, 1) && port.number == 1;
+        let devices = || self.ports.iter().filter(is_of);
+        let made: u64 = devices().map(|device| device.made.load(Ordering::Relaxed)).sum();
+        let raw: u64 = devices().map(|device| device.raw.load(Ordering::Relaxed)).sum();
+        // Without a number the rule is about each queue pair, and raw packets have none that it could be about.
+        let wants =
+            rule.is_of_queue_pairs().then(|| rule.place.qp.unwrap_or(u64::from(raw > 0)))?;
+        let queue_pairs =
+            |n, kind| format!("{n} {kind}queue pair{}", if n == 1 { "" } else { "s" });
+        (wants > made).then(|| match raw {
+            0 => format!("{who} had {}", queue_pairs(made, "")),
+            _ => format!(
+                "{who} had {} and {}, and the rule does not hold for raw packets",
+                queue_pairs(made, ""),
+                queue_pairs(raw, "raw ")
+            ),
         })
+    }
+
+    /// A queue pair for raw packets is made on a device. Rules of queue pairs do not hold for it, and do not count it.
+    pub fn add_raw_qp(&self, device: usize) {
+        if let Some(device) = self.ports.get(device) {
+            device.raw.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -109,6 +122,32 @@ mod tests {
             "5 of the script): ibv_reg_mr fails with EIO; the process makes no calls of C",
         ];
         assert_eq!(faults.idle(second(19)), wanted.map(rule));
+    }
+
+    #[test]
+    fn queue_pairs_for_raw_packets_are_named_where_a_rule_misses_a_queue_pair() {
+        let faults = faults(
+            "drop packet 1\non qp 2: drop packet 1\non device anyverbs1: send 1 never completes\n\
+             on device anyverbs1 qp 1: fails after 0s\nregion 1 vanishes",
+        );
+        let why = || {
+            let lines = faults.idle(second(1)).into_iter();
+            lines
+                .map(|line| line.split("; ").nth(1).unwrap_or_default().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            why(),
+            ["", "the process had 0 queue pairs", "", "anyverbs1 had 0 queue pairs", ""]
+        );
+        faults.add_raw_qp(1);
+        faults.add_raw_qp(0);
+        let process = "the process had 0 queue pairs and 2 raw queue pairs, and the rule does not hold for raw packets";
+        let device = "anyverbs1 had 0 queue pairs and 1 raw queue pair, and the rule does not hold for raw packets";
+        assert_eq!(why(), [process, process, device, device, ""]);
+        faults.add_qp(0);
+        let process = process.replace("0 queue pairs", "1 queue pair");
+        assert_eq!(why(), ["", &process, device, device, ""]);
     }
 
     #[test]
