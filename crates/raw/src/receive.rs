@@ -4,11 +4,13 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use anyverbs_causes::Cause;
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::srq::SrqCell;
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::mr::{Access, Finding};
 use anyverbs_proto::payload::{Data, scatter};
 use anyverbs_proto::raw::checksum;
 use anyverbs_proto::raw::fcs::{FCS_LEN, fcs};
@@ -16,7 +18,7 @@ use anyverbs_proto::raw::frame::{Frame, VLAN_LEN};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue, RecvWqe};
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
-use anyverbs_proto::wr::RecvWr;
+use anyverbs_proto::wr::{RecvWr, Sge};
 use bitflags::bitflags;
 
 bitflags! {
@@ -61,6 +63,25 @@ impl<'a> Arrived<'a> {
             right
         })
     }
+}
+
+/// For [`Wc::vendor_err`], of a request with these elements in a protection domain: whether a script of faults is the cause. It lets the
+/// device fail, and then work is flushed, or it lets memory vanish. Other causes are not known here.
+pub(super) fn vendor_err(
+    (core, device): (&Core, usize),
+    status: WcStatus,
+    (sges, pd, need): (&[Sge], u32, Access),
+) -> u32 {
+    let is_gone = |sge: &Sge| {
+        let range = (sge.addr, sge.len.into());
+        sge.len > 0 && core.mrs.diagnose_local(sge.lkey, pd, range, need) == Finding::Vanished
+    };
+    let by_script = match status {
+        WcStatus::WrFlushErr => core.has_failed(device),
+        WcStatus::LocProtErr => sges.iter().any(is_gone),
+        _ => false,
+    };
+    if by_script { Cause::Injected.number().into() } else { 0 }
 }
 
 #[derive(Debug)]
@@ -176,7 +197,7 @@ impl ReceiveQueue {
     /// Completes everything that waits with an error.
     fn flush(&self, state: &mut State) {
         while state.queue.pop(&mut state.wqe) {
-            self.complete_in_error(state.wqe.wr_id, WcStatus::WrFlushErr);
+            self.complete_in_error(&state.wqe, WcStatus::WrFlushErr);
         }
     }
 
@@ -184,11 +205,14 @@ impl ReceiveQueue {
         self.core.count(self.port.load(Ordering::Relaxed), counter, n);
     }
 
-    fn complete_in_error(&self, wr_id: u64, status: WcStatus) {
+    fn complete_in_error(&self, RecvWqe { wr_id, sges, .. }: &RecvWqe, status: WcStatus) {
         self.count(Counter::RespCqeError, 1);
+        let device = (self.core, self.cq.device());
+        let vendor_err = vendor_err(device, status, (sges, self.pd, Access::LOCAL_WRITE));
         self.complete(Wc {
-            wr_id,
+            wr_id: *wr_id,
             status,
+            vendor_err,
             opcode: WcOpcode::Recv,
             qpn: self.number,
             ..Wc::default()
@@ -242,14 +266,14 @@ impl ReceiveQueue {
         self.count(Counter::RcvdBytes, len as u64);
         let wqe = &state.wqe;
         if len as u64 > wqe.room() {
-            self.complete_in_error(wqe.wr_id, WcStatus::LocLenErr);
+            self.complete_in_error(wqe, WcStatus::LocLenErr);
             return false;
         }
         let mut at = 0;
         for piece in [head, rest, tail] {
             let (mrs, memory) = (&self.core.mrs, &self.core.memory);
             if scatter(&wqe.sges, at, Data::Bytes(piece), self.pd, mrs, memory).is_err() {
-                self.complete_in_error(wqe.wr_id, WcStatus::LocProtErr);
+                self.complete_in_error(wqe, WcStatus::LocProtErr);
                 self.failed.store(true, Ordering::Release);
                 self.flush(state);
                 state.mode = Mode::Error;

@@ -10,6 +10,7 @@ use anyverbs_net::ethernet::FrameBatch;
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::Access;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::{QpCap, QpState};
 use anyverbs_proto::qp::{PostSendError, SqCredit};
@@ -20,6 +21,7 @@ use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
 use anyverbs_proto::wr::{SendFlags, Sge};
 
 use super::qp::RawCell;
+use super::receive::vendor_err;
 use pacing::Paced;
 
 /// A frame to send, or several.
@@ -146,7 +148,7 @@ impl<'a> RawPoster<'a> {
         } else {
             WcStatus::WrFlushErr
         };
-        let posted = Posted::new(sends, wr);
+        let posted = Posted::new(cell, sends, wr, status);
         complete(cell, sends, &posted, status);
         Ok(())
     }
@@ -161,17 +163,26 @@ pub(super) struct Posted {
     opcode: WcOpcode,
     /// Requests posted up to this one.
     count: u32,
+    /// For [`Wc::vendor_err`], if its memory cannot be read.
+    vendor_err: u32,
 }
 
 impl Posted {
-    /// Gives a request the next place.
-    pub(super) fn new(sends: &mut Sends, wr: &RawSendWr<'_>) -> Self {
+    /// Gives a request the next place. What is known of its end is `status`.
+    pub(super) fn new(
+        cell: &RawCell,
+        sends: &mut Sends,
+        wr: &RawSendWr<'_>,
+        status: WcStatus,
+    ) -> Self {
+        let device = (cell.switch().core(), cell.device());
         sends.head = sends.head.wrapping_add(1);
         Self {
             wr_id: wr.wr_id,
             is_signaled: sends.sig_all || wr.flags.contains(SendFlags::SIGNALED),
             opcode: if wr.segmentation.is_some() { WcOpcode::Tso } else { WcOpcode::Send },
             count: sends.head,
+            vendor_err: vendor_err(device, status, (wr.sges, cell.pd, Access::empty())),
         }
     }
 }
@@ -191,6 +202,13 @@ pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, statu
     let wc = Wc {
         wr_id: posted.wr_id,
         status,
+        // It may have been posted before its device failed.
+        vendor_err: match status {
+            WcStatus::WrFlushErr => {
+                vendor_err((cell.switch().core(), cell.device()), status, (&[], 0, Access::empty()))
+            }
+            _ => posted.vendor_err,
+        },
         opcode: posted.opcode,
         qpn: cell.qpn(),
         sq_count: posted.count,

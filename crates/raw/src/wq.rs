@@ -219,10 +219,13 @@ impl Wq {
     /// Changes state and flags (`ibv_modify_wq`). From ERR only RESET leads on.
     ///
     /// # Errors
-    /// [`ModifyObjectError::Invalid`]; nothing was changed.
+    /// [`ModifyObjectError::Invalid`]; [`ModifyObjectError::Failed`] on a device that has failed, whatever the state. Nothing was changed.
     pub fn modify(&self, attr: &WqAttr) -> Result<(), ModifyObjectError> {
         self.check()?;
         let cell = &self.0;
+        if cell.switch.core().has_failed(cell.context.device) {
+            return Err(ModifyObjectError::Failed);
+        }
         let mut state = cell.state.lock();
         let current = cell.current(&state);
         if attr.current.is_some_and(|assumed| assumed != current) {

@@ -79,7 +79,8 @@ pub(crate) fn post(
         };
         Frames { bytes: std::mem::take(bytes), segments: segments.map(Box::new), next: 0 }
     });
-    let posted = Posted::new(sends, wr);
+    let known = frames.as_ref().err().copied().unwrap_or(WcStatus::Success);
+    let posted = Posted::new(cell, sends, wr, known);
     if let Some(paced) = &mut sends.paced {
         paced.waiting.push_back(Request { posted, frames });
     }

@@ -1,6 +1,6 @@
 //! Raw packets on a device that fails for good.
 
-use anyverbs::raw::{RawQpInit, ReceiveFlags, WqAttr, WqInit, WqState};
+use anyverbs::raw::{RawQpInit, RawSendWr, ReceiveFlags, WqAttr, WqInit, WqState};
 
 use super::*;
 
@@ -53,7 +53,25 @@ fn raw_queue_pairs_and_work_queues_fail_with_their_device() {
         }
         let mut wcs = [Wc::default()];
         assert_eq!(cq.poll(&mut wcs).unwrap(), 1);
-        assert_eq!((wcs[0].wr_id, wcs[0].status), (7, WcStatus::WrFlushErr));
+        let flushed = |wc: &Wc| (wc.wr_id, wc.status, wc.vendor_err);
+        assert_eq!(flushed(&wcs[0]), (7, WcStatus::WrFlushErr, 9901));
+        let (_, _, _, _, buffer) = &made[1];
+        let sges = [buffer.sge(0, 64)];
+        let wr = RawSendWr {
+            wr_id: 8,
+            flags: SendFlags::SIGNALED,
+            fill_in_checksums: false,
+            segmentation: None,
+            sges: &sges,
+        };
+        qp.post().unwrap().send(&wr).unwrap();
+        assert_eq!(cq.poll(&mut wcs).unwrap(), 1);
+        assert_eq!(flushed(&wcs[0]), (8, WcStatus::WrFlushErr, 9901));
+        // As `ibv_modify_wq`, whatever the state.
+        for state in [WqState::Reset, WqState::Ready, WqState::Error] {
+            let attr = WqAttr { state: Some(state), current: None, flags: None };
+            assert_eq!(wq.modify(&attr), Err(ModifyObjectError::Failed));
+        }
         // It may be reset, and not be used again.
         let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         qp.modify(&attr, QpAttrMask::STATE).unwrap();

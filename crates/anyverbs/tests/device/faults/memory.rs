@@ -1,5 +1,7 @@
 //! Registered memory that vanishes for the device alone.
 
+use anyverbs::raw::{RawQpInit, RawSendWr, ReceiveFlags};
+
 use super::*;
 
 const PAGE: usize = 4096;
@@ -129,6 +131,52 @@ fn a_datagram_fails_whose_memory_has_vanished_and_the_queue_goes_on() {
 }
 
 /// The script is the peer's alone. This process would copy without a message otherwise.
+#[test]
+fn a_frame_fails_whose_memory_has_vanished() {
+    let name = "memory::a_frame_fails_whose_memory_has_vanished";
+    with(name, "page 2 of region 1 vanishes", &[], || {
+        let context = context();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(4, None, 0, 0).unwrap();
+        let init = RawQpInit {
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            cap: CAP,
+            sq_sig_all: true,
+            max_tso_header: 0,
+            flags: ReceiveFlags::empty(),
+            cookie: 0,
+        };
+        let qp = match context.create_raw_qp(&pd, &init) {
+            Err(CreateError::NotPermitted) => return anyverbs_testing::skip("no CAP_NET_RAW"),
+            qp => qp.unwrap(),
+        };
+        let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+        qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::PORT).unwrap();
+        for state in [QpState::Rtr, QpState::Rts] {
+            qp.modify(&QpAttr { state, ..attr }, QpAttrMask::STATE).unwrap();
+        }
+        let buffer = pages(&pd, 2);
+        let send = |at| {
+            let wr = RawSendWr {
+                wr_id: 1,
+                flags: SendFlags::SIGNALED,
+                fill_in_checksums: false,
+                segmentation: None,
+                sges: &[buffer.sge(at, 64)],
+            };
+            qp.post().unwrap().send(&wr).unwrap();
+            let mut wcs = [Wc::default()];
+            assert_eq!(cq.poll(&mut wcs).unwrap(), 1);
+            (wcs[0].status, wcs[0].vendor_err)
+        };
+        assert_eq!(send(0), (WcStatus::Success, 0));
+        assert_eq!(send(4096), (WcStatus::LocProtErr, 9901));
+        assert_eq!(injected(&context), 1);
+    });
+}
+
 #[test]
 fn memory_of_a_peer_vanishes_through_shared_memory() {
     // The peer has a script, and so no memory that others may copy from and to.
