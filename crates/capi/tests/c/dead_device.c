@@ -3,6 +3,10 @@
 
 #include <unistd.h>
 
+/* Newer than some headers, or private. */
+int ibv_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
+int ibv_query_gid_type(struct ibv_context *context, uint8_t port_num, unsigned int index, unsigned int *type);
+
 /* Calls that ask the device for something. */
 static void refuse_queries(struct ibv_context *ctx, struct ibv_qp *qp)
 {
@@ -20,6 +24,10 @@ static void refuse_queries(struct ibv_context *ctx, struct ibv_qp *qp)
 	EQ(ibv_query_gid_table(ctx, entries, 8, 0), -EIO);
 	MINUS_ONE(ibv_query_pkey(ctx, 1, 0, &pkey), EIO);
 	MINUS_ONE(ibv_get_pkey_index(ctx, 1, 0xffff), EIO);
+	uint64_t speed;
+	unsigned int type;
+	REFUSES(ibv_query_port_speed(ctx, 1, &speed), EIO);
+	MINUS_ONE(ibv_query_gid_type(ctx, 1, 0, &type), EIO);
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	REFUSES(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init), EIO);
@@ -134,6 +142,18 @@ int main(void)
 		EQ(wc.wr_id, id);
 	}
 	EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
+
+	/* A queue pair in RESET takes no work, as ever. */
+	attr.qp_state = IBV_QPS_RESET;
+	OK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE));
+	EQ(post_send(&a, 5, 8, IBV_SEND_SIGNALED), EINVAL);
+	EQ(post_recv(&a, 6, 8), EINVAL);
+	EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
+
+	/* What needs no device. */
+	struct ibv_counter_attach_attr attach = { .counter_desc = IBV_COUNTER_PACKETS };
+	OK(ibv_attach_counters_point_flow(counters, &attach, NULL));
+	EQ(ibv_query_qp_data_in_order(a.qp, IBV_WR_SEND, 0), 0);
 
 	/* The ends. */
 	attr.qp_state = IBV_QPS_ERR;
