@@ -127,14 +127,14 @@ ranks! {
     Faults,
     /// The queue pairs of each group, for a look-up.
     GroupMembers,
-    /// The table of SRQs, for a look-up.
-    SharedReceiveQueues,
     /// Bindings of memory windows. An access in progress is waited for under it.
     KeyBindings,
     /// Keys that may be given out.
     FreeKeys,
     /// The sending side of a ring, from the first packet of a call until the call ends.
     RingWriter,
+    /// The table of SRQs, for a look-up. A request that names one may come behind a notification of congestion, which is in the ring by then.
+    SharedReceiveQueues,
     /// An SRQ. An XRC receive completes under it.
     SharedReceiveQueue,
     /// A completion queue.

@@ -105,6 +105,12 @@ fn long_messages_by_ring() {
     long_messages(&[], "by ring");
 }
 
+/// A target tells of the mark by the ring, and looks the SRQ of the request up behind that.
+#[test]
+fn marked_messages_by_ring() {
+    long_messages(&[("ANYVERBS_FAULTS", "mark received packets")], "by ring");
+}
+
 #[test]
 fn long_messages_by_udp() {
     long_messages(&[("ANYVERBS_SHM", "0")], "by udp");
