@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyverbs_causes::Cause;
 use anyverbs_links::Links;
 use anyverbs_links::shm::Digest;
 use anyverbs_links::udp::address;
 use anyverbs_links::why::tell_why;
-use anyverbs_locks::{Mutex, rank};
+use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::Destination;
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
@@ -117,8 +117,8 @@ impl Transport {
 pub struct Overruns {
     list: Mutex<rank::Overruns, Aftermath>,
     any: AtomicBool,
-    /// Held while lines that were taken are written.
-    writes: Mutex<rank::FailureLines, ()>,
+    /// The thread that writes lines. The log may be a program's, which is called without a lock.
+    writer: Monitor<rank::FailureLines, Option<libc::pthread_t>>,
 }
 
 #[derive(Debug, Default)]
@@ -135,6 +135,9 @@ struct Aftermath {
 
 /// Lines in the log in one second.
 const LINES_A_SECOND: u32 = 20;
+
+/// The longest wait for lines that another thread writes.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Reasons in one second that peers are told whose packets were dropped.
 const REASONS_A_SECOND: u32 = 1000;
@@ -231,17 +234,46 @@ impl Overruns {
         Some(std::mem::take(&mut self.list.lock().overruns))
     }
 
-    /// Writes the lines to the log. Those that another thread has taken are written as well when this returns.
+    /// Writes the lines to the log. Those that another thread has taken are written as well when this returns, unless that takes long:
+    /// the log may be a program's, which waits for this thread. A log that calls this, since it polls, is left at once: its thread
+    /// writes on when it comes back.
     #[cold]
     pub(crate) fn write_lines(&self) {
-        let _writes = self.writes.lock();
-        for line in self.take_lines() {
-            tracing::error!(target: "anyverbs", "{line}");
+        // SAFETY: takes no pointers, and does not fail.
+        let own = unsafe { libc::pthread_self() };
+        let deadline = Instant::now() + LONGEST_WAIT;
+        let mut writer = self.writer.lock();
+        while let Some(other) = *writer {
+            if other == own || writer.wait_until(deadline) {
+                return;
+            }
+        }
+        *writer = Some(own);
+        drop(writer);
+        let _writing = Writing(self);
+        loop {
+            let lines = self.take_lines();
+            if lines.is_empty() {
+                break;
+            }
+            for line in lines {
+                tracing::error!(target: "anyverbs", "{line}");
+            }
         }
     }
 
     fn take_lines(&self) -> Vec<String> {
         std::mem::take(&mut self.list.lock().lines)
+    }
+}
+
+/// A thread writes lines, while this lives.
+struct Writing<'a>(&'a Overruns);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        *self.0.writer.lock() = None;
+        self.0.writer.notify_all();
     }
 }
 
@@ -260,9 +292,83 @@ impl Transport {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use anyverbs_proto::types::Gid;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
+
+    /// A program's log that calls a function for each line.
+    struct Log<F>(F);
+
+    impl<F: Fn() + Send + Sync + 'static> Subscriber for Log<F> {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            (self.0)();
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Some lines, and none that is left out.
+    fn of_lines(n: u64) -> &'static Overruns {
+        let overruns: &'static Overruns = Box::leak(Box::default());
+        (0..n).for_each(|n| overruns.log(Time::from_nanos(1), n.to_string()));
+        overruns
+    }
+
+    #[test]
+    fn a_log_that_polls_gets_all_lines_one_by_one() {
+        let overruns = of_lines(3);
+        let (line, lines) = mpsc::channel();
+        let log = Log(move || {
+            // As a poll does. A device is locked on the way, which the order of locks allows.
+            let _state: Mutex<rank::CompletionQueue, ()> = Mutex::default();
+            drop(_state.lock());
+            overruns.write_lines();
+            line.send(()).unwrap();
+        });
+        tracing::subscriber::with_default(log, || overruns.write_lines());
+        assert_eq!(lines.iter().count(), 3);
+    }
+
+    /// The log of one thread waits for another thread, which polls.
+    #[test]
+    fn a_thread_waits_for_the_lines_of_another_for_a_bounded_time() {
+        let overruns = of_lines(1);
+        let log = Log(move || {
+            thread::spawn(|| overruns.write_lines()).join().unwrap();
+        });
+        let begin = Instant::now();
+        tracing::subscriber::with_default(log, || overruns.write_lines());
+        assert!(begin.elapsed() >= LONGEST_WAIT, "the other thread has not waited");
+        assert!(begin.elapsed() < 10 * LONGEST_WAIT);
+    }
+
+    #[test]
+    fn a_log_that_panics_does_not_stop_the_next_line() {
+        let overruns = of_lines(1);
+        let panics = Log(|| panic!("a log fails"));
+        let panicked = thread::spawn(move || {
+            tracing::subscriber::with_default(panics, || overruns.write_lines());
+        });
+        assert!(panicked.join().is_err());
+        overruns.log(Time::from_nanos(2), "next".into());
+        let (line, lines) = mpsc::channel();
+        let log = Log(move || line.send(()).unwrap());
+        tracing::subscriber::with_default(log, || overruns.write_lines());
+        assert_eq!(lines.iter().count(), 1);
+    }
 
     #[test]
     fn a_stray_answer_belongs_to_its_sender_and_packet() {
