@@ -34,4 +34,9 @@ pub(crate) struct Frame {
     pub(crate) file: Option<String>,
     #[serde(default)]
     pub(crate) line: Option<u32>,
+    /// Without a file: the path of the object that has the code, and the distance from where that begins.
+    #[serde(default)]
+    pub(crate) object: Option<String>,
+    #[serde(default)]
+    pub(crate) offset: Option<u64>,
 }

@@ -304,7 +304,11 @@ fn findings(out: &mut String, findings: &[Finding]) {
                 let place = match (&frame.file, frame.line) {
                     (Some(file), Some(line)) => format!(" {file}:{line}"),
                     (Some(file), None) => format!(" {file}"),
-                    _ => String::new(),
+                    (None, _) => match (&frame.object, frame.offset) {
+                        (Some(object), Some(offset)) => format!(" ({object}+{offset:#x})"),
+                        (Some(object), None) => format!(" ({object})"),
+                        (None, _) => String::new(),
+                    },
                 };
                 let _ = writeln!(out, "{}{}", escaped(function), escaped(&place));
             }

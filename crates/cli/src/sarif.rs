@@ -134,12 +134,17 @@ fn result(finding: &Finding, root: &Path) -> Value {
 
 fn stack_of(stack: &Stack, root: &Path) -> Value {
     let frames = stack.frames.iter().map(|frame| {
-        let mut location = location(frame, root).unwrap_or_else(|| json!({}));
+        let mut location =
+            location(frame, root).or_else(|| address(frame)).unwrap_or_else(|| json!({}));
         if let Some(function) = &frame.function {
             location["logicalLocations"] =
                 json!([{ "fullyQualifiedName": function, "kind": "function" }]);
         }
-        json!({ "location": location })
+        let mut framed = json!({ "location": location });
+        if let Some(object) = &frame.object {
+            framed["module"] = object.as_str().into();
+        }
+        framed
     });
     json!({ "message": { "text": title(stack) }, "frames": frames.collect::<Vec<_>>() })
 }
@@ -167,6 +172,23 @@ fn related(stack: &Stack, root: &Path) -> Option<Value> {
 
 fn title(stack: &Stack) -> &str {
     if stack.title.is_empty() { "It happened here" } else { &stack.title }
+}
+
+/// The place of a frame in the code of its object, which is what a stripped program has (SARIF 2.1.0, 3.32).
+fn address(frame: &Frame) -> Option<Value> {
+    let (object, offset) = (frame.object.as_deref()?, frame.offset?);
+    let name = Path::new(object).file_name()?.to_string_lossy();
+    let place = json!({
+        "kind": "instruction",
+        "fullyQualifiedName": format!("{name}+{offset:#x}"),
+        "relativeAddress": offset,
+    });
+    Some(json!({
+        "physicalLocation": {
+            "artifactLocation": { "uri": file_uri(object) },
+            "address": place,
+        },
+    }))
 }
 
 /// The place of a frame; `None` if it has no file.
@@ -265,6 +287,22 @@ mod tests {
             "file:///usr/src/rdma/library.c"
         );
         assert_eq!(uri(json!([header]), "/elsewhere"), "file:///usr/include/infiniband/verbs.h");
+    }
+
+    #[test]
+    fn a_frame_of_a_stripped_program_has_its_object_and_offset() {
+        let frames = json!([
+            { "function": "??", "file": null, "line": null, "object": "/usr/bin/a b", "offset": 52 },
+        ]);
+        let result = result(&finding(frames), Path::new(""));
+        let frame = &result["stacks"][0]["frames"][0];
+        assert_eq!(frame["module"], "/usr/bin/a b");
+        let place = &frame["location"]["physicalLocation"];
+        assert_eq!(place["artifactLocation"]["uri"], "file:///usr/bin/a%20b");
+        assert_eq!(place["address"]["relativeAddress"], 52);
+        assert_eq!(place["address"]["fullyQualifiedName"], "a b+0x34");
+        // The second stack has a file.
+        assert_eq!(result["locations"].as_array().unwrap().len(), 1);
     }
 
     #[test]

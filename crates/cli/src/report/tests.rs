@@ -147,13 +147,19 @@ fn findings_are_shown_with_their_stacks() {
     let scratch = Scratch::new("findings");
     let finding = json!({
         "check": "leak", "process": 7, "message": "a <QP> was not destroyed", "why": "w", "remedy": "r",
-        "stacks": [{ "title": "made here", "frames": [{ "function": "main", "file": "a.c", "line": 3 }] }],
+        "stacks": [{ "title": "made here", "frames": [
+            { "function": "main", "file": "a.c", "line": 3 },
+            { "function": "??", "file": null, "line": null, "object": "/usr/bin/a", "offset": 52 },
+        ] }],
     });
     let page = report(&[scratch.file("findings", &format!("{finding}\n"))]);
     assert_whole(&page);
-    for words in
-        ["<b>leak</b>: a &lt;QP&gt; was not destroyed", "main a.c:3", "1 findings of 1 kinds"]
-    {
+    for words in [
+        "<b>leak</b>: a &lt;QP&gt; was not destroyed",
+        "main a.c:3",
+        "?? (/usr/bin/a+0x34)",
+        "1 findings of 1 kinds",
+    ] {
         assert!(page.contains(words), "{words}: {page}");
     }
 }
