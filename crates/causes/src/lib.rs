@@ -98,6 +98,8 @@ causes! {
     1214 PacketLost "the peer is there, and the network lost the same packet each time",
     1215 PkeyDiffers "the P_Keys of the two queue pairs do not match",
     1301 NoReceive "the peer's program posted no receive",
+    6001 UcNoReceive "a message of UC found no receive",
+    6002 UcGap "messages of UC were lost on the way",
     7001 CqOverrun "a completion queue has overrun",
     8001 NoTransition "the queue pair cannot go from its state to that state",
     8002 AttributesMissing "the modify lacks attributes",

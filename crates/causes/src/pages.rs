@@ -13,6 +13,7 @@ const PAGES: &[&str] = &[
     include_str!("../pages/11-rem-op-err.md"),
     include_str!("../pages/12-retry-exc-err.md"),
     include_str!("../pages/13-rnr-retry-exc-err.md"),
+    include_str!("../pages/uc.md"),
     include_str!("../pages/other-statuses.md"),
     include_str!("../pages/calls.md"),
     include_str!("../pages/events.md"),

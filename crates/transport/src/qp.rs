@@ -36,7 +36,7 @@ use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::qp::drops::{DropReason, Drops};
+use anyverbs_proto::qp::drops::{DropReason, Drops, Lost};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
@@ -399,6 +399,13 @@ impl Qp {
     #[must_use]
     pub fn drops(&self, reason: DropReason, within: Duration) -> Option<Drops> {
         self.0.state.try_lock_for(within)?.machine.drops(reason)
+    }
+
+    /// Messages of UC that it dropped since the last RESET, by cause. None as well if its lock cannot be had within this time.
+    #[must_use]
+    pub fn lost(&self, within: Duration) -> Vec<Lost> {
+        let state = self.0.state.try_lock_for(within);
+        state.map(|state| state.machine.lost().to_vec()).unwrap_or_default()
     }
 
     /// State now.

@@ -1,8 +1,12 @@
-//! Datagrams that a queue pair drops. No completion tells of them, at neither end.
+//! Datagrams, and messages of UC, that a queue pair drops. No completion tells of them, at neither end.
+
+use std::fmt;
+
+use anyverbs_causes::Cause;
 
 use crate::counters::Counter;
 use crate::env::Env;
-use crate::types::{Gid, PKey, QKey, Qpn};
+use crate::types::{Gid, PKey, Psn, QKey, Qpn};
 use crate::wire::deth::Deth;
 
 use super::grh::GRH_LEN;
@@ -56,6 +60,17 @@ pub struct Drops {
     pub room: u64,
 }
 
+/// Messages of a UC queue pair that were dropped for one cause.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// The cause.
+    pub cause: Cause,
+    /// How many there were.
+    pub count: u64,
+    /// The first of them, and why it was dropped: a sentence without its full stop.
+    pub first: String,
+}
+
 /// Drops by reason.
 pub(super) type AllDrops = [Option<Drops>; DropReason::ALL.len()];
 
@@ -73,6 +88,57 @@ impl Qp {
         }
         self.explain_drop(arrival, packet, env);
         env.count(Counter::DropPkey, 1);
+    }
+
+    /// UC: a message of the peer is dropped. The log says so, once for each cause: its sender's work succeeds (IBA 9.8.3).
+    #[cold]
+    pub(super) fn note_lost<E: Env>(
+        &mut self,
+        cause: Cause,
+        first: impl FnOnce(&Self) -> String,
+        env: &mut E,
+    ) {
+        if let Some(lost) = self.trouble().lost.iter_mut().find(|lost| lost.cause == cause) {
+            lost.count += 1;
+            return;
+        }
+        let first = first(self);
+        env.log(format_args!(
+            "queue pair {:#08x}: {first}; UC tells the sender nothing; see `anyverbs explain {cause}`",
+            self.qpn.get()
+        ));
+        self.trouble().lost.push(Lost { cause, count: 1, first });
+    }
+
+    /// As [`note_lost`](Self::note_lost), of one message.
+    #[cold]
+    pub(super) fn note_lost_message<E: Env>(
+        &mut self,
+        cause: Cause,
+        what: &str,
+        why: &dyn fmt::Display,
+        env: &mut E,
+    ) {
+        let first = |qp: &Self| format!("{what} of {} was dropped: {why}", qp.peer(qp.sq.done));
+        self.note_lost(cause, first, env);
+    }
+
+    /// UC: this packet came, and another was to come.
+    #[cold]
+    pub(super) fn note_gap<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        env.count(Counter::DropUcGap, 1);
+        let expected = self.expected();
+        let first = |qp: &Self| {
+            let is_first = expected == qp.attr.rq_psn;
+            format!(
+                "messages of {} were lost on the way: PSN {:#x} came, and {:#x}{} was to come",
+                qp.peer(qp.sq.done),
+                psn.get(),
+                expected.get(),
+                if is_first { ", which is rq_psn," } else { "" }
+            )
+        };
+        self.note_lost(Cause::UcGap, first, env);
     }
 
     /// Drops a datagram.

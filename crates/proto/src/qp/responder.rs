@@ -429,11 +429,12 @@ impl Qp {
         let psn = packet.headers.bth.psn;
         let opcode = packet.headers.bth.opcode;
         if psn != self.responder.expected {
-            env.count(Counter::DropUcGap, 1);
+            self.note_gap(psn, env);
             self.responder.inbound = Inbound::None;
         }
         self.responder.expected = psn;
         if self.responder.inbound == Inbound::None && !opcode.starts_message() {
+            // The rest of a message that was dropped, which the log has told of.
             self.responder.expected = psn.plus(packet.packets);
             return env.count(Counter::DropUcGap, 1);
         }
@@ -444,19 +445,29 @@ impl Qp {
         if let Err(stop) = self.execute(packet, env) {
             self.responder.inbound = Inbound::None;
             self.responder.expected = psn.plus(packet.packets);
+            let what = request_name(opcode);
             match stop {
-                Stop::NotReady => env.count(Counter::DropNoRecv, 1),
+                Stop::NotReady => {
+                    env.count(Counter::DropNoRecv, 1);
+                    let of = if self.init.srq {
+                        "the SRQ had no receive"
+                    } else {
+                        "no receive was posted"
+                    };
+                    self.note_lost_message(Cause::UcNoReceive, what, &of, env);
+                }
                 Stop::NotFetched => env.count(Counter::DropMalformed, 1),
                 Stop::Refused(refusal) => {
                     env.count(Counter::DropUcAccess, 1);
                     // A receive that cannot be written is the program's mistake, and is shown (IBA 9.8.3.2.5).
-                    let what = request_name(opcode);
                     let reason = self.reason_of_refusal(&refusal, packet, env);
                     if refusal.nak == Some(NakCode::RemoteOperational) && self.responder.recv_taken
                     {
                         self.explain_refusal(what, &reason, env);
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
+                    } else {
+                        self.note_lost_message(reason.cause, what, &reason, env);
                     }
                     if refusal.nak == Some(NakCode::RemoteAccess) {
                         self.note_wrong_key(what, &reason, env);

@@ -6,6 +6,7 @@ mod calls;
 mod facts;
 mod joined;
 mod lending;
+mod lost;
 mod receives;
 #[cfg(feature = "general-way")]
 mod row;

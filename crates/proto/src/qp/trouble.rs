@@ -16,11 +16,11 @@ use crate::wc::WcStatus;
 use crate::wire::aeth::NakCode;
 use crate::wire::bth::Bth;
 use crate::wire::feth::Selectivity;
-use crate::wire::opcode::{Opcode, Operation};
+use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wr::{SendFlags, SendOp, Sge};
 
 use super::attr::{QpState, QpType};
-use super::drops::{AllDrops, DropReason, Drops};
+use super::drops::{AllDrops, DropReason, Drops, Lost};
 use super::responder::Refusal;
 use super::{Arrival, Incoming, Qp};
 
@@ -54,10 +54,12 @@ pub(super) struct Trouble {
     spoiled: Option<(u32, bool)>,
     /// Datagrams that were dropped.
     drops: AllDrops,
+    /// Messages of UC that were dropped.
+    pub(super) lost: Vec<Lost>,
 }
 
 impl Qp {
-    fn trouble(&mut self) -> &mut Trouble {
+    pub(super) fn trouble(&mut self) -> &mut Trouble {
         self.trouble.get_or_insert_default()
     }
 
@@ -65,6 +67,12 @@ impl Qp {
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> Option<Drops> {
         self.trouble.as_ref()?.drops[reason as usize]
+    }
+
+    /// Messages of UC that were dropped since the last RESET, by cause.
+    #[must_use]
+    pub fn lost(&self) -> &[Lost] {
+        self.trouble.as_ref().map_or(&[], |trouble| &trouble.lost)
     }
 
     pub(super) fn drops_mut(&mut self) -> &mut AllDrops {
@@ -201,7 +209,8 @@ impl Qp {
         });
     }
 
-    /// A packet was dropped. If its sender asks, this tells it why. The log says it once if the two ends differ.
+    /// A packet was dropped. If its sender asks, this tells it why. The log says it once if the two ends differ. A sender of UC asks
+    /// nothing.
     #[cold]
     pub(super) fn explain_drop<E: Env>(
         &mut self,
@@ -210,11 +219,15 @@ impl Qp {
         env: &mut E,
     ) {
         let bth = &packet.headers.bth;
-        if bth.reserved & Bth::ASKS == 0 || !bth.opcode.is_request() {
+        let asks = bth.reserved & Bth::ASKS != 0;
+        let is_uc = self.init.qp_type == QpType::Uc && bth.opcode.service == Service::Uc;
+        if !(asks || is_uc) || !bth.opcode.is_request() {
             return;
         }
         let Some(cause) = self.reason_of_drop(arrival, bth) else { return };
-        env.tell_why(arrival, bth, cause);
+        if asks {
+            env.tell_why(arrival, bth, cause);
+        }
         if matches!(cause, Cause::PeerNotReady | Cause::PeerInError)
             || std::mem::replace(&mut self.trouble().has_told, true)
         {
@@ -339,7 +352,7 @@ impl Qp {
         ));
     }
 
-    fn peer(&self, position: u32) -> Peer {
+    pub(super) fn peer(&self, position: u32) -> Peer {
         let (gid, qpn) = match self.init.qp_type {
             QpType::Ud if self.sq.outstanding() > 0 => {
                 let dest = self.sq.dest(position);
@@ -587,7 +600,7 @@ pub(super) fn request_name(opcode: Opcode) -> &'static str {
 }
 
 /// The other end.
-struct Peer {
+pub(super) struct Peer {
     ip: std::net::IpAddr,
     qpn: Qpn,
 }
