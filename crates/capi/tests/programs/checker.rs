@@ -162,7 +162,7 @@ fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
 /// A program that leaves the end of its queue pair to the process is told when that ends.
 #[test]
 fn the_checker_reports_a_lost_datagram_when_the_process_ends() {
-    let run = |kind| check(["leaves-a-lost-datagram", kind, "plain"], "1", "leak");
+    let run = |kind| check(["leaves-a-lost-datagram", kind, "plain"], "1", "leak:mistakes");
     let (status, said, found) = run("wrong");
     let wanted = vec!["datagram-without-receive".to_owned()];
     assert_eq!((status, found), (Some(66), wanted), "{said}");
@@ -211,7 +211,8 @@ fn the_checker_says_how_many_leaks_it_leaves_out() {
     assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 20]), "{said}");
     // The program leaves 55.
     assert!(said.contains(" 35 further objects were not ended\n"), "{said}");
-    let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "leak");
+    let (status, said, found) =
+        check(["leaks-of-many-places", "wrong", "plain"], "1", "leak:mistakes");
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
     assert!(!said.contains("anyverbs check"), "{said}");
 }
@@ -247,7 +248,7 @@ fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
 #[test]
 fn the_checker_says_nothing_of_larger_programs() {
     let rules = env::temp_dir().join(format!("anyverbs-check-rules-{}", std::process::id()));
-    fs::write(&rules, "use-after-destroy").unwrap();
+    fs::write(&rules, "use-after-destroy:comp_cntr.c\nuse-after-destroy:memory.c").unwrap();
     for name in ["cm_threads", "cm_xrc"] {
         run_with(name, &[("ANYVERBS_CHECK", "1")]);
     }
@@ -298,3 +299,8 @@ fn the_checker_obeys_its_settings() {
     let (status, said, found) = check([id, "wrong", "plain"], "0", "");
     assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
 }
+    // A rule that is none would change what is found: no rule of the file holds.
+    let (status, said, found) = check([id, "wrong", "plain"], "1", &format!("{rule}\nleak\n"));
+    assert_eq!((status, found.len()), (Some(66), 1), "{said}");
+    let why = "cannot be used: line 2: a rule is CHECK:PART, and this has no colon: \"leak\"";
+    assert!(said.contains("no finding is left out") && said.contains(why), "{said}");

@@ -313,6 +313,6 @@ mod tests {
         assert_eq!(left(""), (3, 999));
         assert_eq!(left("leak:tests::few"), (3, 997));
         assert_eq!(left("leak:tests::many"), (2, 0));
-        assert_eq!(left("leak"), (0, 0));
+        assert_eq!(left("leak:tests::"), (0, 0));
     }
 }
