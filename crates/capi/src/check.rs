@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use anyverbs::{DropReason, Gid};
+use anyverbs::{DropReason, Gid, Lost};
 use anyverbs_check::{
     Activity, Dropped, DroppedDatagrams, Kind, Ledger, QueuePair, Refusal, Region, checker,
 };
@@ -46,12 +46,12 @@ pub(crate) fn made<P>(pointer: *const P) {
     }
 }
 
-/// The program has made a queue pair of type UD.
-static HAS_DATAGRAM_QPS: AtomicBool = AtomicBool::new(false);
+/// The program has made a queue pair of type UD or UC.
+static HAS_SILENT_QPS: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program has made a queue pair of type UD. One that waits polls often, and asks for dropped datagrams each time.
-pub(crate) fn has_datagram_qps() -> bool {
-    HAS_DATAGRAM_QPS.load(Ordering::Relaxed)
+/// Whether the program has made a queue pair of type UD or UC. One that waits polls often, and asks for what was dropped each time.
+pub(crate) fn has_silent_qps() -> bool {
+    HAS_SILENT_QPS.load(Ordering::Relaxed)
 }
 
 /// Facts about a queue pair that was given to the program.
@@ -65,6 +65,7 @@ pub(crate) fn made_qp(
         let facts = QueuePair {
             number,
             is_datagram: init.qp_type == IBV_QPT_UD,
+            is_uc: init.qp_type == IBV_QPT_UC,
             is_reliable: init.qp_type == IBV_QPT_RC,
             signals_all: init.sq_sig_all != 0,
             max_inline: init.cap.max_inline_data,
@@ -74,8 +75,8 @@ pub(crate) fn made_qp(
             send_cq: init.send_cq as usize,
             recv_cq: init.recv_cq as usize,
         };
-        if facts.is_datagram {
-            HAS_DATAGRAM_QPS.store(true, Ordering::Relaxed);
+        if facts.is_datagram || facts.is_uc {
+            HAS_SILENT_QPS.store(true, Ordering::Relaxed);
         }
         checker.ledger().made_qp(pointer as usize, facts);
         let queues = [init.send_cq as usize, init.recv_cq as usize, init.srq as usize];
@@ -83,7 +84,7 @@ pub(crate) fn made_qp(
     }
 }
 
-/// The datagrams that a queue pair has dropped. Its lock is waited for until then.
+/// The datagrams, or the messages of UC, that a queue pair has dropped. Its lock is waited for until then.
 pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedDatagrams> {
     let of = |reason| {
         let drops = device.drops(reason, deadline.saturating_duration_since(Instant::now()))?;
@@ -97,7 +98,12 @@ pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedD
         };
         Some(DroppedDatagrams { reason, count: drops.count, from })
     };
-    DropReason::ALL.into_iter().filter_map(of).collect()
+    let lost = device.lost(deadline.saturating_duration_since(Instant::now()));
+    let lost = lost.into_iter().map(|Lost { cause, count, first }| {
+        let reason = Dropped::Message { cause: cause.number(), first };
+        DroppedDatagrams { reason, count, from: String::new() }
+    });
+    DropReason::ALL.into_iter().filter_map(of).chain(lost).collect()
 }
 
 /// Tells of datagrams that a queue pair has dropped.
@@ -108,9 +114,9 @@ pub(crate) fn dropped(pointer: *const ibv_qp, all: &[DroppedDatagrams]) {
     }
 }
 
-/// The addresses of the queue pairs of type UD whose receives complete in this queue.
-pub(crate) fn datagram_qps(cq: *const ibv_cq_ex) -> Vec<usize> {
-    checker().map(|checker| checker.ledger().datagram_qps(Some(cq as usize))).unwrap_or_default()
+/// The addresses of the queue pairs of types UD and UC whose receives complete in this queue.
+pub(crate) fn silent_qps(cq: *const ibv_cq_ex) -> Vec<usize> {
+    checker().map(|checker| checker.ledger().silent_qps(Some(cq as usize))).unwrap_or_default()
 }
 
 /// Nothing is known of what is outstanding in this SRQ or queue pair.
@@ -240,6 +246,20 @@ pub(crate) fn detached(pointer: *const ibv_qp, group: Gid) {
     }
 }
 
+/// An identifier has joined a group for its queue pair.
+pub(crate) fn joined(pointer: *const ibv_qp, id: *const rdma_cm_id, group: Gid) {
+    if let Some(checker) = checker().filter(|_| !pointer.is_null()) {
+        checker.ledger().joined(pointer as usize, id as usize, group.to_string());
+    }
+}
+
+/// The identifier has left it.
+pub(crate) fn left(pointer: *const ibv_qp, id: *const rdma_cm_id, group: Gid) {
+    if let Some(checker) = checker().filter(|_| !pointer.is_null()) {
+        checker.ledger().left(pointer as usize, id as usize, &group.to_string());
+    }
+}
+
 /// The queue pair is connected to another one.
 pub(crate) fn connected(pointer: *const ibv_qp, to: u32) {
     if let Some(checker) = checker() {
@@ -323,7 +343,10 @@ pub(crate) fn ending<P>(
     activity: impl Fn(usize) -> Activity,
     end: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    let Some(checker) = checker() else { return end() };
+    let Some(checker) = checker() else {
+        anyverbs_check::ends_in_child(pointer as usize);
+        return end();
+    };
     checker.ends(pointer as usize, activity);
     end().inspect_err(|e| checker.ledger().not_ended(pointer as usize, *e == Errno(libc::EBUSY)))
 }

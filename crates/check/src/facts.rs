@@ -57,7 +57,8 @@ impl Kind {
     }
 
     /// Its name in a report.
-    pub(crate) fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Pd => "protection domain",
             Self::Mr => "memory region",
@@ -87,6 +88,11 @@ impl Kind {
         matches!(self, Self::Context | Self::Channel | Self::EventChannel | Self::CmId)
     }
 
+    /// Whether a forked child may end it: that closes its own copy of a descriptor.
+    pub(crate) fn is_of_process(self) -> bool {
+        matches!(self, Self::Context | Self::Channel | Self::EventChannel)
+    }
+
     /// Whether one that is left at the end is a leak. The library has some of the others for itself.
     pub(crate) fn can_leak(self) -> bool {
         !self.has_descriptor() && !matches!(self, Self::CmEvent | Self::Other)
@@ -100,6 +106,8 @@ pub struct QueuePair {
     pub number: u32,
     /// Whether it is of type UD.
     pub is_datagram: bool,
+    /// Whether it is of type UC.
+    pub is_uc: bool,
     /// Whether it is of type RC.
     pub is_reliable: bool,
     /// Whether all its sends make completions.
@@ -237,14 +245,21 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// Datagrams that a queue pair dropped for one reason.
+impl QueuePair {
+    /// Whether messages that it drops fail no work at either end.
+    pub(crate) fn drops_silently(self) -> bool {
+        self.is_datagram || self.is_uc
+    }
+}
+
+/// Datagrams, or messages of UC, that a queue pair dropped for one reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DroppedDatagrams {
     /// The reason.
     pub reason: Dropped,
     /// How many there were.
     pub count: u64,
-    /// Where the first one came from.
+    /// Where the first one came from. Empty for UC, whose peer stands in the reason.
     pub from: String,
 }
 
@@ -255,8 +270,15 @@ pub type DropsOf = fn(usize, Instant) -> Vec<DroppedDatagrams>;
 pub const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Dropped {
+    /// UC: the number of the cause, and a sentence about the first message.
+    Message {
+        /// As in `vendor_err`.
+        cause: u16,
+        /// Without its full stop.
+        first: String,
+    },
     /// Its Q_Key was not the queue pair's own.
     QKey {
         /// The queue pair's.

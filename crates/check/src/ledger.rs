@@ -37,8 +37,10 @@ struct Object {
 #[derive(Debug)]
 struct Group {
     gid: String,
-    /// Where it was attached.
+    /// Where it was attached, or its identifier joined.
     stack: Stack,
+    /// The address of the identifier that has joined the group for it; 0 if the program attached it.
+    id: usize,
 }
 
 /// Events of one type, of one object.
@@ -121,7 +123,9 @@ pub struct Ledger {
     cqs: Map<usize, CompletionQueue>,
     pinned: Pinned,
     dead: Dead,
-    has_posted_in_child: bool,
+    /// An identifier has joined a group.
+    has_joins: bool,
+    has_found_in_child: bool,
     /// The fields of failed completions that the program read, each once.
     undefined: Vec<&'static str>,
     has_told_of_poison: bool,
@@ -196,7 +200,8 @@ impl Ledger {
             cqs: Map::default(),
             pinned: Pinned::default(),
             dead: Dead::default(),
-            has_posted_in_child: false,
+            has_joins: false,
+            has_found_in_child: false,
             undefined: Vec::new(),
             has_told_of_poison: false,
         }
@@ -208,20 +213,33 @@ impl Ledger {
 
     /// The same, of what this forked child did.
     pub(crate) fn has_findings_in_child(&self) -> bool {
-        self.has_posted_in_child && self.has_findings()
+        self.has_found_in_child && self.has_findings()
     }
 
-    /// A forked child posts to a queue of its parent.
+    /// A forked child posts to a queue, which may be its parent's.
     pub(crate) fn posts_in_child(&mut self, queue: usize) {
-        if std::mem::replace(&mut self.has_posted_in_child, true) {
-            return;
+        self.uses_in_child(queue, "posts to", "the call fails");
+    }
+
+    /// A forked child ends an object, which may be its parent's. The descriptors that it closes are its own.
+    pub(crate) fn ends_in_child(&mut self, address: usize) {
+        let is_own = |object: &Object| object.kind.is_of_process();
+        if !self.objects.get(&address).is_some_and(is_own) {
+            self.uses_in_child(address, "ends", "nothing happens here");
         }
-        let kind = self.objects.get(&queue).map_or(Kind::Other, |object| object.kind);
-        let name = kind.name();
+    }
+
+    /// The ledger does not have what the child made itself.
+    fn uses_in_child(&mut self, address: usize, does: &str, then: &str) {
+        let Some(object) = self.objects.get(&address).filter(|_| !self.has_found_in_child) else {
+            return;
+        };
+        let name = object.kind.name();
         let what = format!(
-            "a forked child posts to the {name} at {queue:#x}, which is its parent's; the call fails"
+            "a forked child {does} the {name} at {address:#x}, which is its parent's; {then}"
         );
-        let made = self.origin(queue, &format!("The {name} was made here, by the parent"));
+        let made = self.origin(address, &format!("The {name} was made here, by the parent"));
+        self.has_found_in_child = true;
         self.report(Check::ForkedChild, what, vec![here(Stack::here()), made]);
     }
 
@@ -257,15 +275,31 @@ impl Ledger {
     /// The queue pair is attached to a multicast group. To be attached again changes nothing.
     pub fn attached(&mut self, address: usize, gid: String) {
         let Some(object) = self.objects.get_mut(&address) else { return };
-        if object.groups.iter().all(|group| group.gid != gid) {
-            object.groups.push(Group { gid, stack: Stack::here() });
+        if object.groups.iter().all(|group| group.gid != gid || group.id != 0) {
+            object.groups.push(Group { gid, stack: Stack::here(), id: 0 });
+        }
+    }
+
+    /// An identifier has joined a multicast group for its queue pair. It may do so more than once.
+    pub fn joined(&mut self, address: usize, id: usize, gid: String) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        object.groups.push(Group { gid, stack: Stack::here(), id });
+        self.has_joins = true;
+    }
+
+    /// An identifier has left a group that it had joined for its queue pair: once.
+    pub fn left(&mut self, address: usize, id: usize, gid: &str) {
+        let Some(object) = self.objects.get_mut(&address) else { return };
+        let is_it = |group: &Group| group.id == id && group.gid == gid;
+        if let Some(at) = object.groups.iter().rposition(is_it) {
+            object.groups.remove(at);
         }
     }
 
     /// The queue pair is detached from a multicast group.
     pub fn detached(&mut self, address: usize, gid: &str) {
         if let Some(object) = self.objects.get_mut(&address) {
-            object.groups.retain(|group| group.gid != gid);
+            object.groups.retain(|group| group.gid != gid || group.id != 0);
         }
     }
 

@@ -51,8 +51,18 @@ pub fn checker() -> Option<&'static Checker> {
     CHECKER.get()?.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed))
 }
 
-/// The program posts to a queue of this address. In a forked child that is a mistake, since it was its parent's.
+/// The program posts to a queue of this address. In a forked child that is a mistake, if it was its parent's.
 pub fn posts(queue: usize) {
+    in_a_child(|ledger| ledger.posts_in_child(queue));
+}
+
+/// The program ends the object of this address. In a forked child that is a mistake, if it was its parent's.
+pub fn ends_in_child(address: usize) {
+    in_a_child(|ledger| ledger.ends_in_child(address));
+}
+
+/// Tells the ledger, if this is a forked child.
+fn in_a_child(tell: impl FnOnce(&mut Ledger)) {
     if !IS_CHILD.load(Ordering::Relaxed) {
         return;
     }
@@ -60,7 +70,7 @@ pub fn posts(queue: usize) {
     let ledger =
         CHECKER.get().and_then(Option::as_ref).and_then(|checker| checker.ledger.try_lock());
     if let Some(mut ledger) = ledger {
-        ledger.posts_in_child(queue);
+        tell(&mut ledger);
     }
 }
 

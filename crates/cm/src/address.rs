@@ -93,7 +93,9 @@ impl Address {
         self.socket_addr().ip()
     }
 
-    pub(super) fn gid(&self) -> Gid {
+    /// The GID that stands for it.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
         match self {
             Self::Ip(a) => a.ip().into(),
             Self::Ib(a) => a.gid,

@@ -172,6 +172,7 @@ pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
 /// did not free before, as it should, stays.
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     let _uncancelled = Uncancelled::new();
+    anyverbs_check::ends_in_child(id as usize);
     zero(find(id).and_then(|id| destroy(&id)))
 }
 

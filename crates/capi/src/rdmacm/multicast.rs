@@ -11,6 +11,7 @@ use libc::sockaddr;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::Errno,
     rdmacm::{Id, address, complete, id, zero},
 };
@@ -27,6 +28,9 @@ unsafe fn join(
     // SAFETY: the caller's promise.
     let group = unsafe { address(addr) }?;
     id.inner.device.join(&Join { group, send_only, cookie: context as u64 })?;
+    if !send_only {
+        check::joined(id::fields(id).qp, id.public(), group.gid());
+    }
     drop(uncancelled);
     complete(id)
 }
@@ -83,6 +87,8 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
     zero(id::find(id).and_then(|id| {
         // SAFETY: the caller's promise.
         let group = unsafe { address(addr) }?;
-        Ok(id.inner.device.leave(&group)?)
+        id.inner.device.leave(&group)?;
+        check::left(id::fields(&id).qp, id.public(), group.gid());
+        Ok(())
     }))
 }

@@ -474,15 +474,15 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
 /// The same for librdmacm, which a program does not see to call it.
 pub(crate) fn destroy_qp(qp_: *mut ibv_qp) -> c_int {
     value(qp(qp_).and_then(|qp| {
-        look_at_ud(&qp);
+        look_at_drops(&qp);
         check::ending(qp_, activity, || qp.inner.device.destroy())?;
         object::retire(&qp).ok_or(Errno::EINVAL)
     }))
 }
 
-/// A queue pair that may have dropped datagrams ends, or forgets them.
-fn look_at_ud(qp: &Qp) {
-    if check::is_on() && qp.inner.qp_type == Some(QpType::Ud) {
+/// A queue pair that may have dropped datagrams or messages of UC ends, or forgets them.
+fn look_at_drops(qp: &Qp) {
+    if check::is_on() && matches!(qp.inner.qp_type, Some(QpType::Ud | QpType::Uc)) {
         look_for_drops(qp);
     }
 }
@@ -583,7 +583,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let mask = attr_mask(mask as c_uint)?;
         let mask = mask.difference(pointless(qp.inner.qp_type));
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == IBV_QPS_RESET {
-            look_at_ud(&qp);
+            look_at_drops(&qp);
         }
         match &qp.inner.device {
             Device::Transport(device) => {

@@ -534,19 +534,20 @@ unsafe fn tell_of_empty(cq: *mut ibv_cq_ex) {
     if inner.device.is_overrun() {
         check::overrun(cq);
     }
-    if !check::has_datagram_qps() {
+    if !check::has_silent_qps() {
         return;
     }
     // The queue pairs of a completion queue may be on both ports.
     let counters = [1, 2].map(|port| inner.context.inner.device.counters_of_port(port).ok());
     let dropped_on = |of: &Counters| -> u64 {
-        DropReason::ALL.into_iter().map(|reason| of.read(reason.counter())).sum()
+        let of_datagrams = DropReason::ALL.into_iter().map(DropReason::counter);
+        of_datagrams.chain([Counter::DropUcAccess]).map(|counter| of.read(counter)).sum()
     };
     let dropped = counters.into_iter().flatten().map(dropped_on).sum();
     if inner.dropped.swap(dropped, Ordering::Relaxed) == dropped {
         return;
     }
-    for qp in check::datagram_qps(cq) {
+    for qp in check::silent_qps(cq) {
         if let Ok(qp) = object::lookup(qp as *const ibv_qp_ex) {
             look_for_drops(&qp);
         }

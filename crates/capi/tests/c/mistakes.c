@@ -1,6 +1,6 @@
 /* Programs with one mistake each, which the checker finds, and programs that look like them and are right. The first argument
  * is the name of the check, the second "wrong" or "right", the third "plain" or "extended": the calls that post and poll. */
-#include "check.h"
+#include "cm.h"
 #include <linux/capability.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -25,8 +25,11 @@ static struct end make(struct ibv_pd *pd, enum ibv_qp_type type)
 	struct ibv_qp_init_attr_ex qp = { .send_cq = e.cq, .recv_cq = e.cq, .qp_type = type, .pd = pd,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = type == IBV_QPT_UD ? IBV_QP_EX_WITH_SEND : IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ |
-			IBV_QP_EX_WITH_RDMA_WRITE };
+		.send_ops_flags = IBV_QP_EX_WITH_SEND };
+	if (type != IBV_QPT_UD)
+		qp.send_ops_flags |= IBV_QP_EX_WITH_RDMA_WRITE;
+	if (type == IBV_QPT_RC)
+		qp.send_ops_flags |= IBV_QP_EX_WITH_RDMA_READ;
 	e.qp = ibv_create_qp_ex(pd->context, &qp);
 	TRUE(e.cq && e.qp);
 	return e;
@@ -579,6 +582,37 @@ static void posted_from_forked_child(struct end *a, struct end *b)
 	result = WEXITSTATUS(status);
 }
 
+/* Right: the child closes its copies of descriptors, and ends what it made itself. */
+static void ended_by_a_forked_child(struct end *a, struct end *b)
+{
+	int status;
+	struct ibv_context *ctx = a->qp->context;
+	struct ibv_comp_channel *events = ibv_create_comp_channel(ctx);
+	pid_t child = fork();
+	TRUE(child >= 0);
+	if (!child) {
+		struct ibv_pd *pd = ibv_alloc_pd(ctx);
+		struct end c = make(pd, IBV_QPT_RC), d = make(pd, IBV_QPT_RC);
+		connect_ends(&c, &d);
+		OK(post_recv(&d, 1, 64));
+		OK(send_some(&c, 1, 8, IBV_SEND_SIGNALED));
+		OK(status_of_next(&c));
+		free_end(&c), free_end(&d);
+		OK(ibv_dealloc_pd(pd));
+		if (wrong)
+			OK(ibv_destroy_qp(a->qp) || ibv_destroy_qp(b->qp));
+		OK(ibv_destroy_comp_channel(events));
+		exit(0);
+	}
+	EQ(waitpid(child, &status, 0), child);
+	TRUE(WIFEXITED(status));
+	OK(post_recv(b, 1, 64));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	OK(status_of_next(a));
+	OK(ibv_destroy_comp_channel(events));
+	result = WEXITSTATUS(status);
+}
+
 static void failed_wc_opcode(struct end *a, struct end *b)
 {
 	(void)b;
@@ -728,6 +762,11 @@ int main(int argc, char **argv)
 		{ "send-queue-unsignaled", IBV_QPT_RC, send_queue_unsignaled },
 		{ "ended-in-use", IBV_QPT_RC, ended_in_use },
 		{ "destroyed-in-a-group", IBV_QPT_UD, destroyed_in_a_group },
+		{ "destroyed-in-a-joined-group", IBV_QPT_UD, destroyed_in_a_joined_group },
+		{ "ended-by-a-forked-child", IBV_QPT_RC, ended_by_a_forked_child },
+		{ "uc-without-receive", IBV_QPT_UC, uc_without_receive },
+		{ "uc-receive-too-small", IBV_QPT_UC, uc_receive_too_small },
+		{ "uc-without-right", IBV_QPT_UC, uc_without_right },
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },

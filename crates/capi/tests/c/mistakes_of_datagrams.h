@@ -29,6 +29,70 @@ static void destroyed_in_a_group(struct end *a, struct end *b)
 	OK(ibv_destroy_qp(qp));
 }
 
+/* A queue pair whose identifier has joined a group is in it, and in use. */
+static void destroyed_in_a_joined_group(struct end *a, struct end *b)
+{
+	(void)a, (void)b;
+	struct rdma_event_channel *c = channel();
+	struct rdma_cm_id *id = new_id(c, NULL, RDMA_PS_UDP);
+	struct sockaddr_storage own = address("127.0.0.1", 0), group = address("239.1.2.3", 0);
+	OK(rdma_bind_addr(id, sa(&own)));
+	create_qp(id, IBV_QPT_UD);
+	OK(rdma_join_multicast(id, sa(&group), NULL));
+	expect_ok(c, id, RDMA_CM_EVENT_MULTICAST_JOIN);
+	if (wrong)
+		EQ(ibv_destroy_qp(id->qp), EBUSY);
+	OK(rdma_leave_multicast(id, sa(&group)));
+	destroy_end(id);
+	rdma_destroy_event_channel(c);
+}
+
+/* Messages of UC that are dropped: no receive, one that is too short, and memory without the right. The receiver takes them
+ * unless this is wrong, and ends. */
+static void end_receiver(struct end *a, struct end *b)
+{
+	OK(status_of_next(a));
+	/* The message has arrived, or was dropped. */
+	struct end c = make(a->mr->pd, IBV_QPT_UC), d = make(a->mr->pd, IBV_QPT_UC);
+	connect_ends(&c, &d);
+	OK(post_recv(&d, 1, 8));
+	OK(send_some(&c, 1, 8, IBV_SEND_SIGNALED));
+	OK(status_of_next(&c) || status_of_next(&d));
+	free_end(&c), free_end(&d);
+	OK(ibv_destroy_qp(b->qp));
+	b->qp = make_qp(a->mr->pd, b->cq, IBV_QPT_UC, NULL, 0);
+}
+
+static void uc_without_receive(struct end *a, struct end *b)
+{
+	if (!wrong)
+		OK(post_recv(b, 1, 8));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	if (!wrong)
+		OK(status_of_next(b));
+	end_receiver(a, b);
+}
+
+static void uc_receive_too_small(struct end *a, struct end *b)
+{
+	OK(post_recv(b, 1, wrong ? 7 : 8));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	if (!wrong)
+		OK(status_of_next(b));
+	end_receiver(a, b);
+}
+
+static void uc_without_right(struct end *a, struct end *b)
+{
+	struct ibv_mr *mr = ibv_reg_mr(b->mr->pd, b->buf, 64, IBV_ACCESS_LOCAL_WRITE | (wrong ? 0 : IBV_ACCESS_REMOTE_WRITE));
+	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { .remote_addr = (uintptr_t)b->buf, .rkey = mr->rkey } };
+	OK(post(a, &wr));
+	end_receiver(a, b);
+	OK(ibv_dereg_mr(mr));
+}
+
 /* The receiver takes it unless this is wrong, and ends. */
 static void one_datagram(struct end *a, struct end *b, uint32_t qkey)
 {

@@ -88,6 +88,28 @@ fn the_checker_names_the_group_of_a_queue_pair_in_use() {
 }
 
 #[test]
+fn the_checker_names_the_group_that_an_identifier_has_joined() {
+    let run = |kind| check(["destroyed-in-a-joined-group", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    assert_eq!((status, &found[..]), (Some(66), &["ended-in-use".to_owned()][..]), "{said}");
+    let what = "is attached to the multicast group ::ffff:239.1.2.3; the call returns EBUSY";
+    assert!(said.contains(what) && said.contains("The group was joined here"), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
+fn the_checker_reports_a_child_that_ends_what_its_parent_made() {
+    let run = |kind| check(["ended-by-a-forked-child", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    let wanted = vec!["posted-from-forked-child".to_owned()];
+    assert_eq!((status, found), (Some(66), wanted), "{said}");
+    assert!(said.contains("a forked child ends the queue pair at"), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
+#[test]
 fn the_checker_reports_a_post_that_the_persona_refuses() {
     let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
     assert_eq!((status, &found[..]), (Some(66), &["refused-by-persona".to_owned()][..]), "{said}");
@@ -148,6 +170,28 @@ fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
         assert!(said.contains("a SEND (wr_id 0x2) of queue pair"), "{calls}: {said}");
         let (status, said, found) = check(["inline-read-without-fence", "right", calls], "1", "");
         assert_eq!((status, found), (Some(0), Vec::new()), "{calls}: {said}");
+    }
+}
+
+#[test]
+fn the_checker_says_which_messages_of_uc_were_dropped() {
+    for (id, check_id, why) in [
+        ("uc-without-receive", "receive-not-posted", "no receive was posted"),
+        ("uc-receive-too-small", "receive-too-small", "and the receive buffer 7"),
+        ("uc-without-right", "rights-too-weak", "IBV_ACCESS_REMOTE_WRITE"),
+    ] {
+        for calls in ["plain", "extended"] {
+            let (status, said, found) = check([id, "wrong", calls], "1", "");
+            assert_eq!((status, found), (Some(66), vec![check_id.to_owned()]), "{id}: {said}");
+            let line = said.lines().find(|line| line.contains("has dropped messages (1 so far)"));
+            assert!(line.is_some_and(|line| line.contains(why)), "{id}: {said}");
+            // So does the log, without the checker as well.
+            let logs = said.lines().filter(|line| line.contains("UC tells the sender nothing"));
+            assert_eq!(logs.count(), 1, "{id}: {said}");
+            let (status, said, found) = check([id, "right", calls], "1", "");
+            assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
+            assert!(!said.contains("UC tells"), "{id}: {said}");
+        }
     }
 }
 
@@ -293,14 +337,14 @@ fn the_checker_obeys_its_settings() {
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
     let (status, said, found) = check([id, "wrong", "plain"], "1", "leak:mistakes.c");
     assert_eq!((status, found.len()), (Some(66), 1), "{said}");
+    // A rule that is none would change what is found: no rule of the file holds.
+    let (status, said, found) = check([id, "wrong", "plain"], "1", &format!("{rule}\nleak\n"));
+    assert_eq!((status, found.len()), (Some(66), 1), "{said}");
+    let why = "cannot be used: line 2: a rule is CHECK:PART, and this has no colon: \"leak\"";
+    assert!(said.contains("no finding is left out") && said.contains(why), "{said}");
     // The program ends at once: nothing that is left then is a leak.
     let (status, said, found) = check([id, "wrong", "plain"], "fatal", "");
     assert_eq!((status, &found[..]), (Some(66), &[id.to_owned()][..]), "{said}");
     let (status, said, found) = check([id, "wrong", "plain"], "0", "");
     assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
 }
-    // A rule that is none would change what is found: no rule of the file holds.
-    let (status, said, found) = check([id, "wrong", "plain"], "1", &format!("{rule}\nleak\n"));
-    assert_eq!((status, found.len()), (Some(66), 1), "{said}");
-    let why = "cannot be used: line 2: a rule is CHECK:PART, and this has no colon: \"leak\"";
-    assert!(said.contains("no finding is left out") && said.contains(why), "{said}");

@@ -1,19 +1,24 @@
-//! Datagrams that queue pairs have dropped.
+//! Datagrams, and messages of UC, that queue pairs have dropped.
+
+use anyverbs_causes::Cause;
 
 use crate::catalogue::Check;
 use crate::facts::{Dropped, DroppedDatagrams, QueuePair};
 use crate::stack::Stack;
 
 use super::Ledger;
+use super::failed::check_of;
 
 impl Dropped {
-    fn check(self) -> Check {
-        match self {
+    /// `None` for a loss that is no mistake of this program.
+    fn check(&self) -> Option<Check> {
+        Some(match self {
+            Self::Message { cause, .. } => return check_of(Cause::from_number(*cause)?),
             Self::QKey { .. } => Check::QkeyMismatch,
             Self::PKey { .. } => Check::PkeyMismatch,
             Self::NoReceive => Check::DatagramUnreceived,
             Self::TooLong { .. } => Check::DatagramTooLong,
-        }
+        })
     }
 }
 
@@ -21,11 +26,20 @@ impl Ledger {
     /// A queue pair has dropped datagrams. Each reason is reported once.
     pub fn dropped(&mut self, address: usize, drops: &DroppedDatagrams) {
         let DroppedDatagrams { reason, count, from } = drops;
-        let check = reason.check();
+        let Some(check) = reason.check() else { return };
         let Some(queues) = self.queues.get_mut(&address) else { return };
         let Some(qp) = queues.qp.filter(|_| !queues.dropped.contains(&check)) else { return };
         queues.dropped.push(check);
         let why = match *reason {
+            Dropped::Message { ref first, .. } => {
+                let what = format!(
+                    "UC queue pair {:#x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
+                    qp.number
+                );
+                let seen = ("It was seen here, later".into(), Stack::here());
+                let made = self.origin(address, "The queue pair was made here");
+                return self.report(check, what, vec![seen, made]);
+            }
             Dropped::QKey { own, other } => {
                 format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")
             }
@@ -49,10 +63,10 @@ impl Ledger {
         self.report(check, what, vec![seen, made]);
     }
 
-    /// The addresses of the queue pairs of type UD whose receives complete in this queue, or in any.
+    /// The addresses of the queue pairs of types UD and UC whose receives complete in this queue, or in any.
     #[must_use]
-    pub fn datagram_qps(&self, cq: Option<usize>) -> Vec<usize> {
-        let is_of = |qp: QueuePair| qp.is_datagram && cq.is_none_or(|cq| qp.recv_cq == cq);
+    pub fn silent_qps(&self, cq: Option<usize>) -> Vec<usize> {
+        let is_of = |qp: QueuePair| qp.drops_silently() && cq.is_none_or(|cq| qp.recv_cq == cq);
         let qps = self.queues.iter().filter(|(_, queues)| queues.qp.is_some_and(is_of));
         qps.map(|(address, _)| *address).collect()
     }

@@ -8,13 +8,22 @@ use crate::report::{self, Finding};
 use crate::stack::Stack;
 
 use super::outstanding::Posted;
-use super::{Abandoned, Ledger, Unacknowledged, here};
+use super::{Abandoned, Group, Ledger, Unacknowledged, here};
 
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
 const LAST_WQE_REACHED: u32 = 16;
 
 /// Reports of leaks.
 const MOST_LEAKS: u32 = 20;
+
+impl Group {
+    /// Where the queue pair came into it.
+    fn origin(&self) -> (String, Stack) {
+        let joined =
+            if self.id == 0 { "It was attached here" } else { "The group was joined here" };
+        (joined.to_owned(), self.stack)
+    }
+}
 
 impl Ledger {
     /// The program ends an object. `activity` tells of the address of a queue pair what it does. Returns whether the call waits for
@@ -75,7 +84,7 @@ impl Ledger {
             "the {name} at {address:#x} is not ended, since it is attached to the multicast group {}{of}; the call returns EBUSY",
             group.gid
         );
-        let attached = ("It was attached here".to_owned(), group.stack);
+        let attached = group.origin();
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(Stack::here()), attached, made]);
     }
@@ -145,6 +154,12 @@ impl Ledger {
                 srq.abandoned_by = Some(Abandoned { number, made, ended });
             }
         }
+        if self.has_joins && object.as_ref().is_some_and(|object| object.kind == Kind::CmId) {
+            // It has left its groups.
+            self.objects.values_mut().for_each(|object| {
+                object.groups.retain(|group| group.id != address);
+            });
+        }
         if let Some(object) = object {
             self.dead.add(address, object, region.map(|region| region.lkey));
         }
@@ -166,7 +181,7 @@ impl Ledger {
     /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped.
     pub(crate) fn end(&mut self) {
         let deadline = Instant::now() + LONGEST_WAIT;
-        for qp in self.datagram_qps(None) {
+        for qp in self.silent_qps(None) {
             (self.drops_of)(qp, deadline).iter().for_each(|drops| self.dropped(qp, drops));
         }
         let more = self.report_leaks();
@@ -181,12 +196,17 @@ impl Ledger {
         left.sort_by_key(|(address, _)| *address);
         let leaks = left.into_iter().filter_map(|(address, object)| {
             let is_leak = object.kind.can_leak() && !object.is_own;
-            is_leak.then(|| (address, object.kind.name(), object.stack))
+            is_leak.then_some((address, object))
         });
         let (mut reports, mut more) = (0, 0);
-        for (address, name, stack) in leaks {
-            let what = format!("the {name} at {address:#x} was not ended when the program did");
-            let stacks = vec![("It was made here".into(), stack)];
+        for (address, object) in leaks {
+            let name = object.kind.name();
+            let mut what = format!("the {name} at {address:#x} was not ended when the program did");
+            let mut stacks = vec![("It was made here".into(), object.stack)];
+            if let Some(group) = object.groups.first() {
+                what.push_str(&format!(", and is in the multicast group {}", group.gid));
+                stacks.push(group.origin());
+            }
             let finding = Finding { check: Check::Leak, about: String::new(), what, stacks };
             if self.reporter.is_suppressed(&finding) {
                 continue;
@@ -297,6 +317,44 @@ mod tests {
         ledger.attached(1, "ff0e::2".into());
         ledger.not_ended(1, true);
         assert_eq!(ledger.reporter.findings, 1);
+    }
+
+    #[test]
+    fn a_queue_pair_is_in_a_group_until_its_identifier_has_left_as_often_as_joined() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        let is_in_use = |ledger: &mut Ledger| {
+            let before = ledger.reporter.findings;
+            ledger.not_ended(1, true);
+            ledger.reporter.findings > before
+        };
+        ledger.made(1, Kind::Qp);
+        ledger.made(2, Kind::CmId);
+        ledger.joined(1, 2, "ff0e::1".into());
+        ledger.joined(1, 2, "ff0e::1".into());
+        // It is another way into the same group.
+        ledger.detached(1, "ff0e::1");
+        ledger.left(1, 2, "ff0e::1");
+        assert!(is_in_use(&mut ledger));
+        ledger.left(1, 2, "ff0e::1");
+        assert!(!is_in_use(&mut ledger));
+        ledger.joined(1, 2, "ff0e::1".into());
+        ledger.ended(2);
+        assert!(!is_in_use(&mut ledger));
+    }
+
+    #[test]
+    fn a_leaked_queue_pair_is_reported_with_its_group() {
+        let file = std::env::temp_dir().join(format!("anyverbs-leak-{}", std::process::id()));
+        let reporter = Reporter::new("", Some(file.clone()));
+        let mut ledger = Ledger::new(reporter, |_, _| false, |_, _| vec![]);
+        ledger.made(1, Kind::Qp);
+        ledger.joined(1, 2, "ff0e::7".into());
+        ledger.report_leaks();
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        for part in ["is in the multicast group ff0e::7", "The group was joined here"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -26,13 +26,13 @@ const RIGHTS: [(u32, &str); 5] = [
 ];
 
 /// The check that a cause belongs to.
-fn check_of(cause: Cause) -> Option<Check> {
+pub(super) fn check_of(cause: Cause) -> Option<Check> {
     Some(match cause {
         Cause::RkeyAsLkey | Cause::LkeyAsRkey => Check::WrongKey,
         Cause::LkeyRight | Cause::RkeyRight | Cause::QpRight => Check::Rights,
         Cause::LkeyOfOtherPd | Cause::RkeyOfOtherPd | Cause::AhOfOtherPd => Check::PdMismatch,
         Cause::MessageTooLong | Cause::PeerMessageTooLong => Check::ReceiveTooSmall,
-        Cause::NoReceive => Check::NoReceive,
+        Cause::NoReceive | Cause::UcNoReceive => Check::NoReceive,
         Cause::LkeyDeregistered | Cause::RkeyDeregistered => Check::UseAfterDestroy,
         _ => return None,
     })

@@ -354,6 +354,7 @@ mod tests {
         let qp = QueuePair {
             number: 17,
             is_datagram: false,
+            is_uc: false,
             is_reliable: true,
             signals_all: false,
             max_inline: 64,
