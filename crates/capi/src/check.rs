@@ -348,7 +348,9 @@ pub(crate) fn ending<P>(
         return end();
     };
     checker.ends(pointer as usize, activity);
-    end().inspect_err(|e| checker.ledger().not_ended(pointer as usize, *e == Errno(libc::EBUSY)))
+    end().inspect_err(|e| {
+        checker.ledger().not_ended(pointer as usize, *e == Errno::said(libc::EBUSY))
+    })
 }
 
 /// The program read an event about an object. Each type of event has a code.

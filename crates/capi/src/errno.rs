@@ -1,35 +1,125 @@
 //! Reporting the outcome of a call: `errno`, and the three conventions of the manual pages.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, ptr};
 
-use anyverbs_causes::Cause;
+use anyverbs_causes::{Cause, error_number};
 
 use crate::check;
 
 /// Lines about refused calls, each said once.
 const MOST: usize = 1000;
 
-/// A positive errno value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(pub(crate) c_int);
+/// A positive errno value, and why a call returns it. There is none without a reason, unless it is [said](Errno::said) elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Errno(pub(crate) c_int, Why);
+
+/// The reason for which a call is refused. The call's name is known where its result is made, so it is said there.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    /// It was said, or the number says all.
+    Said,
+    Text(&'static str),
+    /// The words that [`WORDS`] holds.
+    Words,
+}
+
+thread_local! {
+    /// A reason with values, and its cause. It belongs to the last [`Errno`] of the thread that has words.
+    static WORDS: Cell<Option<(String, Option<Cause>)>> = const { Cell::new(None) };
+}
+
+/// Reasons are for people: numbers are compared.
+impl PartialEq for Errno {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Errno {}
 
 impl Errno {
-    pub(crate) const EINVAL: Self = Self(libc::EINVAL);
-    pub(crate) const ENOENT: Self = Self(libc::ENOENT);
-    pub(crate) const ENODEV: Self = Self(libc::ENODEV);
-    pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
-    pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    /// `EOPNOTSUPP`. Programs try out what a device has, so the number says all.
+    pub(crate) const EOPNOTSUPP: Self = Self::said(libc::EOPNOTSUPP);
+    /// An argument is NULL.
+    pub(crate) const NULL: Self = Self::invalid("an argument that the call needs is NULL");
+    /// Two objects do not go together.
+    pub(crate) const OTHER_CONTEXT: Self =
+        Self::invalid("an object that is named belongs to another context");
+    /// `comp_mask` is wrong.
+    pub(crate) const COMP_MASK: Self = Self::invalid("comp_mask has a bit that is not known here");
+
+    /// `EINVAL` for this reason: a clause without its full stop.
+    pub(crate) const fn invalid(why: &'static str) -> Self {
+        Self::because(libc::EINVAL, why)
+    }
+
+    /// This number for this reason: a clause without its full stop.
+    pub(crate) const fn because(number: c_int, why: &'static str) -> Self {
+        Self(number, Why::Text(why))
+    }
+
+    /// This number, whose reason was said already, or which says all.
+    pub(crate) const fn said(number: c_int) -> Self {
+        Self(number, Why::Said)
+    }
+
+    /// This number for a reason that has values.
+    #[cold]
+    fn in_words(number: c_int, why: &dyn fmt::Display, cause: Option<Cause>) -> Self {
+        // A thread that ends has none any more.
+        let kept = WORDS.try_with(|words| words.set(Some((why.to_string(), cause))));
+        Self(number, if kept.is_ok() { Why::Words } else { Why::Said })
+    }
+
+    /// `EINVAL` for a reason that has values: a clause without its full stop.
+    #[cold]
+    pub(crate) fn invalid_in_words(why: &dyn fmt::Display) -> Self {
+        Self::in_words(libc::EINVAL, why, None)
+    }
 
     /// The `errno` of this thread's last C call; `EIO` if it is 0.
     pub(crate) fn last() -> Self {
         // SAFETY: as in `set`.
         match unsafe { *libc::__errno_location() } {
-            0 => Self(libc::EIO),
-            errno => Self(errno),
+            0 => Self::said(libc::EIO),
+            errno => Self::said(errno),
         }
+    }
+
+    /// The reason, if it has still to be said.
+    pub(crate) fn reason(self) -> Option<(String, Option<Cause>)> {
+        match self.1 {
+            Why::Said => None,
+            Why::Text(why) => Some((why.to_owned(), None)),
+            Why::Words => WORDS.try_with(Cell::take).ok().flatten(),
+        }
+    }
+
+    /// As [`refuse`](Self::refuse), where the number is set later.
+    #[cold]
+    pub(crate) fn explained(self, call: &dyn fmt::Display) -> Self {
+        Self::said(self.refuse(&call.to_string()))
+    }
+
+    /// As [`set`](Self::set), once the log says why this call is refused. No queue is locked.
+    #[cold]
+    pub(crate) fn refuse(self, call: &str) -> c_int {
+        if let Some((why, cause)) = self.reason() {
+            let page = match cause {
+                Some(cause) => cause.to_string(),
+                None => error_number(&self.0.to_string()).unwrap_or("EINVAL").to_owned(),
+            };
+            if cause.is_none() && is_tried(self.0) {
+                tracing::debug!("refused: {call}: {why}");
+            } else {
+                say_once(&format!("refused: {call}: {why}; see `anyverbs explain {page}`"));
+            }
+        }
+        self.set()
     }
 
     /// Makes it the calling thread's `errno`.
@@ -60,6 +150,15 @@ impl Said {
     }
 }
 
+/// Whether programs get this number on purpose: they ask what a device has, whether something is there yet, or which of a host's
+/// addresses is a device's.
+fn is_tried(number: c_int) -> bool {
+    matches!(
+        number,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODATA | libc::EAGAIN | libc::EINTR | libc::ENODEV
+    )
+}
+
 /// Says why a call was refused, for a number says little. A mistake that has a page is an error; programs try other refusals
 /// out on purpose.
 pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
@@ -75,74 +174,130 @@ pub(crate) fn say_once(line: &str) {
     }
 }
 
-/// Says that an argument of a call has no such value.
+/// `EINVAL`: an argument has no such value.
 #[cold]
-pub(crate) fn no_value(call: &str, what: &dyn fmt::Display) -> Errno {
-    say(&format!("{call}: "), what, Some(Cause::AttributeValue));
-    Errno::EINVAL
+pub(crate) fn no_value(what: &dyn fmt::Display) -> Errno {
+    Errno::in_words(libc::EINVAL, what, Some(Cause::AttributeValue))
 }
 
-macro_rules! with_pages {
-    ($($error:ident)*) => { $(
-        impl From<anyverbs::error::$error> for Errno {
-            fn from(error: anyverbs::error::$error) -> Self {
-                say("", &error, error.cause());
-                if let Some(lacks) = error.lacks() {
-                    check::refused_by_persona(lacks, &error);
-                }
-                Self(error.errno())
-            }
+impl From<anyverbs::error::CreateError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::CreateError) -> Self {
+        use anyverbs::error::CreateError as E;
+        if let Some(lacks) = error.lacks() {
+            check::refused_by_persona(lacks, &error);
         }
-    )* };
+        match error {
+            // Libraries find the largest by trying.
+            E::Limit { what: "max_inline_data", .. }
+            | E::PersonaLimit { what: "max_inline_data", .. } => Self::said(error.errno()),
+            _ => Self::in_words(error.errno(), &error, error.cause()),
+        }
+    }
 }
 
-with_pages!(CreateError RegisterError);
-
-impl From<anyverbs::error::ModifyObjectError> for Errno {
-    fn from(error: anyverbs::error::ModifyObjectError) -> Self {
-        say("", &error, error.cause());
-        Self(error.errno())
+impl From<anyverbs::error::RegisterError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::RegisterError) -> Self {
+        if let Some(lacks) = error.lacks() {
+            check::refused_by_persona(lacks, &error);
+        }
+        Self::in_words(error.errno(), &error, error.cause())
     }
 }
 
 /// The device's errors carry their error number.
 macro_rules! from_device {
-    ($($error:ident)*) => { $(
+    ($($error:ident: $cause:expr;)*) => { $(
         impl From<anyverbs::error::$error> for Errno {
+            #[cold]
             fn from(error: anyverbs::error::$error) -> Self {
-                tracing::debug!("refused: {error}");
-                Self(error.errno())
+                let cause: fn(&anyverbs::error::$error) -> Option<Cause> = $cause;
+                Self::in_words(error.errno(), &error, cause(&error))
             }
         }
     )* };
 }
 
-impl From<anyverbs::cm::CmError> for Errno {
-    fn from(error: anyverbs::cm::CmError) -> Self {
-        tracing::debug!("refused: {error}");
-        Self(error.errno())
+from_device! {
+    ModifyObjectError: |error| error.cause();
+    DmError: |_| None;
+    AdviseError: |_| None;
+    AttachError: |_| None;
+    CounterError: |_| None;
+    EventError: |_| None;
+}
+
+impl From<anyverbs::error::PostError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::PostError) -> Self {
+        // A program may post until the queue is full.
+        if error.errno() == libc::ENOMEM {
+            return Self::said(libc::ENOMEM);
+        }
+        Self::in_words(error.errno(), &error, error.cause())
     }
 }
 
-from_device!(OpenError DestroyError DmError AdviseError AttachError PostError CounterError CqError EventError);
+impl From<anyverbs::error::OpenError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::OpenError) -> Self {
+        Self::in_words(error.errno(), &error, None)
+    }
+}
+
+impl From<anyverbs::error::DestroyError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::DestroyError) -> Self {
+        match error {
+            // The device says who they are.
+            anyverbs::error::DestroyError::Busy(_) => Self::said(error.errno()),
+            _ => Self::in_words(error.errno(), &error, None),
+        }
+    }
+}
+
+/// As the conversion, for objects of which the device does not say who uses them.
+#[cold]
+pub(crate) fn in_use(error: anyverbs::error::DestroyError) -> Errno {
+    Errno::in_words(error.errno(), &error, Some(Cause::InUse))
+}
+
+impl From<anyverbs::error::CqError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::error::CqError) -> Self {
+        match error {
+            // The device says it when it happens.
+            anyverbs::error::CqError::Overrun => Self::said(error.errno()),
+            _ => Self::in_words(error.errno(), &error, None),
+        }
+    }
+}
+
+impl From<anyverbs::cm::CmError> for Errno {
+    #[cold]
+    fn from(error: anyverbs::cm::CmError) -> Self {
+        Self::in_words(error.errno(), &error, None)
+    }
+}
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
-pub(crate) fn value(result: Result<(), Errno>) -> c_int {
-    result.map_or_else(Errno::set, |()| 0)
+pub(crate) fn value(call: &str, result: Result<(), Errno>) -> c_int {
+    result.map_or_else(|e| e.refuse(call), |()| 0)
 }
 
 /// The pointer, or NULL with `errno`: calls that create.
-pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+pub(crate) fn pointer<T>(call: &str, result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|e| {
-        e.set();
+        e.refuse(call);
         ptr::null_mut()
     })
 }
 
 /// The number, or -1 with `errno`: librdmacm, and the older half of libibverbs.
-pub(crate) fn minus_one(result: Result<c_int, Errno>) -> c_int {
+pub(crate) fn minus_one(call: &str, result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|e| {
-        e.set();
+        e.refuse(call);
         -1
     })
 }
@@ -164,11 +319,13 @@ mod tests {
     #[test]
     fn each_convention_sets_errno() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
-        assert_eq!((value(Err(Errno::EINVAL)), errno()), (libc::EINVAL, Some(libc::EINVAL)));
-        assert_eq!((minus_one(Err(Errno::ENOENT)), errno()), (-1, Some(libc::ENOENT)));
-        assert!(pointer::<u8>(Err(Errno(libc::ENOMEM))).is_null());
+        let refused = |number| Errno::because(number, "a test asks for it");
+        let said = value("f", Err(refused(libc::EINVAL)));
+        assert_eq!((said, errno()), (libc::EINVAL, Some(libc::EINVAL)));
+        assert_eq!((minus_one("f", Err(refused(libc::ENOENT))), errno()), (-1, Some(libc::ENOENT)));
+        assert!(pointer::<u8>("f", Err(refused(libc::ENOMEM))).is_null());
         assert_eq!(errno(), Some(libc::ENOMEM));
-        assert_eq!((value(Ok(())), minus_one(Ok(7))), (0, 7));
+        assert_eq!((value("f", Ok(())), minus_one("f", Ok(7))), (0, 7));
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl Plan {
                 tracing::error!(target: "anyverbs", "injected fault ({}): {what}{more}", rule.named());
             }
             match *action {
-                CallAction::Fails(errno) => return Err(Errno(errno.number)),
+                CallAction::Fails(errno) => return Err(Errno::said(errno.number)),
                 CallAction::Process(action) => {
                     if let Err(error) = anyverbs::strike_process(action) {
                         tracing::error!(target: "anyverbs", %error, "the fault did not happen");
@@ -217,7 +217,7 @@ impl Plan {
 macro_rules! may_fail {
     ($name:literal, $report:path) => {
         if let Err(errno) = $crate::faults::call(const { $crate::faults::place($name) }) {
-            return $report(Err(errno));
+            return $report($name, Err(errno));
         }
     };
 }

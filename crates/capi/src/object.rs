@@ -6,7 +6,7 @@
 //! it away from under a call. The data path (`deref`) only checks for NULL.
 
 use std::{
-    any::Any,
+    any::{Any, type_name},
     cell::UnsafeCell,
     collections::HashMap,
     ptr,
@@ -19,6 +19,7 @@ use std::{
 
 use parking_lot::RwLock;
 
+use anyverbs_check::Kind;
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{check, errno::Errno};
@@ -132,10 +133,15 @@ pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mu
     pointer
 }
 
+/// There is no object where the program says that one is.
+const NOTHING: Errno = Errno::invalid("a pointer names no object, or one that was destroyed");
+
 /// The live object behind a pointer; `EINVAL` if there is none of this kind.
 pub(crate) fn lookup<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
-    let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
-    object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)
+    let object = live().read().get(&(pointer as usize)).cloned().ok_or(NOTHING)?;
+    object
+        .downcast::<Object<P>>()
+        .map_err(|_| Errno::invalid("a pointer names an object of another kind"))
 }
 
 /// The same where the table of all objects may be locked for good. It is waited for no longer than this.
@@ -150,14 +156,31 @@ pub(crate) fn lookup_within<P: Public>(
 /// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this
 /// kind's, `ENOENT` for a garbled handle.
 pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
-    let object = lookup(pointer).inspect_err(|_| {
-        check::uses_dead(pointer);
-    })?;
+    let object = lookup(pointer).map_err(|_| nothing(pointer))?;
     // SAFETY: the object is live and its Arc is held.
     match unsafe { P::handle(object.public()) } {
-        Some(handle) if handle != object.handle => Err(Errno::ENOENT),
+        Some(handle) if handle != object.handle => {
+            Err(Errno::because(libc::ENOENT, "the program has changed the handle of an object"))
+        }
         _ => Ok(object),
     }
+}
+
+/// Why there is no object behind a program's pointer.
+#[cold]
+fn nothing<P>(pointer: *const P) -> Errno {
+    let name = type_name::<P>();
+    let kind = match Kind::of_struct(name) {
+        Kind::Other => name.rsplit("::").next().unwrap_or(name),
+        kind => kind.name(),
+    };
+    if pointer.is_null() {
+        return Errno::invalid_in_words(&format_args!("the pointer to a {kind} is NULL"));
+    }
+    check::uses_dead(pointer);
+    Errno::invalid_in_words(&format_args!(
+        "{pointer:p} is no pointer to a {kind}, or to one that was destroyed"
+    ))
 }
 
 /// Any live object of this kind that fits. `fits` does not wait: it is called with the table of all objects locked.
@@ -167,13 +190,13 @@ pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Ob
     of_kind.find(|object| fits(object))
 }
 
-/// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
-pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
+/// Takes the object from the program: its pointer is dead from here on. `EINVAL` if it was already.
+pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Result<(), Errno> {
     let address = object.public() as usize;
-    let object = live().write().remove(&address)?;
+    let object = live().write().remove(&address).ok_or(NOTHING)?;
     check::ended(address);
     check::keep::<P>(object);
-    Some(())
+    Ok(())
 }
 
 /// The object behind a pointer on the data path, where only NULL is refused.
@@ -235,17 +258,17 @@ mod tests {
     fn a_control_call_knows_null_stale_foreign_and_garbled() {
         let handle = new_handle();
         let p = publish(thing(handle), handle, ());
-        assert_eq!(find(ptr::null::<Thing>()).err(), Some(Errno::EINVAL));
-        assert_eq!(find(p.cast::<ibv_mr>()).err(), Some(Errno::EINVAL));
+        assert_eq!(find(ptr::null::<Thing>()).err(), Some(NOTHING));
+        assert_eq!(find(p.cast::<ibv_mr>()).err(), Some(NOTHING));
         // SAFETY: `p` is live.
         unsafe { (*p).handle ^= 0xffff };
-        assert_eq!(find(p).err(), Some(Errno::ENOENT));
+        assert_eq!(find(p).err(), Some(Errno::said(libc::ENOENT)));
         // SAFETY: as above.
         unsafe { (*p).handle ^= 0xffff };
         let object = find(p).unwrap();
         assert_eq!(object.public(), p);
-        assert!(retire(&object).is_some() && retire(&object).is_none());
-        assert_eq!(find(p).err(), Some(Errno::EINVAL));
+        assert!(retire(&object).is_ok() && retire(&object).is_err());
+        assert_eq!(find(p).err(), Some(NOTHING));
         // The destroyed object's memory stays while it is referenced.
         assert_eq!(object.handle, handle);
     }

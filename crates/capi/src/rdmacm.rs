@@ -44,6 +44,6 @@ public_without_handle! {
 }
 
 /// 0, or -1 with `errno`: nearly all of librdmacm.
-fn zero(result: Result<(), Errno>) -> std::ffi::c_int {
-    minus_one(result.map(|()| 0))
+fn zero(call: &str, result: Result<(), Errno>) -> std::ffi::c_int {
+    minus_one(call, result.map(|()| 0))
 }

@@ -56,7 +56,7 @@ macro_rules! refuse {
     (@function Null $errno:expr, $name:ident) => {
         pub(crate) unsafe extern "C" fn $name() -> *mut ::std::ffi::c_void {
             $crate::refuse::note(stringify!($name));
-            $crate::errno::Errno($errno).set();
+            $crate::errno::Errno::said($errno).set();
             ::std::ptr::null_mut()
         }
     };
@@ -77,7 +77,7 @@ macro_rules! refuse {
     (@integer $errno:expr, $value:expr, $name:ident) => {
         pub(crate) unsafe extern "C" fn $name() -> i64 {
             $crate::refuse::note(stringify!($name));
-            $crate::errno::Errno($errno).set();
+            $crate::errno::Errno::said($errno).set();
             ($value).into()
         }
     };
@@ -91,7 +91,7 @@ mod tests {
 
     /// Runs a refusing call and returns its result with the errno that it left.
     fn call<T>(f: unsafe extern "C" fn() -> T) -> (T, i32) {
-        crate::errno::Errno(0).set();
+        crate::errno::Errno::said(0).set();
         // SAFETY: refusing calls read nothing.
         let result = unsafe { f() };
         (result, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))

@@ -24,12 +24,12 @@ use crate::{
 
 impl From<anyverbs_rsocket::Errno> for Errno {
     fn from(errno: anyverbs_rsocket::Errno) -> Self {
-        Self(errno.0)
+        Self::said(errno.0)
     }
 }
 
-fn zero(result: Result<(), Errno>) -> c_int {
-    minus_one(result.map(|()| 0))
+fn zero(call: &str, result: Result<(), Errno>) -> c_int {
+    minus_one(call, result.map(|()| 0))
 }
 
 /// The number, or -1 with `errno`.
@@ -37,7 +37,7 @@ fn size(result: Result<usize, Errno>) -> libc::ssize_t {
     match result.map(libc::ssize_t::try_from) {
         Ok(Ok(n)) => n,
         Ok(Err(_)) => {
-            Errno(libc::EOVERFLOW).set();
+            Errno::said(libc::EOVERFLOW).set();
             -1
         }
         Err(errno) => {
@@ -51,13 +51,16 @@ fn size(result: Result<usize, Errno>) -> libc::ssize_t {
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     log::init();
-    minus_one(anyverbs_rsocket::socket(domain, kind, protocol).map_err(Errno::from))
+    minus_one("rsocket", anyverbs_rsocket::socket(domain, kind, protocol).map_err(Errno::from))
 }
 
 /// `rlisten`.
 pub(crate) unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(anyverbs_rsocket::get(socket).and_then(|s| s.listen(backlog)).map_err(Errno::from))
+    zero(
+        "rlisten",
+        anyverbs_rsocket::get(socket).and_then(|s| s.listen(backlog)).map_err(Errno::from),
+    )
 }
 
 /// `rshutdown`: waits until the peer's device has all data sent.
@@ -68,15 +71,18 @@ pub(crate) unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
         libc::SHUT_WR => (false, true),
         libc::SHUT_RDWR => (true, true),
         _ => {
-            Errno::EINVAL.set();
+            Errno::said(libc::EINVAL).set();
             return -1;
         }
     };
-    zero(anyverbs_rsocket::get(socket).and_then(|s| s.shutdown(read, write)).map_err(Errno::from))
+    zero(
+        "rshutdown",
+        anyverbs_rsocket::get(socket).and_then(|s| s.shutdown(read, write)).map_err(Errno::from),
+    )
 }
 
 /// `rclose`.
 pub(crate) unsafe extern "C" fn rclose(socket: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(anyverbs_rsocket::close(socket).map_err(Errno::from))
+    zero("rclose", anyverbs_rsocket::close(socket).map_err(Errno::from))
 }

@@ -11,6 +11,7 @@ mod cq_ex;
 mod device;
 mod dispatch;
 mod dm;
+mod ece;
 mod event;
 mod flow;
 mod flow_action;
@@ -45,8 +46,8 @@ mod xrcd;
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, counters::*, cq::*, cq_ex::*,
-    device::*, dispatch::*, dm::*, event::*, flow::*, flow_action::*, flow_spec::*, fork::*,
-    import::*, marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*,
-    qp::*, rate::*, raw_qp::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*,
-    xrcd::*,
+    device::*, dispatch::*, dm::*, ece::*, event::*, flow::*, flow_action::*, flow_spec::*,
+    fork::*, import::*, marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*, port::*,
+    post::*, qp::*, rate::*, raw_qp::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*,
+    wq::*, wr::*, xrcd::*,
 };

@@ -259,7 +259,7 @@ fn an_entry_without_traffic_is_refused_with_the_index_of_one_with_it() {
         ),
     ] {
         let (ended, said) = handle(index);
-        let line = format!("refused: persona mlx5: GID index {index} {reason}");
+        let line = format!("refused: ibv_create_ah: persona mlx5: GID index {index} {reason}");
         assert!(ended == "Operation not supported\n" && said.contains(&line), "{ended}{said}");
     }
     assert_eq!(handle("3").0, "made\n");

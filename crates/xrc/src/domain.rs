@@ -236,7 +236,11 @@ impl Xrcd {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
-            anyverbs_objects::say_again!(warn, self.0.holders.id(), "XRC domain not closed: {e}")
+            anyverbs_objects::say_again!(
+                error,
+                self.0.holders.id(),
+                "XRC domain not closed: {e}; see `anyverbs explain AV8009`"
+            )
         })?;
         drop(self.0.hold.lock().take());
         Ok(())

@@ -66,13 +66,17 @@ impl Failure {
         match self {
             Self::Errno(errno) => errno,
             Self::Eai(libc::EAI_SYSTEM) => Errno::last(),
-            Self::Eai(libc::EAI_MEMORY) => Errno::ENOMEM,
-            Self::Eai(libc::EAI_AGAIN) => Errno(libc::EAGAIN),
-            Self::Eai(libc::EAI_FAMILY) => Errno(libc::EAFNOSUPPORT),
-            Self::Eai(libc::EAI_NONAME | libc::EAI_NODATA | libc::EAI_FAIL) => {
-                Errno(libc::EADDRNOTAVAIL)
+            Self::Eai(libc::EAI_MEMORY) => Errno::because(libc::ENOMEM, "there is no memory"),
+            Self::Eai(libc::EAI_AGAIN) => {
+                Errno::because(libc::EAGAIN, "the name server does not answer now")
             }
-            Self::Eai(_) => Errno::EINVAL,
+            Self::Eai(libc::EAI_FAMILY) => {
+                Errno::because(libc::EAFNOSUPPORT, "the family of the hints is not known here")
+            }
+            Self::Eai(libc::EAI_NONAME | libc::EAI_NODATA | libc::EAI_FAIL) => {
+                Errno::because(libc::EADDRNOTAVAIL, "the name is not known")
+            }
+            Self::Eai(_) => Errno::invalid("the hints or the service are wrong"),
         }
     }
 }
@@ -91,7 +95,7 @@ unsafe fn bytes(addr: *const sockaddr, len: socklen_t) -> Result<Vec<u8>, Errno>
         return Ok(Vec::new());
     }
     if addr.is_null() || len as usize > size_of::<libc::sockaddr_storage>() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("an address of the hints is NULL or too long"));
     }
     // SAFETY: the caller's promise; copied at once.
     Ok(unsafe { slice::from_raw_parts(addr.cast::<u8>(), len as usize) }.to_vec())
@@ -108,7 +112,7 @@ impl Query {
         hints: *const rdma_addrinfo,
     ) -> Result<Self, Errno> {
         if node.is_null() && service.is_null() && hints.is_null() {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("node, service and hints are all NULL"));
         }
         // SAFETY: the caller's promise.
         unsafe {
@@ -273,7 +277,9 @@ impl Query {
 
 /// The address of `AF_IB` that stands for a GID written as an IPv6 address, with the service ID of a port.
 fn ib_address(ip: Address, space: rdma_port_space) -> Result<Vec<u8>, Errno> {
-    let Address::Ip(std::net::SocketAddr::V6(v6)) = ip else { return Err(Errno::EINVAL) };
+    let Address::Ip(std::net::SocketAddr::V6(v6)) = ip else {
+        return Err(Errno::invalid("an address of AF_IB is written as an IPv6 address"));
+    };
     let port = u64::from(v6.port());
     let mask = |whole: bool, mask: u64| if whole { mask } else { 0 };
     let ib = Address::Ib(IbAddress {
@@ -298,7 +304,7 @@ fn block(bytes: &[u8]) -> Result<*mut u8, Errno> {
     unsafe {
         let block: *mut u8 = libc::malloc(bytes.len()).cast();
         if block.is_null() {
-            return Err(Errno::ENOMEM);
+            return Err(Errno::because(libc::ENOMEM, "there is no memory"));
         }
         ptr::copy_nonoverlapping(bytes.as_ptr(), block, bytes.len());
         sanitizers::initialised_bytes(block.cast(), bytes.len());
@@ -312,7 +318,9 @@ impl AddrInfo {
         // SAFETY: calloc has no preconditions; zeros are a valid value.
         let c: *mut rdma_addrinfo = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast();
         // SAFETY: new, and without another user.
-        let Some(to) = (unsafe { c.as_mut() }) else { return Err(Errno::ENOMEM) };
+        let Some(to) = (unsafe { c.as_mut() }) else {
+            return Err(Errno::because(libc::ENOMEM, "there is no memory"));
+        };
         to.ai_flags = self.flags;
         to.ai_family = self.family;
         to.ai_qp_type = self.qp_type;
@@ -351,7 +359,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     log::init();
     let found = || -> Result<(), Failure> {
         if res.is_null() {
-            return Err(Errno::EINVAL.into());
+            return Err(Errno::NULL.into());
         }
         // SAFETY: the caller's promise.
         let found = unsafe { Query::new(node, service, hints) }?.resolve()?.to_c()?;
@@ -362,11 +370,11 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     match found() {
         Ok(()) => 0,
         Err(Failure::Errno(errno)) => {
-            errno.set();
+            errno.refuse("rdma_getaddrinfo");
             -1
         }
         Err(failure @ Failure::Eai(code)) => {
-            failure.errno().set();
+            failure.errno().refuse("rdma_getaddrinfo");
             code
         }
     }

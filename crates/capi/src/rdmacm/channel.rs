@@ -41,7 +41,7 @@ impl OwnChannel {
 
 impl Drop for OwnChannel {
     fn drop(&mut self) {
-        object::retire(&self.0);
+        let _: Result<(), Errno> = object::retire(&self.0);
     }
 }
 
@@ -55,7 +55,7 @@ fn create() -> Result<*mut rdma_event_channel, Errno> {
 /// `rdma_create_event_channel`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     let _uncancelled = Uncancelled::new();
-    pointer(create())
+    pointer("rdma_create_event_channel", create())
 }
 
 /// `rdma_destroy_event_channel`. Ids that are still on it keep working, but their events are lost.
@@ -63,6 +63,6 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     let _uncancelled = Uncancelled::new();
     let found: Result<Arc<Channel>, _> = object::find(channel);
     if let Ok(channel) = found {
-        object::retire(&channel);
+        let _: Result<(), Errno> = object::retire(&channel);
     }
 }

@@ -71,23 +71,26 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     faults::may_fail!("rdma_connect", zero);
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
-    zero(id::find(id).and_then(|id| {
-        let uncancelled = Uncancelled::new();
-        let public = id::fields(&id);
-        if param.is_none() && public.qp.is_null() && public.ps == RDMA_PS_TCP {
-            return Err(Errno::EINVAL);
-        }
-        let param = param.unwrap_or(&DEFAULT);
-        // SAFETY: the caller's promise.
-        let own = unsafe { private_data(param.private_data, param.private_data_len) };
-        let mut data = id.inner.state.lock().connect.clone();
-        data.extend_from_slice(&own);
-        id::attach_shown_qp(&id)?;
-        id.inner.device.connect(&conn_param(&id, param, &data))?;
-        id.inner.state.lock().connect.clear();
-        drop(uncancelled);
-        complete(&id)
-    }))
+    zero(
+        "rdma_connect",
+        id::find(id).and_then(|id| {
+            let uncancelled = Uncancelled::new();
+            let public = id::fields(&id);
+            if param.is_none() && public.qp.is_null() && public.ps == RDMA_PS_TCP {
+                return Err(Errno::invalid("conn_param is NULL, and the id has no queue pair"));
+            }
+            let param = param.unwrap_or(&DEFAULT);
+            // SAFETY: the caller's promise.
+            let own = unsafe { private_data(param.private_data, param.private_data_len) };
+            let mut data = id.inner.state.lock().connect.clone();
+            data.extend_from_slice(&own);
+            id::attach_shown_qp(&id)?;
+            id.inner.device.connect(&conn_param(&id, param, &data))?;
+            id.inner.state.lock().connect.clear();
+            drop(uncancelled);
+            complete(&id)
+        }),
+    )
 }
 
 /// `rdma_accept`: 0, or -1 with `errno`.
@@ -101,29 +104,32 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     faults::may_fail!("rdma_accept", zero);
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
-    zero(id::find(id).and_then(|id| {
-        let uncancelled = Uncancelled::new();
-        let public = id::fields(&id);
-        if param.is_none() && public.qp.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        let data = param.map(|p| unsafe { private_data(p.private_data, p.private_data_len) });
-        let param = param.zip(data.as_ref()).map(|(param, data)| conn_param(&id, param, data));
-        id::attach_shown_qp(&id)?;
-        let accepted = id.inner.device.accept(param.as_ref());
-        id::refresh_qp_state(&id);
-        accepted?;
-        if public.qp_type == IBV_QPT_UD {
-            // No further event follows.
-            if id.inner.own_channel().is_some() {
-                release_event(&id);
+    zero(
+        "rdma_accept",
+        id::find(id).and_then(|id| {
+            let uncancelled = Uncancelled::new();
+            let public = id::fields(&id);
+            if param.is_none() && public.qp.is_null() {
+                return Err(Errno::invalid("conn_param is NULL, and the id has no queue pair"));
             }
-            return Ok(());
-        }
-        drop(uncancelled);
-        complete(&id)
-    }))
+            // SAFETY: the caller's promise.
+            let data = param.map(|p| unsafe { private_data(p.private_data, p.private_data_len) });
+            let param = param.zip(data.as_ref()).map(|(param, data)| conn_param(&id, param, data));
+            id::attach_shown_qp(&id)?;
+            let accepted = id.inner.device.accept(param.as_ref());
+            id::refresh_qp_state(&id);
+            accepted?;
+            if public.qp_type == IBV_QPT_UD {
+                // No further event follows.
+                if id.inner.own_channel().is_some() {
+                    release_event(&id);
+                }
+                return Ok(());
+            }
+            drop(uncancelled);
+            complete(&id)
+        }),
+    )
 }
 
 fn reject(
@@ -148,7 +154,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     len: u8,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(reject(id, data, len, false))
+    zero("rdma_reject", reject(id, data, len, false))
 }
 
 /// `rdma_reject_ece`: as `rdma_reject`; the reason is the peer's options.
@@ -161,36 +167,44 @@ pub(crate) unsafe extern "C" fn rdma_reject_ece(
     len: u8,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(reject(id, data, len, true))
+    zero("rdma_reject_ece", reject(id, data, len, true))
 }
 
 /// `rdma_establish`: 0, or -1 with `errno`; `EINVAL` for an id that has a queue pair.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        if !id::fields(&id).qp.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        Ok(id.inner.device.establish()?)
-    }))
+    zero(
+        "rdma_establish",
+        id::find(id).and_then(|id| {
+            if !id::fields(&id).qp.is_null() {
+                return Err(Errno::invalid(
+                    "the id has a queue pair, and rdma_get_cm_event has established it",
+                ));
+            }
+            Ok(id.inner.device.establish()?)
+        }),
+    )
 }
 
 /// `rdma_notify`: 0, or -1 with `errno`; `EINVAL` for an event other than `IBV_EVENT_COMM_EST`, `EISCONN` if the connection
 /// is there already.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        if event != IBV_EVENT_COMM_EST {
-            return Err(Errno::EINVAL);
-        }
-        Ok(id.inner.device.notify(AsyncEventKind::CommEst)?)
-    }))
+    zero(
+        "rdma_notify",
+        id::find(id).and_then(|id| {
+            if event != IBV_EVENT_COMM_EST {
+                return Err(Errno::invalid("event is not IBV_EVENT_COMM_EST"));
+            }
+            Ok(id.inner.device.notify(AsyncEventKind::CommEst)?)
+        }),
+    )
 }
 
 /// `rdma_disconnect`: 0, or -1 with `errno`. The queue pair goes to ERR.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     faults::may_fail!("rdma_disconnect", zero);
-    zero(id::find(id).and_then(|id| disconnect(&id)))
+    zero("rdma_disconnect", id::find(id).and_then(|id| disconnect(&id)))
 }
 
 fn disconnect(id: &Arc<Id>) -> Result<(), Errno> {

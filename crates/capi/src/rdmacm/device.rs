@@ -40,7 +40,9 @@ impl SharedDevice {
 
     /// Opens a device, which stays open.
     fn open(number: usize) -> Result<Self, Errno> {
-        let device = *verbs::devices().get(number).ok_or(Errno::ENODEV)?;
+        let device = *verbs::devices()
+            .get(number)
+            .ok_or(Errno::because(libc::ENODEV, "there is no such device"))?;
         // SAFETY: a device that was listed.
         let context = unsafe { verbs::ibv_open_device(device.pointer()) };
         if context.is_null() {
@@ -97,7 +99,8 @@ impl SharedDevice {
 
 /// A device of the process, opened at first use.
 pub(crate) fn shared_device(number: usize) -> Result<&'static SharedDevice, Errno> {
-    let shared = SHARED.get(number).ok_or(Errno::ENODEV)?;
+    let shared =
+        SHARED.get(number).ok_or(Errno::because(libc::ENODEV, "there is no such device"))?;
     loop {
         let current = shared.load(Ordering::Acquire);
         // SAFETY: NULL or a leaked box.
@@ -133,7 +136,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
         // SAFETY: the caller's promise.
         unsafe { give(num_devices, n) };
     }
-    pointer(list)
+    pointer("rdma_get_devices", list)
 }
 
 /// A NULL-terminated array of contexts.
@@ -142,7 +145,7 @@ fn context_list(devices: &[&SharedDevice]) -> Result<*mut *mut ibv_context, Errn
     let list: *mut *mut ibv_context =
         unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_context>()) }.cast();
     if list.is_null() {
-        return Err(Errno::ENOMEM);
+        return Err(Errno::because(libc::ENOMEM, "there is no memory"));
     }
     for (n, device) in devices.iter().enumerate() {
         // SAFETY: room for all entries and the terminator, which is there already.

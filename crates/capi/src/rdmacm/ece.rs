@@ -22,12 +22,15 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let ece = unsafe { ece.as_ref() };
-    zero(id::find(id).and_then(|id| {
-        let ece = ece.filter(|ece| ece.vendor_id != 0 && ece.comp_mask == 0);
-        let ece = ece.ok_or(Errno::EINVAL)?;
-        let ece = Ece { vendor_id: ece.vendor_id, options: ece.options };
-        Ok(id.inner.device.set_local_ece(ece)?)
-    }))
+    zero(
+        "rdma_set_local_ece",
+        id::find(id).and_then(|id| {
+            let ece = ece.filter(|ece| ece.vendor_id != 0 && ece.comp_mask == 0);
+            let ece = ece.ok_or(Errno::NULL)?;
+            let ece = Ece { vendor_id: ece.vendor_id, options: ece.options };
+            Ok(id.inner.device.set_local_ece(ece)?)
+        }),
+    )
 }
 
 /// `rdma_get_remote_ece`: 0, or -1 with `errno`. Zeros: the peer sent none.
@@ -39,14 +42,17 @@ pub(crate) unsafe extern "C" fn rdma_get_remote_ece(
     ece: *mut ibv_ece,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        if ece.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let remote = id.inner.device.remote_ece()?;
-        let c = ibv_ece { vendor_id: remote.vendor_id, options: remote.options, comp_mask: 0 };
-        // SAFETY: the caller's promise.
-        unsafe { give(ece, c) };
-        Ok(())
-    }))
+    zero(
+        "rdma_get_remote_ece",
+        id::find(id).and_then(|id| {
+            if ece.is_null() {
+                return Err(Errno::NULL);
+            }
+            let remote = id.inner.device.remote_ece()?;
+            let c = ibv_ece { vendor_id: remote.vendor_id, options: remote.options, comp_mask: 0 };
+            // SAFETY: the caller's promise.
+            unsafe { give(ece, c) };
+            Ok(())
+        }),
+    )
 }

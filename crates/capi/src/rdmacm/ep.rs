@@ -28,22 +28,25 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     let _call = check::Call::new("rdma_create_ep");
     // SAFETY: the caller's promise.
     let (res, init) = unsafe { (res.as_ref(), init.as_mut()) };
-    zero(res.filter(|_| !id.is_null()).ok_or(Errno::EINVAL).and_then(|res| {
-        let (ps, qp_type) = (res.ai_port_space as u32, res.ai_qp_type as u32);
-        let created = id::create(ptr::null_mut(), ptr::null_mut(), ps, qp_type)?;
-        // SAFETY: the caller's promise.
-        let prepared = unsafe {
-            if res.ai_flags & RAI_PASSIVE != 0 {
-                passive(&created, res, pd, init)
-            } else {
-                active(&created, res, pd, init)
-            }
-        };
-        prepared.inspect_err(|_| destroy(&created))?;
-        // SAFETY: the caller's promise.
-        unsafe { give(id, created.public()) };
-        Ok(())
-    }))
+    zero(
+        "rdma_create_ep",
+        res.filter(|_| !id.is_null()).ok_or(Errno::NULL).and_then(|res| {
+            let (ps, qp_type) = (res.ai_port_space as u32, res.ai_qp_type as u32);
+            let created = id::create(ptr::null_mut(), ptr::null_mut(), ps, qp_type)?;
+            // SAFETY: the caller's promise.
+            let prepared = unsafe {
+                if res.ai_flags & RAI_PASSIVE != 0 {
+                    passive(&created, res, pd, init)
+                } else {
+                    active(&created, res, pd, init)
+                }
+            };
+            prepared.inspect_err(|_| destroy(&created))?;
+            // SAFETY: the caller's promise.
+            unsafe { give(id, created.public()) };
+            Ok(())
+        }),
+    )
 }
 
 /// # Safety
@@ -91,7 +94,7 @@ unsafe fn active(
     }
     if !res.ai_connect.is_null() {
         if res.ai_connect_len > u8::MAX.into() {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("ai_connect_len is more than 255"));
         }
         // SAFETY: the caller's promise; copied at once.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast(), res.ai_connect_len) };

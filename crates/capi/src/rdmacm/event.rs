@@ -74,18 +74,21 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
     if found.is_err() && !channel.is_null() {
         std::thread::sleep(anyverbs::AT_EXIT);
     }
-    zero(found.and_then(|channel: Arc<Channel>| {
-        if event.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let next = cancel::holding(channel, |channel| {
-            channel.inner.last_request.lock().look();
-            channel.inner.device.get_event_one_by_one(|event| to_c(channel, event))
-        })?;
-        // SAFETY: the caller's promise.
-        unsafe { give(event, next) };
-        Ok(())
-    }))
+    zero(
+        "rdma_get_cm_event",
+        found.and_then(|channel: Arc<Channel>| {
+            if event.is_null() {
+                return Err(Errno::NULL);
+            }
+            let next = cancel::holding(channel, |channel| {
+                channel.inner.last_request.lock().look();
+                channel.inner.device.get_event_one_by_one(|event| to_c(channel, event))
+            })?;
+            // SAFETY: the caller's promise.
+            unsafe { give(event, next) };
+            Ok(())
+        }),
+    )
 }
 
 /// The next event of a synchronous id's channel, with the ids' public fields as it leaves them.
@@ -116,7 +119,7 @@ fn accept_event(
     let mut listener = ptr::null_mut();
     match kind {
         EventKind::ConnectRequest => {
-            let new = event.new_id.take().ok_or(Errno::EINVAL)?;
+            let new = event.new_id.take().ok_or(Errno::said(libc::EINVAL))?;
             let new = adopt(new, id)?;
             *channel.inner.last_request.lock() = LastRequest::new(&new);
             subject = new.public();
@@ -249,12 +252,12 @@ fn param(event: &cm::Event) -> (rdma_cm_event_param, Box<[u8]>) {
 
 /// `rdma_ack_cm_event`: 0, or -1 with `EINVAL` for a pointer that is no event, or was acknowledged before.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    zero(acknowledge(event))
+    zero("rdma_ack_cm_event", acknowledge(event))
 }
 
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
     let event: Arc<Event> = object::find(event)?;
-    object::retire(&event).ok_or(Errno::EINVAL)?;
+    object::retire(&event)?;
     event.inner.of.inner.device.ack_events(1);
     Ok(())
 }
@@ -266,12 +269,15 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     status: c_int,
     arg: u64,
 ) -> c_int {
-    zero(id::find(id).and_then(|id| {
-        if event != RDMA_CM_EVENT_USER {
-            return Err(Errno::EINVAL);
-        }
-        write(&id, EventKind::User, status, EventParam::Arg(arg))
-    }))
+    zero(
+        "rdma_write_cm_event",
+        id::find(id).and_then(|id| {
+            if event != RDMA_CM_EVENT_USER {
+                return Err(Errno::invalid("event is not RDMA_CM_EVENT_USER"));
+            }
+            write(&id, EventKind::User, status, EventParam::Arg(arg))
+        }),
+    )
 }
 
 /// Puts an event on the id's channel.

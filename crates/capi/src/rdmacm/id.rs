@@ -120,7 +120,7 @@ pub(crate) fn create(
     qp_type: ibv_qp_type,
 ) -> Result<Arc<Id>, Errno> {
     log::init();
-    let space = PortSpace::from_code(ps).ok_or(Errno::EINVAL)?;
+    let space = PortSpace::from_code(ps).ok_or(Errno::invalid("ps is no port space"))?;
     let transport = verbs::qp_type(qp_type)?;
     let (found, on): (Arc<Channel>, On) = if channel.is_null() {
         let own = OwnChannel::new()?;
@@ -146,14 +146,17 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     let _uncancelled = Uncancelled::new();
     let datagrams = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB;
     let qp_type = if datagrams { QpType::Ud } else { QpType::Rc } as ibv_qp_type;
-    zero(if id.is_null() {
-        Err(Errno::EINVAL)
-    } else {
-        create(channel, context, ps, qp_type).map(|created| {
-            // SAFETY: the caller's promise.
-            unsafe { give(id, created.public()) };
-        })
-    })
+    zero(
+        "rdma_create_id",
+        if id.is_null() {
+            Err(Errno::NULL)
+        } else {
+            create(channel, context, ps, qp_type).map(|created| {
+                // SAFETY: the caller's promise.
+                unsafe { give(id, created.public()) };
+            })
+        },
+    )
 }
 
 /// Ends the id. Its queue pair, if it has one, is the program's from here on.
@@ -161,7 +164,7 @@ pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
     // The event of a synchronous id is never acknowledged by the program.
     release_event(id);
     id.inner.device.destroy()?;
-    object::retire(id).ok_or(Errno::EINVAL)?;
+    object::retire(id)?;
     // Another call on it may still run, and must not keep the channel.
     let own = id.inner.state.lock().own_channel.take();
     drop(own);
@@ -173,7 +176,7 @@ pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     let _uncancelled = Uncancelled::new();
     anyverbs_check::ends_in_child(id as usize);
-    zero(find(id).and_then(|id| destroy(&id)))
+    zero("rdma_destroy_id", find(id).and_then(|id| destroy(&id)))
 }
 
 /// `rdma_migrate_id`: 0, or -1 with `errno`; `EINVAL` for a synchronous id that is to become one. Waits while events were read and
@@ -183,14 +186,14 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     channel: *mut rdma_event_channel,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(find(id).and_then(|id| migrate(&id, channel)))
+    zero("rdma_migrate_id", find(id).and_then(|id| migrate(&id, channel)))
 }
 
 fn migrate(id: &Arc<Id>, channel: *mut rdma_event_channel) -> Result<(), Errno> {
     let synchronous = id.inner.own_channel().is_some();
     let (to, own): (Arc<Channel>, _) = if channel.is_null() {
         if synchronous {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("a synchronous id has no channel to give up"));
         }
         let own = OwnChannel::new()?;
         (Arc::clone(own.channel()), Some(own))

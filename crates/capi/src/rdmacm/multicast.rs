@@ -45,7 +45,10 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    zero(id::find(id).and_then(|id| unsafe { join(&id, addr, false, context) }))
+    zero(
+        "rdma_join_multicast",
+        id::find(id).and_then(|id| unsafe { join(&id, addr, false, context) }),
+    )
 }
 
 /// `rdma_join_multicast_ex`: 0, or -1 with `errno`. `ENOTSUP` for an attribute that does not exist yet, `EINVAL` without
@@ -60,19 +63,24 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    zero(id::find(id).and_then(|id| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        let needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
-        if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
-            return Err(Errno(libc::ENOTSUP));
-        }
-        if attr.comp_mask & needed != needed || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED {
-            return Err(Errno::EINVAL);
-        }
-        let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
-        // SAFETY: the caller's promise.
-        unsafe { join(&id, attr.addr, send_only, context) }
-    }))
+    zero(
+        "rdma_join_multicast_ex",
+        id::find(id).and_then(|id| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            let needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+            if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            if attr.comp_mask & needed != needed || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED {
+                return Err(Errno::invalid(
+                    "comp_mask needs both the address and the flags, or join_flags is wrong",
+                ));
+            }
+            let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
+            // SAFETY: the caller's promise.
+            unsafe { join(&id, attr.addr, send_only, context) }
+        }),
+    )
 }
 
 /// `rdma_leave_multicast`: 0, or -1 with `errno`; `EADDRNOTAVAIL` for a group that was not joined.
@@ -84,11 +92,14 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
     addr: *mut sockaddr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        // SAFETY: the caller's promise.
-        let group = unsafe { address(addr) }?;
-        id.inner.device.leave(&group)?;
-        check::left(id::fields(&id).qp, id.public(), group.gid());
-        Ok(())
-    }))
+    zero(
+        "rdma_leave_multicast",
+        id::find(id).and_then(|id| {
+            // SAFETY: the caller's promise.
+            let group = unsafe { address(addr) }?;
+            id.inner.device.leave(&group)?;
+            check::left(id::fields(&id).qp, id.public(), group.gid());
+            Ok(())
+        }),
+    )
 }

@@ -21,7 +21,7 @@ use crate::{
 /// `value` is NULL or has `len` readable bytes.
 unsafe fn value<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
     if value.is_null() || len != size_of::<T>() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("optval is NULL, or optlen is not that of the option"));
     }
     // SAFETY: the caller's promise, and `T` is an integer.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
@@ -40,20 +40,23 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     optlen: usize,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        // SAFETY: the caller's promise.
-        let byte = || unsafe { value::<u8>(optval, optlen) };
-        // SAFETY: as above.
-        let flag = || unsafe { value::<c_int>(optval, optlen) }.map(|value| value != 0);
-        let option = match (level as c_uint, optname as c_uint) {
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => IdOption::Tos(byte()?),
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => IdOption::ReuseAddr(flag()?),
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => IdOption::AfOnly(flag()?),
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => IdOption::AckTimeout(byte()?),
-            _ => return Err(Errno(libc::ENOSYS)),
-        };
-        Ok(id.inner.device.set_option(option)?)
-    }))
+    zero(
+        "rdma_set_option",
+        id::find(id).and_then(|id| {
+            // SAFETY: the caller's promise.
+            let byte = || unsafe { value::<u8>(optval, optlen) };
+            // SAFETY: as above.
+            let flag = || unsafe { value::<c_int>(optval, optlen) }.map(|value| value != 0);
+            let option = match (level as c_uint, optname as c_uint) {
+                (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => IdOption::Tos(byte()?),
+                (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => IdOption::ReuseAddr(flag()?),
+                (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => IdOption::AfOnly(flag()?),
+                (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => IdOption::AckTimeout(byte()?),
+                _ => return Err(Errno::because(libc::ENOSYS, "there is no such option")),
+            };
+            Ok(id.inner.device.set_option(option)?)
+        }),
+    )
 }
 
 /// `rdma_init_qp_attr`: 0, or -1 with `errno`. Reads `attr->qp_state`, and fills in the rest.
@@ -66,23 +69,26 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     mask: *mut c_int,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        if attr.is_null() || mask.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        let state = unsafe { (*attr).qp_state };
-        let to = QpState::from_code(state).ok_or(Errno::EINVAL)?;
-        let (device, device_mask) = id.inner.device.init_qp_attr(to)?;
-        // SAFETY: integers.
-        let no_cap: ibv_qp_cap = unsafe { std::mem::zeroed() };
-        let mut c = verbs::c_qp_attr(&device, no_cap);
-        c.qp_state = state;
-        // SAFETY: the caller's promise.
-        unsafe {
-            give(attr, c);
-            give(mask, device_mask.bits() as c_int);
-        }
-        Ok(())
-    }))
+    zero(
+        "rdma_init_qp_attr",
+        id::find(id).and_then(|id| {
+            if attr.is_null() || mask.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            let state = unsafe { (*attr).qp_state };
+            let to = QpState::from_code(state).ok_or(Errno::invalid("qp_state is no state"))?;
+            let (device, device_mask) = id.inner.device.init_qp_attr(to)?;
+            // SAFETY: integers.
+            let no_cap: ibv_qp_cap = unsafe { std::mem::zeroed() };
+            let mut c = verbs::c_qp_attr(&device, no_cap);
+            c.qp_state = state;
+            // SAFETY: the caller's promise.
+            unsafe {
+                give(attr, c);
+                give(mask, device_mask.bits() as c_int);
+            }
+            Ok(())
+        }),
+    )
 }

@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
-    zero(id::find(id).and_then(|id| create(&id, pd, init.ok_or(Errno::EINVAL)?)))
+    zero("rdma_create_qp", id::find(id).and_then(|id| create(&id, pd, init.ok_or(Errno::NULL)?)))
 }
 
 pub(crate) fn create(
@@ -73,20 +73,22 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
-    zero(id::find(id).and_then(|id| create_ex(&id, attr.ok_or(Errno::EINVAL)?)))
+    zero("rdma_create_qp_ex", id::find(id).and_then(|id| create_ex(&id, attr.ok_or(Errno::NULL)?)))
 }
 
 fn create_ex(id: &Arc<Id>, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
     let public = id::fields(id);
     if !public.qp.is_null() || public.verbs.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "the id has a queue pair already, or has no device yet (rdma_resolve_addr or rdma_bind_addr gives it one)",
+        ));
     }
     let before = Cqs::of(id);
     let differs = |shown: *mut ibv_cq, given: *mut ibv_cq| {
         !shown.is_null() && !given.is_null() && shown != given
     };
     if differs(before.send(), attr.send_cq) || differs(before.recv(), attr.recv_cq) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the id has other completion queues already"));
     }
     let mut asked = *attr;
     if asked.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || asked.pd.is_null() {

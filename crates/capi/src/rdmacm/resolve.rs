@@ -21,7 +21,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut s
     faults::may_fail!("rdma_bind_addr", zero);
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
-    zero(id::find(id).and_then(|id| bind(&id, &unsafe { address(addr) }?)))
+    zero("rdma_bind_addr", id::find(id).and_then(|id| bind(&id, &unsafe { address(addr) }?)))
 }
 
 pub(crate) fn bind(id: &Id, address: &Address) -> Result<(), Errno> {
@@ -40,17 +40,20 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     faults::may_fail!("rdma_resolve_addr", zero);
-    zero(id::find(id).and_then(|id| {
-        let source = if src_addr.is_null() {
-            None
-        } else {
+    zero(
+        "rdma_resolve_addr",
+        id::find(id).and_then(|id| {
+            let source = if src_addr.is_null() {
+                None
+            } else {
+                // SAFETY: the caller's promise.
+                Some(unsafe { address(src_addr) }?)
+            };
             // SAFETY: the caller's promise.
-            Some(unsafe { address(src_addr) }?)
-        };
-        // SAFETY: the caller's promise.
-        let destination = unsafe { address(dst_addr) }?;
-        resolve_addr(&id, source.as_ref(), &destination)
-    }))
+            let destination = unsafe { address(dst_addr) }?;
+            resolve_addr(&id, source.as_ref(), &destination)
+        }),
+    )
 }
 
 pub(crate) fn resolve_addr(
@@ -72,7 +75,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
     _timeout_ms: c_int,
 ) -> c_int {
     faults::may_fail!("rdma_resolve_route", zero);
-    zero(id::find(id).and_then(|id| resolve_route(&id)))
+    zero("rdma_resolve_route", id::find(id).and_then(|id| resolve_route(&id)))
 }
 
 pub(crate) fn resolve_route(id: &Arc<Id>) -> Result<(), Errno> {
@@ -86,9 +89,12 @@ pub(crate) fn resolve_route(id: &Arc<Id>) -> Result<(), Errno> {
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     faults::may_fail!("rdma_listen", zero);
     let _uncancelled = Uncancelled::new();
-    zero(id::find(id).and_then(|id| {
-        id.inner.device.listen(usize::try_from(backlog).unwrap_or(0))?;
-        // An id that was not bound is now.
-        id::refresh(&id)
-    }))
+    zero(
+        "rdma_listen",
+        id::find(id).and_then(|id| {
+            id.inner.device.listen(usize::try_from(backlog).unwrap_or(0))?;
+            // An id that was not bound is now.
+            id::refresh(&id)
+        }),
+    )
 }

@@ -26,17 +26,24 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    zero(id::find(id).and_then(|id| {
-        // SAFETY: the caller's promise.
-        let query = unsafe { Query::new(node, service, hints) }?;
-        if query.asks_subnet_administrator() {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let resolver = Arc::clone(&id);
-        spawn_quiet(move || resolve(&resolver, &query))
-            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
-        complete(&id)
-    }))
+    zero(
+        "rdma_resolve_addrinfo",
+        id::find(id).and_then(|id| {
+            // SAFETY: the caller's promise.
+            let query = unsafe { Query::new(node, service, hints) }?;
+            if query.asks_subnet_administrator() {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let resolver = Arc::clone(&id);
+            spawn_quiet(move || resolve(&resolver, &query)).map_err(|error| {
+                Errno::because(
+                    error.raw_os_error().unwrap_or(libc::EAGAIN),
+                    "no thread can be made",
+                )
+            })?;
+            complete(&id)
+        }),
+    )
 }
 
 /// Starts a thread with all signals blocked: they are for the program's threads.
@@ -84,15 +91,21 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(
     id: *mut rdma_cm_id,
     info: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    zero(id::find(id).and_then(|id| {
-        if info.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let found = id.inner.state.lock().resolved.clone().ok_or(Errno(libc::ENODATA))?;
-        // SAFETY: the caller's promise.
-        unsafe { give(info, found.to_c()?) };
-        Ok(())
-    }))
+    zero(
+        "rdma_query_addrinfo",
+        id::find(id).and_then(|id| {
+            if info.is_null() {
+                return Err(Errno::NULL);
+            }
+            let found = id.inner.state.lock().resolved.clone().ok_or(Errno::because(
+                libc::ENODATA,
+                "rdma_resolve_addrinfo has not answered yet",
+            ))?;
+            // SAFETY: the caller's promise.
+            unsafe { give(info, found.to_c()?) };
+            Ok(())
+        }),
+    )
 }
 
 #[cfg(test)]

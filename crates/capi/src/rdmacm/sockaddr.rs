@@ -25,7 +25,7 @@ fn length(family: c_int) -> Result<usize, Errno> {
         AF_INET => Ok(size_of::<sockaddr_in>()),
         AF_INET6 => Ok(size_of::<sockaddr_in6>()),
         AF_IB => Ok(size_of::<sockaddr_ib>()),
-        _ => Err(Errno::EINVAL),
+        _ => Err(Errno::invalid("the family of the address is not known here")),
     }
 }
 
@@ -35,7 +35,7 @@ fn length(family: c_int) -> Result<usize, Errno> {
 /// `addr` is NULL, or readable for the length of its family.
 pub(crate) unsafe fn address(addr: *const sockaddr) -> Result<Address, Errno> {
     if addr.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the address is NULL"));
     }
     // SAFETY: every address begins with its family; programs need not align it.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
@@ -67,7 +67,7 @@ pub(crate) unsafe fn address(addr: *const sockaddr) -> Result<Address, Errno> {
                 scope_id: c.sib_scope_id,
             }))
         }
-        _ => Err(Errno::EINVAL),
+        _ => Err(Errno::invalid("the family of the address is not known here")),
     }
 }
 
@@ -80,12 +80,12 @@ pub(crate) unsafe fn address_of_length(
     len: socklen_t,
 ) -> Result<Address, Errno> {
     if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the address is NULL, or too short"));
     }
     // SAFETY: the caller's promise; the family fits.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
     if (len as usize) < length(family.into())? {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the address is too short for its family"));
     }
     // SAFETY: `len` covers the family's length.
     unsafe { address(addr) }
@@ -190,13 +190,13 @@ mod tests {
         let p = (&raw const c).cast::<sockaddr>();
         // SAFETY: as above; NULL is allowed.
         unsafe {
-            assert_eq!(address(std::ptr::null()), Err(Errno::EINVAL));
+            assert_eq!(address(std::ptr::null()), Err(Errno::said(libc::EINVAL)));
             assert!(address_of_length(p, 16).is_ok());
-            assert_eq!(address_of_length(p, 15), Err(Errno::EINVAL));
-            assert_eq!(address_of_length(p, 1), Err(Errno::EINVAL));
+            assert_eq!(address_of_length(p, 15), Err(Errno::said(libc::EINVAL)));
+            assert_eq!(address_of_length(p, 1), Err(Errno::said(libc::EINVAL)));
         }
         c.ss_family = libc::AF_UNIX as _;
         // SAFETY: as above.
-        assert_eq!(unsafe { address((&raw const c).cast()) }, Err(Errno::EINVAL));
+        assert_eq!(unsafe { address((&raw const c).cast()) }, Err(Errno::said(libc::EINVAL)));
     }
 }

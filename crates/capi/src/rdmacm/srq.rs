@@ -31,20 +31,23 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
-    zero(id::find(id).and_then(|id| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        // SAFETY: integers and NULL pointers.
-        let mut ex: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
-        ex.srq_context = attr.srq_context;
-        ex.attr = attr.attr;
-        ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
-        let xrc = id::fields(&id).qp_type == IBV_QPT_XRC_RECV;
-        ex.srq_type = if xrc { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
-        ex.pd = pd;
-        create(&id, &mut ex)?;
-        attr.attr = ex.attr;
-        Ok(())
-    }))
+    zero(
+        "rdma_create_srq",
+        id::find(id).and_then(|id| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            // SAFETY: integers and NULL pointers.
+            let mut ex: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
+            ex.srq_context = attr.srq_context;
+            ex.attr = attr.attr;
+            ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+            let xrc = id::fields(&id).qp_type == IBV_QPT_XRC_RECV;
+            ex.srq_type = if xrc { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
+            ex.pd = pd;
+            create(&id, &mut ex)?;
+            attr.attr = ex.attr;
+            Ok(())
+        }),
+    )
 }
 
 /// `rdma_create_srq_ex`: as `rdma_create_srq`, of the kind that `attr` must name. A missing domain or completion queue
@@ -61,14 +64,16 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
-    zero(id::find(id).and_then(|id| create(&id, attr.ok_or(Errno::EINVAL)?)))
+    zero("rdma_create_srq_ex", id::find(id).and_then(|id| create(&id, attr.ok_or(Errno::NULL)?)))
 }
 
 fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
     let public = id::fields(id);
     let named = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
     if !named || public.verbs.is_null() || !public.srq.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "srq_type is not given, or the id has no device yet, or an SRQ already",
+        ));
     }
     let before = Cqs::of(id);
     let mut asked = *attr;

@@ -40,8 +40,8 @@ pub(crate) fn complete(id: &Arc<Id>) -> Result<(), Errno> {
     let (kind, status) = unsafe { ((*event).event, (*event).status) };
     match status {
         0 => Ok(()),
-        _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
-        _ => Err(Errno(status.saturating_abs())),
+        _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno::said(libc::ECONNREFUSED)),
+        _ => Err(Errno::said(status.saturating_abs())),
     }
 }
 
@@ -54,19 +54,25 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
     listen: *mut rdma_cm_id,
     id: *mut *mut rdma_cm_id,
 ) -> c_int {
-    zero(id::find(listen).and_then(|listener| {
-        if id.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let request = request(&listener)?;
-        // SAFETY: the caller's promise.
-        unsafe { give(id, request) };
-        Ok(())
-    }))
+    zero(
+        "rdma_get_request",
+        id::find(listen).and_then(|listener| {
+            if id.is_null() {
+                return Err(Errno::NULL);
+            }
+            let request = request(&listener)?;
+            // SAFETY: the caller's promise.
+            unsafe { give(id, request) };
+            Ok(())
+        }),
+    )
 }
 
 fn request(listener: &Arc<Id>) -> Result<*mut rdma_cm_id, Errno> {
-    let channel = listener.inner.own_channel().ok_or(Errno::EINVAL)?;
+    let channel = listener
+        .inner
+        .own_channel()
+        .ok_or(Errno::invalid("the listener has an event channel, which tells of requests"))?;
     release_event(listener);
     // As in `complete`. SAFETY: as there.
     let undo = || unsafe { Arc::decrement_strong_count(Arc::as_ptr(listener)) };
@@ -77,7 +83,11 @@ fn request(listener: &Arc<Id>) -> Result<*mut rdma_cm_id, Errno> {
     let (kind, status, new) = unsafe { ((*event).event, (*event).status, (*event).id) };
     if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {
         show_event(listener, event);
-        return Err(if status == 0 { Errno::EINVAL } else { Errno(status.saturating_abs()) });
+        return Err(if status == 0 {
+            Errno::invalid("another event than a request has come")
+        } else {
+            Errno::said(status.saturating_abs())
+        });
     }
     let new = id::find(new)?;
     let template = listener.inner.state.lock().requests_qp.as_ref().map(|template| template.0);

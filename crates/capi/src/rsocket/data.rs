@@ -18,9 +18,9 @@ unsafe fn list<'a>(iov: *const iovec, count: usize) -> Result<&'a [iovec], Errno
     match count {
         0 => Ok(&[]),
         // `UIO_MAXIOV`
-        1025.. => Err(Errno(libc::EMSGSIZE)),
-        _ if iov.is_null() => Err(Errno(libc::EFAULT)),
-        _ if !iov.is_aligned() => Err(Errno::EINVAL),
+        1025.. => Err(Errno::said(libc::EMSGSIZE)),
+        _ if iov.is_null() => Err(Errno::said(libc::EFAULT)),
+        _ if !iov.is_aligned() => Err(Errno::said(libc::EINVAL)),
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { std::slice::from_raw_parts(iov, count) }),
     }
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn rsendmsg(
     let _call = Call::begin();
     size((|| {
         if msg.is_null() {
-            return Err(Errno(libc::EFAULT));
+            return Err(Errno::said(libc::EFAULT));
         }
         // SAFETY: the program passes a message header, and promises that its fields are valid.
         unsafe {
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, len: s
 pub(crate) unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     let _call = Call::begin();
     size((|| {
-        let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        let count = usize::try_from(count).map_err(|_| Errno::said(libc::EINVAL))?;
         // SAFETY: the program passes a list of that length.
         unsafe { send(socket, list(iov, count)?, 0, std::ptr::null(), 0) }
     })())
@@ -179,7 +179,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags:
     let _call = Call::begin();
     size((|| {
         if msg.is_null() || !msg.is_aligned() {
-            return Err(Errno(libc::EFAULT));
+            return Err(Errno::said(libc::EFAULT));
         }
         // SAFETY: the program passes a message header that is its own to be written, and its fields are valid as it says.
         unsafe {
@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, len: size
 pub(crate) unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     let _call = Call::begin();
     size((|| {
-        let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        let count = usize::try_from(count).map_err(|_| Errno::said(libc::EINVAL))?;
         // SAFETY: the program passes a list of that length.
         Ok(unsafe { recv(socket, list(iov, count)?, 0, false) }?.len)
     })())

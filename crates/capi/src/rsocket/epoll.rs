@@ -18,10 +18,10 @@ pub(crate) unsafe extern "C" fn repoll_create(size: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     log::init();
     if size <= 0 {
-        Errno::EINVAL.set();
+        Errno::said(libc::EINVAL).set();
         return -1;
     }
-    minus_one(anyverbs_rsocket::make_epoll(false).map_err(Errno::from))
+    minus_one("repoll_create", anyverbs_rsocket::make_epoll(false).map_err(Errno::from))
 }
 
 /// `repoll_ctl`.
@@ -32,20 +32,23 @@ pub(crate) unsafe extern "C" fn repoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero((|| {
-        let set = anyverbs_rsocket::get_epoll(epfd)?;
-        let (events, data) = if event.is_null() {
-            if op != libc::EPOLL_CTL_DEL {
-                return Err(Errno(libc::EFAULT));
-            }
-            (0, 0)
-        } else {
-            // SAFETY: the program passes a live event.
-            let event = unsafe { event.read_unaligned() };
-            (event.events, event.u64)
-        };
-        Ok(set.control(op, fd, events, data)?)
-    })())
+    zero(
+        "repoll_ctl",
+        (|| {
+            let set = anyverbs_rsocket::get_epoll(epfd)?;
+            let (events, data) = if event.is_null() {
+                if op != libc::EPOLL_CTL_DEL {
+                    return Err(Errno::said(libc::EFAULT));
+                }
+                (0, 0)
+            } else {
+                // SAFETY: the program passes a live event.
+                let event = unsafe { event.read_unaligned() };
+                (event.events, event.u64)
+            };
+            Ok(set.control(op, fd, events, data)?)
+        })(),
+    )
 }
 
 /// `repoll_wait`.
@@ -56,17 +59,20 @@ pub(crate) unsafe extern "C" fn repoll_wait(
     millis: c_int,
 ) -> c_int {
     let _call = Call::begin();
-    minus_one((|| {
-        let set = anyverbs_rsocket::get_epoll(epfd)?;
-        let most = usize::try_from(most).ok().filter(|n| (1..1 << 24).contains(n));
-        let most = most.ok_or(Errno::EINVAL)?;
-        if events.is_null() || !events.is_aligned() {
-            return Err(Errno(libc::EFAULT));
-        }
-        // SAFETY: the program passes an array of that length, its own to be written.
-        let events = unsafe { std::slice::from_raw_parts_mut(events, most) };
-        let count = holding(set, |set| set.wait(events, timeout(millis)))?;
-        sanitizers::initialised_bytes(events.as_ptr().cast(), size_of_val(&events[..count]));
-        Ok(count as c_int)
-    })())
+    minus_one(
+        "repoll_wait",
+        (|| {
+            let set = anyverbs_rsocket::get_epoll(epfd)?;
+            let most = usize::try_from(most).ok().filter(|n| (1..1 << 24).contains(n));
+            let most = most.ok_or(Errno::said(libc::EINVAL))?;
+            if events.is_null() || !events.is_aligned() {
+                return Err(Errno::said(libc::EFAULT));
+            }
+            // SAFETY: the program passes an array of that length, its own to be written.
+            let events = unsafe { std::slice::from_raw_parts_mut(events, most) };
+            let count = holding(set, |set| set.wait(events, timeout(millis)))?;
+            sanitizers::initialised_bytes(events.as_ptr().cast(), size_of_val(&events[..count]));
+            Ok(count as c_int)
+        })(),
+    )
 }

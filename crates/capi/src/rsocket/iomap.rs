@@ -23,17 +23,17 @@ pub(crate) unsafe extern "C" fn riomap(
     let _uncancelled = Uncancelled::new();
     let result = (|| {
         if prot & !libc::PROT_WRITE != 0 {
-            return Err(Errno::EINVAL);
+            return Err(Errno::said(libc::EINVAL));
         }
         let offset = match offset {
             -1 => None,
-            _ => Some(u64::try_from(offset).map_err(|_| Errno::EINVAL)?),
+            _ => Some(u64::try_from(offset).map_err(|_| Errno::said(libc::EINVAL))?),
         };
         let socket = anyverbs_rsocket::get(socket)?;
         let writable = prot & libc::PROT_WRITE != 0;
         // SAFETY: the program lets the buffer be written until it unmaps it.
         let at = unsafe { socket.map(buf as u64, len as u64, writable, offset) }?;
-        off_t::try_from(at).map_err(|_| Errno::EINVAL)
+        off_t::try_from(at).map_err(|_| Errno::said(libc::EINVAL))
     })();
     result.unwrap_or_else(|errno: Errno| {
         errno.set();
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn riomap(
 pub(crate) unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
     let _uncancelled = Uncancelled::new();
     let result = anyverbs_rsocket::get(socket).and_then(|s| s.unmap(buf as u64, len as u64));
-    zero(result.map_err(Errno::from))
+    zero("riounmap", result.map_err(Errno::from))
 }
 
 /// `riowrite`: how much was written; (`size_t`) -1 with `errno`.
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn riowrite(
 ) -> size_t {
     let _call = Call::begin();
     let result = (|| {
-        let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        let offset = u64::try_from(offset).map_err(|_| Errno::said(libc::EINVAL))?;
         let socket = anyverbs_rsocket::get(socket)?;
         let buffers = [libc::iovec { iov_base: buf.cast_mut(), iov_len: len }];
         // SAFETY: the program passes a buffer of that length.

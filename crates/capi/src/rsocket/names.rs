@@ -28,7 +28,7 @@ pub(super) unsafe fn give_address(
         return Ok(());
     }
     if len.is_null() {
-        return Err(Errno(libc::EFAULT));
+        return Err(Errno::said(libc::EFAULT));
     }
     let full = match address {
         Address::Ip(a) if a.is_ipv4() => size_of::<libc::sockaddr_in>(),
@@ -62,12 +62,15 @@ pub(crate) unsafe extern "C" fn rbind(
     len: socklen_t,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero((|| {
-        let socket = anyverbs_rsocket::get(socket)?;
-        // SAFETY: the program passes an address of that length, or NULL.
-        let address = unsafe { address_of_length(addr, len) }?;
-        Ok(socket.bind(&address)?)
-    })())
+    zero(
+        "rbind",
+        (|| {
+            let socket = anyverbs_rsocket::get(socket)?;
+            // SAFETY: the program passes an address of that length, or NULL.
+            let address = unsafe { address_of_length(addr, len) }?;
+            Ok(socket.bind(&address)?)
+        })(),
+    )
 }
 
 /// `rconnect`; to `AF_UNSPEC` it ends a datagram socket's connection.
@@ -77,19 +80,22 @@ pub(crate) unsafe extern "C" fn rconnect(
     len: socklen_t,
 ) -> c_int {
     let _call = Call::begin();
-    zero((|| {
-        let socket = anyverbs_rsocket::get(socket)?;
-        if !addr.is_null() && len as usize >= size_of::<libc::sa_family_t>() {
-            // SAFETY: the family fits.
-            let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
-            if c_int::from(family) == libc::AF_UNSPEC {
-                return Ok(socket.disconnect()?);
+    zero(
+        "rconnect",
+        (|| {
+            let socket = anyverbs_rsocket::get(socket)?;
+            if !addr.is_null() && len as usize >= size_of::<libc::sa_family_t>() {
+                // SAFETY: the family fits.
+                let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
+                if c_int::from(family) == libc::AF_UNSPEC {
+                    return Ok(socket.disconnect()?);
+                }
             }
-        }
-        // SAFETY: the program passes an address of that length, or NULL.
-        let address = unsafe { address_of_length(addr, len) }?;
-        Ok(holding(socket, |socket| socket.connect(&address))?)
-    })())
+            // SAFETY: the program passes an address of that length, or NULL.
+            let address = unsafe { address_of_length(addr, len) }?;
+            Ok(holding(socket, |socket| socket.connect(&address))?)
+        })(),
+    )
 }
 
 /// `raccept`. The new socket is a blocking one.
@@ -99,21 +105,24 @@ pub(crate) unsafe extern "C" fn raccept(
     len: *mut socklen_t,
 ) -> c_int {
     let _call = Call::begin();
-    minus_one((|| {
-        let listener = anyverbs_rsocket::get(socket)?;
-        let fd = holding(listener, |listener| anyverbs_rsocket::accept(listener, 0))?;
-        if !addr.is_null() {
-            let peer = anyverbs_rsocket::get(fd).and_then(|new| new.peer_address());
-            // SAFETY: the program passes an address with its length.
-            let given =
-                peer.map_err(Errno::from).and_then(|a| unsafe { give_address(&a, addr, len) });
-            if let Err(errno) = given {
-                let _ = anyverbs_rsocket::close(fd);
-                return Err(errno);
+    minus_one(
+        "raccept",
+        (|| {
+            let listener = anyverbs_rsocket::get(socket)?;
+            let fd = holding(listener, |listener| anyverbs_rsocket::accept(listener, 0))?;
+            if !addr.is_null() {
+                let peer = anyverbs_rsocket::get(fd).and_then(|new| new.peer_address());
+                // SAFETY: the program passes an address with its length.
+                let given =
+                    peer.map_err(Errno::from).and_then(|a| unsafe { give_address(&a, addr, len) });
+                if let Err(errno) = given {
+                    let _ = anyverbs_rsocket::close(fd);
+                    return Err(errno);
+                }
             }
-        }
-        Ok(fd)
-    })())
+            Ok(fd)
+        })(),
+    )
 }
 
 /// `rgetsockname`.
@@ -123,19 +132,22 @@ pub(crate) unsafe extern "C" fn rgetsockname(
     len: *mut socklen_t,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero((|| {
-        let socket = anyverbs_rsocket::get(socket)?;
-        let unbound = || {
-            let any = match socket.family() {
-                libc::AF_INET => std::net::SocketAddr::from(([0; 4], 0)),
-                _ => std::net::SocketAddr::from(([0u16; 8], 0)),
+    zero(
+        "rgetsockname",
+        (|| {
+            let socket = anyverbs_rsocket::get(socket)?;
+            let unbound = || {
+                let any = match socket.family() {
+                    libc::AF_INET => std::net::SocketAddr::from(([0; 4], 0)),
+                    _ => std::net::SocketAddr::from(([0u16; 8], 0)),
+                };
+                Address::Ip(any)
             };
-            Address::Ip(any)
-        };
-        let address = socket.local_address()?.unwrap_or_else(unbound);
-        // SAFETY: the program passes an address with its length.
-        unsafe { give_address(&address, addr, len) }
-    })())
+            let address = socket.local_address()?.unwrap_or_else(unbound);
+            // SAFETY: the program passes an address with its length.
+            unsafe { give_address(&address, addr, len) }
+        })(),
+    )
 }
 
 /// `rgetpeername`.
@@ -145,9 +157,12 @@ pub(crate) unsafe extern "C" fn rgetpeername(
     len: *mut socklen_t,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    zero((|| {
-        let address = anyverbs_rsocket::get(socket)?.peer_address()?;
-        // SAFETY: the program passes an address with its length.
-        unsafe { give_address(&address, addr, len) }
-    })())
+    zero(
+        "rgetpeername",
+        (|| {
+            let address = anyverbs_rsocket::get(socket)?.peer_address()?;
+            // SAFETY: the program passes an address with its length.
+            unsafe { give_address(&address, addr, len) }
+        })(),
+    )
 }

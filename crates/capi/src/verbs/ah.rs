@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use anyverbs::{AddressVector, AhAttr, Gid, GidEntry};
+use anyverbs::{AddressVector, AhAttr, Gid, GidEntry, QKey, Qpn, UdDest};
 use parking_lot::Mutex;
 
 use crate::{
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| create(pd, attr)))
+    pointer("ibv_create_ah", attr.ok_or(Errno::NULL).and_then(|attr| create(pd, attr)))
 }
 
 fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
@@ -125,17 +125,20 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
 /// `ibv_destroy_ah`: 0, or the errno value. Sends that were posted go on (S3.2).
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(ah).and_then(|ah: Arc<Ah>| {
-        check::ending(ah.public(), activity, || Ok(ah.inner.device.destroy()?))?;
-        ah.inner.dead.store(true, Ordering::Release);
-        object::retire(&ah).ok_or(Errno::EINVAL)?;
-        let mut destroyed = DESTROYED.lock();
-        if destroyed.len() == DESTROYED_MAX {
-            destroyed.pop_front();
-        }
-        destroyed.push_back(ah);
-        Ok(())
-    }))
+    value(
+        "ibv_destroy_ah",
+        object::find(ah).and_then(|ah: Arc<Ah>| {
+            check::ending(ah.public(), activity, || Ok(ah.inner.device.destroy()?))?;
+            ah.inner.dead.store(true, Ordering::Release);
+            object::retire(&ah)?;
+            let mut destroyed = DESTROYED.lock();
+            if destroyed.len() == DESTROYED_MAX {
+                destroyed.pop_front();
+            }
+            destroyed.push_back(ah);
+            Ok(())
+        }),
+    )
 }
 
 /// Sender and receiver of a datagram, from the 40 bytes in front of it.
@@ -204,14 +207,17 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (wc, grh) = unsafe { (wc.as_ref(), grh.cast::<[u8; 40]>().as_ref()) };
-    minus_one(sender(context_, port, wc, grh).and_then(|found| {
-        if attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(attr, found) };
-        Ok(0)
-    }))
+    minus_one(
+        "ibv_init_ah_from_wc",
+        sender(context_, port, wc, grh).and_then(|found| {
+            if attr.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(attr, found) };
+            Ok(0)
+        }),
+    )
 }
 
 fn sender(
@@ -221,15 +227,20 @@ fn sender(
     grh: Option<&[u8; 40]>,
 ) -> Result<ibv_ah_attr, Errno> {
     let context = answering(context_)?;
-    let (Some(wc), Some(grh)) = (wc, grh) else { return Err(Errno::EINVAL) };
+    let (Some(wc), Some(grh)) = (wc, grh) else { return Err(Errno::NULL) };
     context.inner.device.port_attr(port)?;
     if wc.wc_flags & IBV_WC_GRH == 0 {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "wc_flags lacks IBV_WC_GRH, and the GRH says where the datagram came from",
+        ));
     }
-    let route = route(grh).ok_or(Errno::EINVAL)?;
+    let route = route(grh).ok_or(Errno::invalid("the GRH has no addresses of IPv4 or IPv6"))?;
     let mut gids = context.inner.device.addresses()?;
     gids.retain(|entry| entry.port == port);
-    let own = receiver(&gids, route.destination).ok_or(Errno::ENOENT)?;
+    let own = receiver(&gids, route.destination).ok_or(Errno::because(
+        libc::ENOENT,
+        "the datagram was for an address that the port does not have",
+    ))?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: route.source.0 },
@@ -261,10 +272,13 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (wc, grh) = unsafe { (wc.as_ref(), grh.cast::<[u8; 40]>().as_ref()) };
-    pointer(object::find(pd).and_then(|found: Arc<Pd>| {
-        let attr = sender(found.inner.context.pointer(), port, wc, grh)?;
-        create(pd, &attr)
-    }))
+    pointer(
+        "ibv_create_ah_from_wc",
+        object::find(pd).and_then(|found: Arc<Pd>| {
+            let attr = sender(found.inner.context.pointer(), port, wc, grh)?;
+            create(pd, &attr)
+        }),
+    )
 }
 
 /// The value for "no VLAN".
@@ -285,7 +299,7 @@ pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     let resolved = answering(context_).and_then(|context| {
-        let attr = attr.filter(|_| !mac.is_null()).ok_or(Errno::EINVAL)?;
+        let attr = attr.filter(|_| !mac.is_null()).ok_or(Errno::NULL)?;
         let (found, vlan) = context.inner.device.resolve_ethernet(&ah_attr(attr))?;
         // SAFETY: the caller's promise.
         unsafe {
@@ -296,7 +310,20 @@ pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
         }
         Ok(())
     });
-    -value(resolved)
+    -value("ibv_resolve_eth_l2_from_gid", resolved)
+}
+
+/// The destination of a datagram. An AH of another protection domain is refused by the queue.
+///
+/// # Safety
+/// `ah` is NULL, or an AH that is live or was destroyed a short while ago.
+pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
+    // SAFETY: the caller's promise.
+    let ah = unsafe { object::deref(ah) }.ok_or(Errno::invalid("the address handle is NULL"))?;
+    if ah.inner.dead.load(Ordering::Acquire) {
+        return Err(Errno::invalid("the address handle was destroyed"));
+    }
+    Ok(ah.inner.device.dest(Qpn::new(qpn), QKey(qkey)))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::{
     cancel,
     cancel::Uncancelled,
     check,
-    errno::{Errno, give, minus_one, pointer, value},
+    errno::{give, minus_one, pointer, value},
     faults,
     object::{self, Object},
     verbs::{Context, Cq, context, watched::activity},
@@ -37,24 +37,30 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 ) -> *mut ibv_comp_channel {
     faults::may_fail!("ibv_create_comp_channel", pointer);
     let _uncancelled = Uncancelled::new();
-    pointer(context(context_).and_then(|context| {
-        let device = context.inner.device.create_comp_channel()?;
-        let public = ibv_comp_channel {
-            context: context.pointer(),
-            fd: device.as_fd().as_raw_fd(),
-            refcnt: 0,
-        };
-        Ok(object::publish(public, 0, CompChannelInner { device, context }))
-    }))
+    pointer(
+        "ibv_create_comp_channel",
+        context(context_).and_then(|context| {
+            let device = context.inner.device.create_comp_channel()?;
+            let public = ibv_comp_channel {
+                context: context.pointer(),
+                fd: device.as_fd().as_raw_fd(),
+                refcnt: 0,
+            };
+            Ok(object::publish(public, 0, CompChannelInner { device, context }))
+        }),
+    )
 }
 
 /// `ibv_destroy_comp_channel`: 0, or the errno value; `EBUSY` while a CQ uses it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(channel).and_then(|channel: Arc<CompChannel>| {
-        check::ending(channel.public(), activity, || Ok(channel.inner.device.destroy()?))?;
-        object::retire(&channel).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_comp_channel",
+        object::find(channel).and_then(|channel: Arc<CompChannel>| {
+            check::ending(channel.public(), activity, || Ok(channel.inner.device.destroy()?))?;
+            object::retire(&channel)
+        }),
+    )
 }
 
 /// `ibv_get_cq_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking.
@@ -86,7 +92,10 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
             return Ok(0);
         }
     };
-    minus_one(object::find(channel).and_then(|channel| cancel::holding(channel, next)))
+    minus_one(
+        "ibv_get_cq_event",
+        object::find(channel).and_then(|channel| cancel::holding(channel, next)),
+    )
 }
 
 /// `ibv_ack_cq_events`.

@@ -33,19 +33,22 @@ pub(crate) unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     caps: *mut ibv_comp_cntr_caps,
     size: usize,
 ) -> c_int {
-    value(answering(context_).and_then(|context| {
-        if caps.is_null() || !(size_of::<ibv_comp_cntr_caps>()..MOST_CAPS).contains(&size) {
-            return Err(Errno::EINVAL);
-        }
-        let ours = ibv_comp_cntr_caps {
-            max_value: u64::MAX,
-            max_counters: context.inner.device.device_attr()?.max_comp_cntr,
-            supported_qp_attach_ops: CompCntrOps::all().bits().into(),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { write_sized(caps, &ours, size) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_comp_cntr_caps",
+        answering(context_).and_then(|context| {
+            if caps.is_null() || !(size_of::<ibv_comp_cntr_caps>()..MOST_CAPS).contains(&size) {
+                return Err(Errno::invalid("caps is NULL, or its size is wrong"));
+            }
+            let ours = ibv_comp_cntr_caps {
+                max_value: u64::MAX,
+                max_counters: context.inner.device.device_attr()?.max_comp_cntr,
+                supported_qp_attach_ops: CompCntrOps::all().bits().into(),
+            };
+            // SAFETY: the caller's promise.
+            unsafe { write_sized(caps, &ours, size) };
+            Ok(())
+        }),
+    )
 }
 
 /// `ibv_create_comp_cntr`: NULL with `errno` on failure.
@@ -58,26 +61,34 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_cntr(
 ) -> *mut ibv_comp_cntr {
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        let attr = attr.filter(|a| a.comp_mask == 0 && a.flags == 0).ok_or(Errno::EINVAL)?;
-        let kind = match attr.r#type {
-            IBV_COMP_CNTR_TYPE_WRS => CompCntrKind::Wrs,
-            IBV_COMP_CNTR_TYPE_BYTES => CompCntrKind::Bytes,
-            _ => return Err(Errno::EOPNOTSUPP),
-        };
-        let device = context.inner.device.create_comp_cntr(kind)?;
-        let handle = object::new_handle();
-        let public = ibv_comp_cntr { context: context.pointer(), handle };
-        Ok(object::publish(public, handle, CompCntrInner { device, _context: context }))
-    }))
+    pointer(
+        "ibv_create_comp_cntr",
+        context(context_).and_then(|context| {
+            let attr = attr
+                .filter(|a| a.comp_mask == 0 && a.flags == 0)
+                .ok_or(Errno::invalid("attr is NULL, or comp_mask or flags is not 0"))?;
+            let kind = match attr.r#type {
+                IBV_COMP_CNTR_TYPE_WRS => CompCntrKind::Wrs,
+                IBV_COMP_CNTR_TYPE_BYTES => CompCntrKind::Bytes,
+                _ => return Err(Errno::EOPNOTSUPP),
+            };
+            let device = context.inner.device.create_comp_cntr(kind)?;
+            let handle = object::new_handle();
+            let public = ibv_comp_cntr { context: context.pointer(), handle };
+            Ok(object::publish(public, handle, CompCntrInner { device, _context: context }))
+        }),
+    )
 }
 
 /// `ibv_destroy_comp_cntr`: 0, or the errno value; `EBUSY` while a QP has it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_cntr(cntr: *mut ibv_comp_cntr) -> c_int {
-    value(object::find(cntr).and_then(|cntr: Arc<CompCntr>| {
-        cntr.inner.device.destroy()?;
-        object::retire(&cntr).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_comp_cntr",
+        object::find(cntr).and_then(|cntr: Arc<CompCntr>| {
+            cntr.inner.device.destroy()?;
+            object::retire(&cntr)
+        }),
+    )
 }
 
 /// `ibv_qp_attach_comp_cntr`: 0, or the errno value. `EINVAL` unless the QP is in RESET or INIT, `EBUSY` if one of the
@@ -92,23 +103,28 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(qp(qp_).and_then(|qp| {
-        qp.inner.context.answers()?;
-        let cntr: Arc<CompCntr> = object::find(cntr)?;
-        let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
-        let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);
-        let ops = ops.ok_or(Errno::EOPNOTSUPP)?;
-        qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?;
-        // The program learns of completions by a count.
-        check::unwatch(qp.public());
-        Ok(())
-    }))
+    value(
+        "ibv_qp_attach_comp_cntr",
+        qp(qp_).and_then(|qp| {
+            qp.inner.context.answers()?;
+            let cntr: Arc<CompCntr> = object::find(cntr)?;
+            let attr = attr
+                .filter(|a| a.comp_mask == 0)
+                .ok_or(Errno::invalid("attr is NULL, or comp_mask is not 0"))?;
+            let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);
+            let ops = ops.ok_or(Errno::EOPNOTSUPP)?;
+            qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?;
+            // The program learns of completions by a count.
+            check::unwatch(qp.public());
+            Ok(())
+        }),
+    )
 }
 
 macro_rules! change {
     ($($name:ident $method:ident;)*) => { $(
         pub(crate) unsafe extern "C" fn $name(cntr: *mut ibv_comp_cntr, value_: u64) -> c_int {
-            value(object::find(cntr).map(|cntr: Arc<CompCntr>| cntr.inner.device.$method(value_)))
+            value(stringify!($name), object::find(cntr).map(|cntr: Arc<CompCntr>| cntr.inner.device.$method(value_)))
         }
     )* };
 }
@@ -127,9 +143,9 @@ macro_rules! read {
         /// # Safety
         /// `count` is NULL or writable.
         pub(crate) unsafe extern "C" fn $name(cntr: *mut ibv_comp_cntr, count: *mut u64) -> c_int {
-            value(object::find(cntr).and_then(|cntr: Arc<CompCntr>| {
+            value(stringify!($name), object::find(cntr).and_then(|cntr: Arc<CompCntr>| {
                 if count.is_null() {
-                    return Err(Errno::EINVAL);
+                    return Err(Errno::NULL);
                 }
                 cntr.inner.device.progress();
                 // SAFETY: the caller's promise.

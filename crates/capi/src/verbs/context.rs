@@ -70,7 +70,7 @@ pub(crate) fn answering(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno
 pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mut ibv_context {
     faults::may_fail!("ibv_open_device", pointer);
     let _uncancelled = Uncancelled::new();
-    pointer(open(device_))
+    pointer("ibv_open_device", open(device_))
 }
 
 fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
@@ -105,9 +105,9 @@ pub(crate) fn publish_context(
 /// need.
 pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> c_int {
     let _uncancelled = Uncancelled::new();
-    let closed = context(context_).and_then(|c| object::retire(&c).ok_or(Errno::EINVAL));
+    let closed = context(context_).and_then(|c| object::retire(&c));
     if closed.is_err() {
-        value(closed);
+        value("ibv_close_device", closed);
         return -1;
     }
     0
@@ -234,14 +234,17 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_device", value);
-    value(query_device(context_).and_then(|queried| {
-        if attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(attr, queried) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_device",
+        query_device(context_).and_then(|queried| {
+            if attr.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(attr, queried) };
+            Ok(())
+        }),
+    )
 }
 
 fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
@@ -298,55 +301,60 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_device", value);
-    value(query_device(context_).and_then(|queried| {
-        // SAFETY: the caller's promise.
-        let extended = !input.is_null() && unsafe { (*input).comp_mask } != 0;
-        if attr.is_null() || extended || attr_size < size_of::<ibv_device_attr>() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: integers and a character array.
-        let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
-        ex.orig_attr = queried;
-        let device = context(context_)?.inner.device.device_attr()?;
-        let lacks = |feature| device.lacks.has(feature);
-        ex.device_cap_flags_ex = u64::from(queried.device_cap_flags)
-            | if lacks(Feature::Atomics) { FLUSH } else { FLUSH | ATOMIC_WRITE }
-            | if lacks(Feature::RawPackets) { 0 } else { RAW_SCATTER_FCS };
-        ex.completion_timestamp_mask = u64::MAX;
-        ex.hca_core_clock = device.clock_khz;
-        ex.cq_mod_caps = ibv_cq_moderation_caps {
-            max_cq_count: device.max_cq_count,
-            max_cq_period: device.max_cq_period,
-        };
-        ex.packet_pacing_caps = ibv_packet_pacing_caps {
-            qp_rate_limit_min: 1,
-            qp_rate_limit_max: device.max_rate_limit,
-            supported_qpts: PACED
-                .into_iter()
-                .filter(|(_, feature)| !feature.is_some_and(lacks))
-                .fold(0, |mask, (qp_type, _)| mask | 1 << qp_type),
-        };
-        if device.max_num_tags > 0 {
-            ex.tm_caps = ibv_tm_caps {
-                max_rndv_hdr_size: device.max_rndv_hdr_size,
-                max_num_tags: device.max_num_tags.into(),
-                flags: IBV_TM_CAP_RC,
-                max_ops: device.max_tag_ops,
-                max_sge: anyverbs::MAX_TAG_SGE as u32,
+    value(
+        "ibv_query_device_ex",
+        query_device(context_).and_then(|queried| {
+            // SAFETY: the caller's promise.
+            let extended = !input.is_null() && unsafe { (*input).comp_mask } != 0;
+            if attr.is_null() || extended || attr_size < size_of::<ibv_device_attr>() {
+                return Err(Errno::invalid(
+                    "attr is NULL or too small, or comp_mask of input is not 0",
+                ));
+            }
+            // SAFETY: integers and a character array.
+            let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+            ex.orig_attr = queried;
+            let device = context(context_)?.inner.device.device_attr()?;
+            let lacks = |feature| device.lacks.has(feature);
+            ex.device_cap_flags_ex = u64::from(queried.device_cap_flags)
+                | if lacks(Feature::Atomics) { FLUSH } else { FLUSH | ATOMIC_WRITE }
+                | if lacks(Feature::RawPackets) { 0 } else { RAW_SCATTER_FCS };
+            ex.completion_timestamp_mask = u64::MAX;
+            ex.hca_core_clock = device.clock_khz;
+            ex.cq_mod_caps = ibv_cq_moderation_caps {
+                max_cq_count: device.max_cq_count,
+                max_cq_period: device.max_cq_period,
             };
-        }
-        if !lacks(Feature::Odp) {
-            odp_attr(device.lacks, &mut ex);
-        }
-        ex.max_dm_size = device.max_dm_size;
-        if !lacks(Feature::RawPackets) {
-            raw_packet_attr(&device, &mut ex);
-        }
-        ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
-        // SAFETY: the caller's promise.
-        unsafe { write_sized(attr, &ex, attr_size) };
-        Ok(())
-    }))
+            ex.packet_pacing_caps = ibv_packet_pacing_caps {
+                qp_rate_limit_min: 1,
+                qp_rate_limit_max: device.max_rate_limit,
+                supported_qpts: PACED
+                    .into_iter()
+                    .filter(|(_, feature)| !feature.is_some_and(lacks))
+                    .fold(0, |mask, (qp_type, _)| mask | 1 << qp_type),
+            };
+            if device.max_num_tags > 0 {
+                ex.tm_caps = ibv_tm_caps {
+                    max_rndv_hdr_size: device.max_rndv_hdr_size,
+                    max_num_tags: device.max_num_tags.into(),
+                    flags: IBV_TM_CAP_RC,
+                    max_ops: device.max_tag_ops,
+                    max_sge: anyverbs::MAX_TAG_SGE as u32,
+                };
+            }
+            if !lacks(Feature::Odp) {
+                odp_attr(device.lacks, &mut ex);
+            }
+            ex.max_dm_size = device.max_dm_size;
+            if !lacks(Feature::RawPackets) {
+                raw_packet_attr(&device, &mut ex);
+            }
+            ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
+            // SAFETY: the caller's promise.
+            unsafe { write_sized(attr, &ex, attr_size) };
+            Ok(())
+        }),
+    )
 }
 
 /// Slot of `ibv_query_rt_values_ex`: 0, or the errno value. The clock's value stands in `tv_nsec` alone, as where devices
@@ -361,15 +369,18 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let values = unsafe { values.as_mut() };
-    value(context(context_).and_then(|context| {
-        let values = values.ok_or(Errno::EINVAL)?;
-        let asked = values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK;
-        if asked != 0 {
-            let ticks = context.inner.device.raw_clock();
-            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as _ };
-        }
-        values.comp_mask = asked;
-        sanitizers::initialised(ptr::from_ref(values));
-        Ok(())
-    }))
+    value(
+        "ibv_query_rt_values",
+        context(context_).and_then(|context| {
+            let values = values.ok_or(Errno::NULL)?;
+            let asked = values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK;
+            if asked != 0 {
+                let ticks = context.inner.device.raw_clock();
+                values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as _ };
+            }
+            values.comp_mask = asked;
+            sanitizers::initialised(ptr::from_ref(values));
+            Ok(())
+        }),
+    )
 }

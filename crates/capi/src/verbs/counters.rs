@@ -32,23 +32,29 @@ pub(crate) unsafe extern "C" fn create_counters(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        if attr.ok_or(Errno::EINVAL)?.comp_mask != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let device = context.inner.device.create_counters()?;
-        let public = ibv_counters { context: context.pointer() };
-        Ok(object::publish(public, 0, CountersInner { device, context }))
-    }))
+    pointer(
+        "ibv_create_counters",
+        context(context_).and_then(|context| {
+            if attr.ok_or(Errno::NULL)?.comp_mask != 0 {
+                return Err(Errno::invalid("comp_mask is not 0"));
+            }
+            let device = context.inner.device.create_counters()?;
+            let public = ibv_counters { context: context.pointer() };
+            Ok(object::publish(public, 0, CountersInner { device, context }))
+        }),
+    )
 }
 
 /// Slot of `ibv_destroy_counters`: 0, or the errno value; `EBUSY` while a flow rule uses them.
 pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(counters).and_then(|counters: Arc<Counters>| {
-        counters.inner.device.destroy()?;
-        object::retire(&counters).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_counters",
+        object::find(counters).and_then(|counters: Arc<Counters>| {
+            counters.inner.device.destroy()?;
+            object::retire(&counters)
+        }),
+    )
 }
 
 /// Slot of `ibv_attach_counters_point_flow`: 0, or the errno value. `ENOTSUP` for an existing flow rule, and for a counter that
@@ -64,16 +70,21 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(object::find(counters).and_then(|counters: Arc<Counters>| {
-        let attr = attr.filter(|attr| attr.comp_mask == 0).ok_or(Errno::EINVAL)?;
-        let kind = match attr.counter_desc {
-            _ if !flow.is_null() => return Err(Errno(libc::ENOTSUP)),
-            IBV_COUNTER_PACKETS => CounterKind::Packets,
-            IBV_COUNTER_BYTES => CounterKind::Bytes,
-            _ => return Err(Errno(libc::ENOTSUP)),
-        };
-        Ok(counters.inner.device.attach(kind, attr.index)?)
-    }))
+    value(
+        "ibv_attach_counters_point_flow",
+        object::find(counters).and_then(|counters: Arc<Counters>| {
+            let attr = attr
+                .filter(|attr| attr.comp_mask == 0)
+                .ok_or(Errno::invalid("attr is NULL, or comp_mask is not 0"))?;
+            let kind = match attr.counter_desc {
+                _ if !flow.is_null() => return Err(Errno::EOPNOTSUPP),
+                IBV_COUNTER_PACKETS => CounterKind::Packets,
+                IBV_COUNTER_BYTES => CounterKind::Bytes,
+                _ => return Err(Errno::EOPNOTSUPP),
+            };
+            Ok(counters.inner.device.attach(kind, attr.index)?)
+        }),
+    )
 }
 
 /// Slot of `ibv_read_counters`: 0, or the errno value; `EINVAL` for more values than there are indexes.
@@ -87,13 +98,13 @@ pub(crate) unsafe extern "C" fn read_counters(
     flags: u32,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(counters).and_then(|counters: Arc<Counters>| {
+    value("ibv_read_counters", object::find(counters).and_then(|counters: Arc<Counters>| {
         counters.inner.context.answers()?;
         if values.is_null()
             || flags & !IBV_READ_COUNTERS_ATTR_PREFER_CACHED != 0
             || count > MAX_COUNTER_INDEX + 1
         {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("counters_value is NULL, flags has a bit that is no flag, or ncounters is too large"));
         }
         let mut read = vec![0; count as usize];
         counters.inner.device.read(&mut read)?;

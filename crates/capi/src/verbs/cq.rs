@@ -45,7 +45,7 @@ pub(crate) fn cq(pointer: *mut ibv_cq) -> Result<Arc<Cq>, Errno> {
 /// The CQ in a field of a queue pair to create.
 pub(crate) fn cq_of(field: &str, pointer: *mut ibv_cq) -> Result<Arc<Cq>, Errno> {
     if pointer.is_null() {
-        return Err(no_value("creating a queue pair", &format_args!("{field} is NULL")));
+        return Err(no_value(&format_args!("{field} is NULL")));
     }
     cq(pointer)
 }
@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
         flags: 0,
         parent_domain: std::ptr::null_mut(),
     };
-    pointer(create(context_, &attr)).cast()
+    pointer("ibv_create_cq", create(context_, &attr)).cast()
 }
 
 /// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields that are not known.
@@ -89,19 +89,23 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     let _call = check::Call::new("ibv_create_cq_ex");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
-        if attr.wc_flags & !u64::from(IBV_CREATE_CQ_SUP_WC_FLAGS) != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
-        let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
-            || flags & !known != 0
-        {
-            return Err(Errno::EINVAL);
-        }
-        create(context_, attr)
-    }))
+    pointer(
+        "ibv_create_cq_ex",
+        attr.ok_or(Errno::NULL).and_then(|attr| {
+            if attr.wc_flags & !u64::from(IBV_CREATE_CQ_SUP_WC_FLAGS) != 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let flags =
+                if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+            let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+            if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
+                || flags & !known != 0
+            {
+                return Err(Errno::invalid("comp_mask or flags has a bit that is not known here"));
+            }
+            create(context_, attr)
+        }),
+    )
 }
 
 /// The fields that the CQ has to keep of a completion. All others stand in the completion itself, or are 0 on this
@@ -122,7 +126,11 @@ fn fields(wc_flags: u64) -> CqFields {
 fn parent_domain(context: &Arc<Context>, pd: *mut ibv_pd) -> Result<Arc<Pd>, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
     let fits = pd.inner.device.is_parent_domain() && Arc::ptr_eq(&pd.inner.context, context);
-    if fits { Ok(pd) } else { Err(Errno::EINVAL) }
+    if fits {
+        Ok(pd)
+    } else {
+        Err(Errno::invalid("parent_domain is no parent domain of this context"))
+    }
 }
 
 fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex, Errno> {
@@ -130,7 +138,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     let channel: Option<Arc<CompChannel>> =
         if attr.channel.is_null() { None } else { Some(object::find(attr.channel)?) };
     if channel.as_ref().is_some_and(|c| !Arc::ptr_eq(&c.inner.context, &context)) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     let has = |bit| attr.comp_mask & bit != 0;
     let pd = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
@@ -183,20 +191,23 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
 pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_resize_cq", value);
-    value(cq(cq_).and_then(|cq| {
-        cq.inner.context.answers()?;
-        // A negative number is too large for any device.
-        let cqe = cqe as u32;
-        let resize = || cq.inner.device.resize(cqe);
-        // SAFETY: found, hence live.
-        unsafe { in_turn(cq.public(), "ibv_resize_cq", resize) }?;
-        // SAFETY: the object is live.
-        unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
-        if !cq.inner.ignores_overrun {
-            check::sized_cq(cq.public(), Some(cq.inner.device.capacity()));
-        }
-        Ok(())
-    }))
+    value(
+        "ibv_resize_cq",
+        cq(cq_).and_then(|cq| {
+            cq.inner.context.answers()?;
+            // A negative number is too large for any device.
+            let cqe = cqe as u32;
+            let resize = || cq.inner.device.resize(cqe);
+            // SAFETY: found, hence live.
+            unsafe { in_turn(cq.public(), "ibv_resize_cq", resize) }?;
+            // SAFETY: the object is live.
+            unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
+            if !cq.inner.ignores_overrun {
+                check::sized_cq(cq.public(), Some(cq.inner.device.capacity()));
+            }
+            Ok(())
+        }),
+    )
 }
 
 /// Slot of `ibv_modify_cq`: 0, or the errno value. A count or a period of 0 is no limit of its kind.
@@ -210,15 +221,20 @@ pub(crate) unsafe extern "C" fn modify_cq(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(cq(cq_).and_then(|cq| {
-        cq.inner.context.answers()?;
-        let attr = attr.filter(|a| a.attr_mask < IBV_CQ_ATTR_RESERVED).ok_or(Errno::EINVAL)?;
-        if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
-            let ibv_moderate_cq { cq_count: count, cq_period: period } = attr.moderate;
-            cq.inner.device.moderate(Moderation { count, period })?;
-        }
-        Ok(())
-    }))
+    value(
+        "ibv_modify_cq",
+        cq(cq_).and_then(|cq| {
+            cq.inner.context.answers()?;
+            let attr = attr.filter(|a| a.attr_mask < IBV_CQ_ATTR_RESERVED).ok_or(
+                Errno::invalid("attr is NULL, or attr_mask has a bit that is no attribute"),
+            )?;
+            if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
+                let ibv_moderate_cq { cq_count: count, cq_period: period } = attr.moderate;
+                cq.inner.device.moderate(Moderation { count, period })?;
+            }
+            Ok(())
+        }),
+    )
 }
 
 /// `ibv_destroy_cq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
@@ -226,13 +242,16 @@ pub(crate) unsafe extern "C" fn modify_cq(
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_destroy_cq", value);
-    value(cq(cq_).and_then(|cq| {
-        if check::is_on() && cq.inner.device.is_overrun() {
-            check::overrun(cq.public());
-        }
-        check::ending(cq_, activity, || Ok(cq.inner.device.destroy()?))?;
-        object::retire(&cq).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_cq",
+        cq(cq_).and_then(|cq| {
+            if check::is_on() && cq.inner.device.is_overrun() {
+                check::overrun(cq.public());
+            }
+            check::ending(cq_, activity, || Ok(cq.inner.device.destroy()?))?;
+            object::retire(&cq)
+        }),
+    )
 }
 
 /// Slot of `ibv_poll_cq`: how many completions there were, or -1.
@@ -245,7 +264,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     let Some((cq, entries)) =
         cq.zip(usize::try_from(entries).ok()).filter(|(_, n)| *n == 0 || !wc.is_null())
     else {
-        Errno::EINVAL.set();
+        Errno::invalid("cq or wc is NULL, or num_entries is negative").refuse("ibv_poll_cq");
         return -1;
     };
     let mut to = wc;
@@ -260,7 +279,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     match polled {
         Ok(n) => n as c_int,
         Err(e) => {
-            Errno::from(e).set();
+            Errno::from(e).refuse("ibv_poll_cq");
             -1
         }
     }
@@ -298,7 +317,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
     value(
-        cq.ok_or(Errno::EINVAL)
-            .and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)),
+        "ibv_req_notify_cq",
+        cq.ok_or(Errno::NULL).and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)),
     )
 }

@@ -40,14 +40,17 @@ pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
 }
 
 /// Takes the next completion: 0, `ENOENT` when there is none, or another errno value.
-fn advance(cq: &Cq) -> c_int {
+fn advance(call: &str, cq: &Cq) -> c_int {
     let next =
         cq.inner.iterator.with(|current| cq.inner.device.poll_ex(std::slice::from_mut(current)));
     match next {
         Some(Ok(1)) => {}
         Some(Ok(_)) => return libc::ENOENT,
-        Some(Err(e)) => return Errno::from(e).set(),
-        None => return Errno::EINVAL.set(),
+        Some(Err(e)) => return Errno::from(e).refuse(call),
+        None => {
+            return Errno::invalid("ibv_start_poll was not called before, by this thread")
+                .refuse(call);
+        }
     }
     let read = |ex: &mut WcEx| {
         probes::complete(&ex.wc);
@@ -72,13 +75,14 @@ pub(super) unsafe extern "C" fn start_poll(
     // SAFETY: NULL or live, by the caller's promise.
     let (cq, attr) = unsafe { (deref(cq), attr.as_ref()) };
     let Some(cq) = cq.filter(|_| attr.is_none_or(|a| a.comp_mask == 0)) else {
-        return Errno::EINVAL.set();
+        return Errno::invalid("cq is NULL, or comp_mask is not 0").refuse("ibv_start_poll");
     };
     // An inherited iterator may be a thread's that this process does not have.
     if !cq.inner.iterator.begin(|| cq.inner.device.capacity() == 0) {
-        return Errno(libc::EIO).set();
+        return Errno::because(libc::EIO, "the completion queue was inherited across fork")
+            .refuse("ibv_start_poll");
     }
-    let started = advance(cq);
+    let started = advance("ibv_start_poll", cq);
     if started != 0 {
         cq.inner.iterator.end();
     }
@@ -88,7 +92,8 @@ pub(super) unsafe extern "C" fn start_poll(
 /// `ibv_next_poll`: as `ibv_start_poll`; `ibv_end_poll` follows in any case.
 pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: NULL or live, by the caller's promise.
-    unsafe { deref(cq) }.map_or_else(|| Errno::EINVAL.set(), advance)
+    unsafe { deref(cq) }
+        .map_or_else(|| Errno::NULL.refuse("ibv_next_poll"), |cq| advance("ibv_next_poll", cq))
 }
 
 /// `ibv_end_poll`.

@@ -123,7 +123,7 @@ pub(crate) fn device(device: *const ibv_device) -> Result<&'static DeviceObject,
         .iter()
         .filter_map(OnceLock::get)
         .find(|d| ptr::eq(&d.public, device))
-        .ok_or(Errno::EINVAL)
+        .ok_or(Errno::invalid("the device is none of ibv_get_device_list"))
 }
 
 /// The device whose directory in sysfs is `path`.
@@ -144,7 +144,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     let _uncancelled = Uncancelled::new();
     log::init();
     if anyverbs::check_room(log::ROOM).is_err() {
-        Errno::ENOMEM.set();
+        Errno::said(libc::ENOMEM).set();
         return ptr::null_mut();
     }
     let mut found = devices();
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) -> *const c_char {
     let _uncancelled = Uncancelled::new();
     if device_.is_null() {
-        return pointer(Err(Errno::EINVAL));
+        return pointer("ibv_get_device_name", Err(Errno::NULL));
     }
     device_.cast::<c_char>().wrapping_add(offset_of!(ibv_device, name))
 }

@@ -22,38 +22,49 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
     context_: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    minus_one(context(context_).and_then(|context| {
-        if event.is_null() {
-            return Err(crate::errno::Errno::EINVAL);
-        }
-        let read = cancel::holding(context, |context| context.inner.device.get_async_event())?;
-        let element = match read.element() {
-            EventElement::Qp { cookie, .. } => {
-                ibv_async_event_element { qp: cookie as *mut ibv_qp }
+    minus_one(
+        "ibv_get_async_event",
+        context(context_).and_then(|context| {
+            if event.is_null() {
+                return Err(crate::errno::Errno::NULL);
             }
-            EventElement::Cq { cookie } => {
-                if read.kind() == AsyncEventKind::CqErr {
-                    check::overrun(cookie as *const ibv_cq_ex);
+            let read = cancel::holding(context, |context| context.inner.device.get_async_event())?;
+            let element = match read.element() {
+                EventElement::Qp { cookie, .. } => {
+                    ibv_async_event_element { qp: cookie as *mut ibv_qp }
                 }
-                ibv_async_event_element { cq: cookie as *mut ibv_cq }
-            }
-            EventElement::Srq { cookie } => ibv_async_event_element { srq: cookie as *mut ibv_srq },
-            EventElement::Wq { cookie } => ibv_async_event_element { wq: cookie as *mut ibv_wq },
-            EventElement::Port(port) => {
-                // SAFETY: integers and NULL pointers.
-                let mut element: ibv_async_event_element = unsafe { std::mem::zeroed() };
-                element.port_num = port.into();
-                element
-            }
-            // SAFETY: as above. The device has nothing else that events are about.
-            _ => unsafe { std::mem::zeroed() },
-        };
-        // SAFETY: the cookie of an object is its address; the others are found in no table.
-        check::read_event(unsafe { element.qp } as usize, read.kind() as u32, read.kind().name());
-        // SAFETY: the caller's promise.
-        unsafe { give(event, ibv_async_event { element, event_type: read.kind() as u32 }) };
-        Ok(0)
-    }))
+                EventElement::Cq { cookie } => {
+                    if read.kind() == AsyncEventKind::CqErr {
+                        check::overrun(cookie as *const ibv_cq_ex);
+                    }
+                    ibv_async_event_element { cq: cookie as *mut ibv_cq }
+                }
+                EventElement::Srq { cookie } => {
+                    ibv_async_event_element { srq: cookie as *mut ibv_srq }
+                }
+                EventElement::Wq { cookie } => {
+                    ibv_async_event_element { wq: cookie as *mut ibv_wq }
+                }
+                EventElement::Port(port) => {
+                    // SAFETY: integers and NULL pointers.
+                    let mut element: ibv_async_event_element = unsafe { std::mem::zeroed() };
+                    element.port_num = port.into();
+                    element
+                }
+                // SAFETY: as above. The device has nothing else that events are about.
+                _ => unsafe { std::mem::zeroed() },
+            };
+            // SAFETY: the cookie of an object is its address; the others are found in no table.
+            check::read_event(
+                unsafe { element.qp } as usize,
+                read.kind() as u32,
+                read.kind().name(),
+            );
+            // SAFETY: the caller's promise.
+            unsafe { give(event, ibv_async_event { element, event_type: read.kind() as u32 }) };
+            Ok(0)
+        }),
+    )
 }
 
 /// `ibv_ack_async_event`. A pointer that is not an event that was read is ignored.

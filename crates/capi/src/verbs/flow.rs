@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn create_flow(
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_create_flow");
     // SAFETY: the caller's promise.
-    pointer(unsafe { create(qp_, attr) })
+    pointer("ibv_create_flow", unsafe { create(qp_, attr) })
 }
 
 /// # Safety
@@ -42,24 +42,30 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     let qp = qp(qp_)?;
     let Device::Raw(device) = &qp.inner.device else {
         let ud = qp.inner.qp_type == Some(anyverbs::QpType::Ud);
-        return Err(if ud { Errno::EOPNOTSUPP } else { Errno::EINVAL });
+        return Err(if ud {
+            Errno::EOPNOTSUPP
+        } else {
+            Errno::invalid("flow rules go with raw packet queue pairs")
+        });
     };
     if attr_.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::NULL);
     }
     // SAFETY: the caller's promise; programs pack it.
     let attr = unsafe { attr_.read_unaligned() };
     let known = IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS;
     let ports = qp.inner.context.inner.device.device_attr()?.phys_port_cnt;
     if attr.comp_mask != 0 || !(1..=ports).contains(&attr.port) || attr.flags & !known != 0 {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "comp_mask is not 0, port is no port of the device, or flags has a bit that is no flag",
+        ));
     }
     let flow_type = match attr.r#type {
         IBV_FLOW_ATTR_NORMAL => raw::FlowType::Normal,
         IBV_FLOW_ATTR_ALL_DEFAULT => raw::FlowType::AllDefault,
         IBV_FLOW_ATTR_MC_DEFAULT => raw::FlowType::McDefault,
         IBV_FLOW_ATTR_SNIFFER => raw::FlowType::Sniffer,
-        _ => return Err(Errno::EINVAL),
+        _ => return Err(Errno::invalid("type is no type of a flow rule")),
     };
     // SAFETY: the caller's promise.
     let specs = unsafe { FlowSpecs::read(attr_.add(1).cast(), attr.num_of_specs)? };
@@ -67,10 +73,10 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     let action: Option<Arc<FlowAction>> = specs.action.map(object::find).transpose()?;
     let context = Arc::clone(&qp.inner.context);
     if action.as_ref().is_some_and(|a| !Arc::ptr_eq(&a.inner.context, &context)) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     if counters.as_ref().is_some_and(|c| !Arc::ptr_eq(&c.inner.context, &context)) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     let rule = raw::FlowAttr {
         flow_type,
@@ -94,8 +100,11 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
 /// Slot of `ibv_destroy_flow`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(flow).and_then(|flow: Arc<Flow>| {
-        flow.inner.device.destroy()?;
-        object::retire(&flow).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_flow",
+        object::find(flow).and_then(|flow: Arc<Flow>| {
+            flow.inner.device.destroy()?;
+            object::retire(&flow)
+        }),
+    )
 }

@@ -46,32 +46,35 @@ pub(crate) unsafe extern "C" fn create_flow_action_esp(
 ) -> *mut ibv_flow_action {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_create_flow_action_esp");
-    pointer(context(context_).and_then(|context| {
-        // SAFETY: the caller's promise.
-        let given = unsafe { Parameters::read(attr)? };
-        let esp = given.esp.ok_or(Errno::EINVAL)?;
-        let tunnel = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT == 0;
-        let full = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD != 0;
-        let encrypt = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT != 0;
-        let mut attr = raw::EspAttr {
-            direction: if encrypt { raw::Direction::Encrypt } else { raw::Direction::Decrypt },
-            offload: if full {
-                raw::Offload::Full(raw::FullOffload::default())
-            } else {
-                raw::Offload::InlineCrypto { new_window: false, tunnel }
-            },
-            keymat: given.keymat.clone().ok_or(Errno::EINVAL)?,
-            esn: None,
-        };
-        given.apply(&mut attr)?;
-        // In tunnel mode the outer headers are needed, else there are none.
-        if attr.offload.is_tunnel() != tunnel {
-            return Err(Errno::EINVAL);
-        }
-        let device = context.inner.device.create_flow_action_esp(attr)?;
-        let public = ibv_flow_action { context: context.pointer() };
-        Ok(object::publish(public, 0, FlowActionInner { device, context }))
-    }))
+    pointer(
+        "ibv_create_flow_action_esp",
+        context(context_).and_then(|context| {
+            // SAFETY: the caller's promise.
+            let given = unsafe { Parameters::read(attr)? };
+            let esp = given.esp.ok_or(Errno::NULL)?;
+            let tunnel = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT == 0;
+            let full = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD != 0;
+            let encrypt = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT != 0;
+            let mut attr = raw::EspAttr {
+                direction: if encrypt { raw::Direction::Encrypt } else { raw::Direction::Decrypt },
+                offload: if full {
+                    raw::Offload::Full(raw::FullOffload::default())
+                } else {
+                    raw::Offload::InlineCrypto { new_window: false, tunnel }
+                },
+                keymat: given.keymat.clone().ok_or(Errno::NULL)?,
+                esn: None,
+            };
+            given.apply(&mut attr)?;
+            // In tunnel mode the outer headers are needed, else there are none.
+            if attr.offload.is_tunnel() != tunnel {
+                return Err(Errno::invalid("esp_encap is needed in tunnel mode, and in no other"));
+            }
+            let device = context.inner.device.create_flow_action_esp(attr)?;
+            let public = ibv_flow_action { context: context.pointer() };
+            Ok(object::publish(public, 0, FlowActionInner { device, context }))
+        }),
+    )
 }
 
 /// Slot of `ibv_modify_flow_action_esp`: 0, or the errno value. A part that is NULL stays; direction, offload and mode
@@ -84,43 +87,52 @@ pub(crate) unsafe extern "C" fn modify_flow_action_esp(
     attr: *mut ibv_flow_action_esp_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(action).and_then(|action: Arc<FlowAction>| {
-        action.inner.context.answers()?;
-        // SAFETY: the caller's promise.
-        let given = unsafe { Parameters::read(attr)? };
-        let mut attr = action.inner.device.attr();
-        if let Some(esp) = &given.esp {
-            let same = |flag, is| (esp.flags & flag != 0) == is;
-            let fits = same(IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT, !attr.offload.is_tunnel())
-                && same(
-                    IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD,
-                    matches!(attr.offload, raw::Offload::Full(_)),
-                )
-                && same(
-                    IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT,
-                    attr.direction == raw::Direction::Encrypt,
-                );
-            if !fits {
-                return Err(Errno::EINVAL);
+    value(
+        "ibv_modify_flow_action_esp",
+        object::find(action).and_then(|action: Arc<FlowAction>| {
+            action.inner.context.answers()?;
+            // SAFETY: the caller's promise.
+            let given = unsafe { Parameters::read(attr)? };
+            let mut attr = action.inner.device.attr();
+            if let Some(esp) = &given.esp {
+                let same = |flag, is| (esp.flags & flag != 0) == is;
+                let fits =
+                    same(IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT, !attr.offload.is_tunnel())
+                        && same(
+                            IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD,
+                            matches!(attr.offload, raw::Offload::Full(_)),
+                        )
+                        && same(
+                            IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT,
+                            attr.direction == raw::Direction::Encrypt,
+                        );
+                if !fits {
+                    return Err(Errno::invalid(
+                        "a flag differs from what the flow action has, and cannot be modified",
+                    ));
+                }
             }
-        }
-        given.apply(&mut attr)?;
-        let restart = raw::Restart {
-            sequence: given.esp.is_some() || given.replay_window.is_some(),
-            key: given.keymat.is_some(),
-            esn: given.esn.is_some(),
-        };
-        Ok(action.inner.device.modify(attr, restart)?)
-    }))
+            given.apply(&mut attr)?;
+            let restart = raw::Restart {
+                sequence: given.esp.is_some() || given.replay_window.is_some(),
+                key: given.keymat.is_some(),
+                esn: given.esn.is_some(),
+            };
+            Ok(action.inner.device.modify(attr, restart)?)
+        }),
+    )
 }
 
 /// Slot of `ibv_destroy_flow_action`: 0, or the errno value; `EBUSY` while a flow rule uses it.
 pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(action).and_then(|action: Arc<FlowAction>| {
-        action.inner.device.destroy()?;
-        object::retire(&action).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_flow_action",
+        object::find(action).and_then(|action: Arc<FlowAction>| {
+            action.inner.device.destroy()?;
+            object::retire(&action)
+        }),
+    )
 }
 
 /// Reads the struct at `pointer`, if it has that length.
@@ -130,7 +142,7 @@ pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action
 unsafe fn read<T: Copy>(pointer: *const T, len: usize) -> Result<Option<T>, Errno> {
     match (pointer.is_null(), len == size_of::<T>()) {
         (true, _) => Ok(None),
-        (false, false) => Err(Errno::EINVAL),
+        (false, false) => Err(Errno::invalid("a length is not that of its struct")),
         // SAFETY: the caller's promise.
         (false, true) => Ok(Some(unsafe { pointer.read_unaligned() })),
     }
@@ -141,12 +153,12 @@ impl Parameters {
     /// `attr` is NULL or readable, and so are the structs it points to.
     unsafe fn read(attr: *const ibv_flow_action_esp_attr) -> Result<Self, Errno> {
         if attr.is_null() {
-            return Err(Errno::EINVAL);
+            return Err(Errno::NULL);
         }
         // SAFETY: the caller's promise, here and below.
         let attr = unsafe { attr.read() };
         if attr.comp_mask & !IBV_FLOW_ACTION_ESP_MASK_ESN != 0 {
-            return Err(Errno::EINVAL);
+            return Err(Errno::COMP_MASK);
         }
         // SAFETY: as above.
         let esp = unsafe { attr.esp_attr.as_ref() }.copied();
@@ -155,7 +167,7 @@ impl Parameters {
             | IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT
             | IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW;
         if esp.is_some_and(|esp: ib_uverbs_flow_action_esp| esp.flags & !known != 0) {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("flags has a bit that is no flag"));
         }
         let keymat = attr.keymat_ptr.cast::<ib_uverbs_flow_action_esp_keymat_aes_gcm>();
         let keymat = match attr.keymat_proto {
@@ -171,7 +183,7 @@ impl Parameters {
             IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP => {
                 // SAFETY: as above.
                 let bitmap = unsafe { read(replay.cast_const(), attr.replay_len.into())? };
-                Some(bitmap.ok_or(Errno::EINVAL)?.size)
+                Some(bitmap.ok_or(Errno::NULL)?.size)
             }
             _ => return Err(Errno::EOPNOTSUPP),
         };
@@ -196,7 +208,9 @@ impl Parameters {
         match &mut attr.offload {
             raw::Offload::InlineCrypto { new_window, .. } => {
                 if self.replay_window.is_some() || self.tunnel.is_some() {
-                    return Err(Errno::EINVAL);
+                    return Err(Errno::invalid(
+                        "a replay window or a tunnel goes with full offload alone",
+                    ));
                 }
                 if let Some(esp) = &self.esp {
                     *new_window = esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW != 0;
@@ -205,7 +219,9 @@ impl Parameters {
             raw::Offload::Full(full) => {
                 if let Some(esp) = &self.esp {
                     if esp.flags & IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW != 0 {
-                        return Err(Errno::EINVAL);
+                        return Err(Errno::invalid(
+                            "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW does not go with full offload",
+                        ));
                     }
                     full.spi = esp.spi;
                     full.seq = esp.seq;
@@ -233,7 +249,7 @@ fn aes_gcm(keymat: &ib_uverbs_flow_action_esp_keymat_aes_gcm) -> Result<raw::Aes
     Ok(raw::AesGcm {
         key: match keymat.key_len {
             16 | 24 | 32 => key.take(keymat.key_len as usize).collect(),
-            _ => return Err(Errno::EINVAL),
+            _ => return Err(Errno::invalid("key_len is neither 16, 24 nor 32")),
         },
         salt: keymat.salt.to_ne_bytes(),
         iv: keymat.iv,
@@ -267,7 +283,7 @@ unsafe fn encapsulation(
         at = header.next_ptr as *const ib_uverbs_flow_action_esp_encap;
     }
     if !at.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the list of outer headers is too long"));
     }
     Ok(ip.map(|ip| raw::Encapsulation { ip, udp }))
 }
@@ -276,7 +292,8 @@ unsafe fn encapsulation(
 /// `header` points to the number of bytes it gives.
 unsafe fn filter<T: Copy>(header: &ib_uverbs_flow_action_esp_encap) -> Result<T, Errno> {
     // SAFETY: the caller's promise.
-    unsafe { read(header.val_ptr as *const T, header.len.into()) }?.ok_or(Errno::EINVAL)
+    unsafe { read(header.val_ptr as *const T, header.len.into()) }?
+        .ok_or(Errno::invalid("an outer header has no value"))
 }
 
 /// # Safety

@@ -60,12 +60,14 @@ impl FlowSpecs {
         /// `at` has a `T`.
         unsafe fn read<T: Copy>(at: *const u8, header: ibv_flow_spec_hdr) -> Result<T, Errno> {
             if usize::from(header.size) != size_of::<T>() {
-                return Err(Errno::EINVAL);
+                return Err(Errno::invalid("the size of a specification is not that of its type"));
             }
             // SAFETY: the caller's promise.
             Ok(unsafe { at.cast::<T>().read_unaligned() })
         }
-        let once = |fresh: bool| if fresh { Ok(()) } else { Err(Errno::EINVAL) };
+        let once = |fresh: bool| {
+            if fresh { Ok(()) } else { Err(Errno::invalid("an action is given twice")) }
+        };
         // SAFETY: the caller's promise.
         unsafe {
             match header.r#type {
@@ -122,10 +124,12 @@ impl FlowSpecs {
                     let spec: ibv_flow_spec_tunnel = read(at, header)?;
                     Filter::Vxlan { vni: be!(spec.tunnel_id as u32) }
                 }
-                _ => return Err(Errno::EINVAL),
+                _ => return Err(Errno::invalid("the type of a specification is not known here")),
             };
             let spec = Spec { filter, inner, over: None };
-            self.filters.try_push(spec).map_err(|_| Errno::EINVAL)
+            self.filters
+                .try_push(spec)
+                .map_err(|_| Errno::invalid("there are too many specifications"))
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, no_value, pointer, say, value},
+    errno::{Errno, in_use, no_value, pointer, say, value},
     faults,
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd, watched::activity},
@@ -42,10 +42,11 @@ pub(crate) fn access(flags: c_uint) -> Result<Access, Errno> {
         return Ok(known);
     }
     let what = format_args!("access is {flags:#x}, and {unknown:#x} is no access flag");
-    Err(no_value("registering memory", &what))
+    Err(no_value(&what))
 }
 
 fn reg(
+    call: &str,
     pd_: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -53,14 +54,18 @@ fn reg(
     flags: c_uint,
 ) -> *mut ibv_mr {
     faults::may_fail!("ibv_reg_mr", pointer);
-    pointer(object::find(pd_).and_then(|pd: Arc<Pd>| {
-        let access = access(flags)?;
-        // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
-        // read and write the range.
-        let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) };
-        let device = device.map_err(|error| refused(addr as u64, length, access, error))?;
-        Ok(publish_memory(&pd, device, addr, length, iova, access))
-    }))
+    pointer(
+        call,
+        object::find(pd_).and_then(|pd: Arc<Pd>| {
+            let access = access(flags)?;
+            // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
+            // read and write the range.
+            let device =
+                unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) };
+            let device = device.map_err(|error| refused(addr as u64, length, access, error))?;
+            Ok(publish_memory(&pd, device, addr, length, iova, access))
+        }),
+    )
 }
 
 /// Says why memory was not registered. If the range is wrong, the whole of it helps to see why.
@@ -77,7 +82,7 @@ fn refused(addr: u64, length: usize, access: Access, error: RegisterError) -> Er
         }
         _ => return error.into(),
     }
-    Errno(error.errno())
+    Errno::said(error.errno())
 }
 
 /// Gives a region of the program's own memory to the program.
@@ -133,16 +138,23 @@ pub(crate) fn publish_mr(
 /// Slot of `ibv_alloc_null_mr`: NULL with `errno` on failure. The region has no rkey: it is 0.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
-    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
-        let device = pd.inner.device.alloc_null_mr()?;
-        Ok(publish_mr(&pd, device, std::ptr::null_mut(), usize::MAX))
-    }))
+    pointer(
+        "ibv_alloc_null_mr",
+        object::find(pd).and_then(|pd: Arc<Pd>| {
+            let device = pd.inner.device.alloc_null_mr()?;
+            Ok(publish_mr(&pd, device, std::ptr::null_mut(), usize::MAX))
+        }),
+    )
 }
 
 /// A program's descriptor of a dma-buf, for the time of a call.
 fn dmabuf<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
     // SAFETY: every call on it fails (`EBADF`) for a number that is no descriptor; -1 is none of those.
-    if fd < 0 { Err(Errno(libc::EBADF)) } else { Ok(unsafe { BorrowedFd::borrow_raw(fd) }) }
+    if fd < 0 {
+        Err(Errno::because(libc::EBADF, "fd is no descriptor"))
+    } else {
+        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+    }
 }
 
 /// `ibv_reg_dmabuf_mr`: NULL with `errno` on failure; `EINVAL` for a descriptor of something else than a dma-buf.
@@ -156,12 +168,15 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_reg_dmabuf_mr");
-    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
-        let access = access(flags as c_uint)?;
-        let range = (offset, length as u64, iova);
-        let device = pd.inner.device.reg_dmabuf_mr(dmabuf(fd)?, range, access, None)?;
-        Ok(publish_mr(&pd, device, std::ptr::null_mut(), length))
-    }))
+    pointer(
+        "ibv_reg_dmabuf_mr",
+        object::find(pd).and_then(|pd: Arc<Pd>| {
+            let access = access(flags as c_uint)?;
+            let range = (offset, length as u64, iova);
+            let device = pd.inner.device.reg_dmabuf_mr(dmabuf(fd)?, range, access, None)?;
+            Ok(publish_mr(&pd, device, std::ptr::null_mut(), length))
+        }),
+    )
 }
 
 /// `ibv_reg_mr_ex`: all the ways to register. NULL with `errno` on failure: `EINVAL` unless one of address and descriptor is
@@ -177,7 +192,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     let _call = check::Call::new("ibv_reg_mr_ex");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| reg_ex(pd, attr)))
+    pointer("ibv_reg_mr_ex", attr.ok_or(Errno::NULL).and_then(|attr| reg_ex(pd, attr)))
 }
 
 fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno> {
@@ -197,7 +212,9 @@ fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno
         || offset_alone
         || has(IBV_REG_MR_MASK_BUF) && of_file
     {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "comp_mask has a bit that is not known here, or bits that do not go together",
+        ));
     }
     let access = access(attr.access as c_uint)?;
     let dmah: Option<Arc<Dmah>> =
@@ -243,16 +260,16 @@ pub(crate) unsafe extern "C" fn advise_mr(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     const FLUSH: u32 = 1;
-    value(object::find(pd).map_err(|_| Errno::EINVAL).and_then(|pd: Arc<Pd>| {
+    value("ibv_advise_mr", object::find(pd).map_err(|_| Errno::invalid("the protection domain is none that lives")).and_then(|pd: Arc<Pd>| {
         pd.inner.context.answers()?;
         let advice = match advice {
             0 => Advice::Prefetch,
             1 => Advice::PrefetchWrite,
             2 => Advice::PrefetchNoFault,
-            _ => return Err(Errno(libc::ENOTSUP)),
+            _ => return Err(Errno::EOPNOTSUPP),
         };
         if flags & !FLUSH != 0 || list.is_null() || !(1..=MAX_ADVISED).contains(&count) {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("flags has a bit that is no flag, sg_list is NULL, or num_sge is out of range"));
         }
         // SAFETY: the caller's promise.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
@@ -271,7 +288,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_reg_mr");
-    reg(pd, addr, length, addr as u64, access as c_uint)
+    reg("ibv_reg_mr", pd, addr, length, addr as u64, access as c_uint)
 }
 
 /// `ibv_reg_mr_iova`: as `ibv_reg_mr`; keys name the region by `iova` on.
@@ -284,7 +301,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_reg_mr_iova");
-    reg(pd, addr, length, iova, access as c_uint)
+    reg("ibv_reg_mr_iova", pd, addr, length, iova, access as c_uint)
 }
 
 /// `ibv_reg_mr_iova2`: as `ibv_reg_mr_iova`. The `ibv_reg_mr` macro calls it for optional flags.
@@ -297,7 +314,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_reg_mr_iova2");
-    reg(pd, addr, length, iova, access)
+    reg("ibv_reg_mr_iova2", pd, addr, length, iova, access)
 }
 
 /// `ibv_rereg_mr`: 0, or a value of `enum ibv_rereg_mr_err_code` with `errno`. On any failure the region is as it was,
@@ -313,14 +330,14 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_rereg_mr");
     let asked = object::find(mr).and_then(|mr: Arc<Mr>| mr.inner.context.answers());
-    if let Err(Errno(libc::EIO)) = asked {
-        value(asked);
+    if let Some(errno) = asked.err().filter(|errno| errno.0 == libc::EIO) {
+        errno.refuse("ibv_rereg_mr");
         return IBV_REREG_MR_ERR_CMD as c_int;
     }
     match rereg(mr, flags as c_uint, pd, addr, length, access as c_uint) {
         Ok(()) => 0,
         Err(e) => {
-            e.set();
+            e.refuse("ibv_rereg_mr");
             IBV_REREG_MR_ERR_INPUT as c_int
         }
     }
@@ -336,12 +353,14 @@ fn rereg(
 ) -> Result<(), Errno> {
     let mr: Arc<Mr> = object::find(mr)?;
     if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("flags is 0, or has a bit that is no flag"));
     }
     let changes = |flag| flags & flag != 0;
     let translation = changes(IBV_REREG_MR_CHANGE_TRANSLATION);
     if translation && (addr.is_null() || length == 0) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "addr is NULL or length is 0, and IBV_REREG_MR_CHANGE_TRANSLATION asks for them",
+        ));
     }
     let pd: Option<Arc<Pd>> =
         if changes(IBV_REREG_MR_CHANGE_PD) { Some(object::find(pd)?) } else { None };
@@ -374,8 +393,11 @@ fn rereg(
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_dereg_mr", value);
-    value(object::find(mr).and_then(|mr: Arc<Mr>| {
-        check::ending(mr.public(), activity, || Ok(mr.inner.device.destroy()?))?;
-        object::retire(&mr).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_dereg_mr",
+        object::find(mr).and_then(|mr: Arc<Mr>| {
+            check::ending(mr.public(), activity, || mr.inner.device.destroy().map_err(in_use))?;
+            object::retire(&mr)
+        }),
+    )
 }

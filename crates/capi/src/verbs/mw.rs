@@ -31,32 +31,42 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
     let _uncancelled = Uncancelled::new();
     let _call = check::Call::new("ibv_alloc_mw");
     faults::may_fail!("ibv_alloc_mw", pointer);
-    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
-        let device = pd.inner.device.alloc_mw(match kind {
-            IBV_MW_TYPE_1 => WindowType::Type1,
-            IBV_MW_TYPE_2 => WindowType::Type2,
-            _ => return Err(Errno::EINVAL),
-        })?;
-        let handle = object::new_handle();
-        let context = Arc::clone(&pd.inner.context);
-        let public = ibv_mw {
-            context: context.pointer(),
-            pd: pd.public(),
-            rkey: device.rkey(),
-            handle,
-            r#type: kind,
-        };
-        Ok(object::publish(public, handle, MwInner { device, _context: context }))
-    }))
+    pointer(
+        "ibv_alloc_mw",
+        object::find(pd).and_then(|pd: Arc<Pd>| {
+            let device = pd.inner.device.alloc_mw(match kind {
+                IBV_MW_TYPE_1 => WindowType::Type1,
+                IBV_MW_TYPE_2 => WindowType::Type2,
+                _ => {
+                    return Err(Errno::invalid(
+                        "the type is neither IBV_MW_TYPE_1 nor IBV_MW_TYPE_2",
+                    ));
+                }
+            })?;
+            let handle = object::new_handle();
+            let context = Arc::clone(&pd.inner.context);
+            let public = ibv_mw {
+                context: context.pointer(),
+                pd: pd.public(),
+                rkey: device.rkey(),
+                handle,
+                r#type: kind,
+            };
+            Ok(object::publish(public, handle, MwInner { device, _context: context }))
+        }),
+    )
 }
 
 /// Slot of `ibv_dealloc_mw`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(mw).and_then(|mw: Arc<Mw>| {
-        mw.inner.device.destroy()?;
-        object::retire(&mw).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_dealloc_mw",
+        object::find(mw).and_then(|mw: Arc<Mw>| {
+            mw.inner.device.destroy()?;
+            object::retire(&mw)
+        }),
+    )
 }
 
 /// The request that binds a window of this type, and the key that it has then. Binds are posted, and as elsewhere on
@@ -68,7 +78,9 @@ fn request(
     info: &ibv_mw_bind_info,
 ) -> Result<(SendOp, u32), Errno> {
     if mw.inner.device.kind() != kind {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "the type of the memory window goes with another way to bind it",
+        ));
     }
     let mr: Option<Arc<Mr>> = if info.mr.is_null() { None } else { Some(object::lookup(info.mr)?) };
     let info = BindInfo {
@@ -108,26 +120,32 @@ pub(crate) unsafe extern "C" fn bind_mw(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (qp, mw_bind) = unsafe { (deref::<ibv_qp_ex>(qp.cast()), mw_bind.as_ref()) };
-    value(qp.zip(mw_bind).ok_or(Errno::EINVAL).and_then(|(qp, mw_bind)| {
-        let mw: Arc<Mw> = object::lookup(mw)?;
-        let public = mw.public();
-        // SAFETY: the object is live. The program may have set it back after a bind that failed.
-        let now = unsafe { (&raw const (*public).rkey).read() };
-        let info = &mw_bind.bind_info;
-        let (op, rkey) = request(&mw, WindowType::Type1, now.wrapping_add(1), info)?;
-        let flags = SendFlags::from_bits(mw_bind.send_flags).ok_or(Errno::EINVAL)?;
-        let flags = flags & (SendFlags::FENCE | SendFlags::SIGNALED);
-        let wr_id = mw_bind.wr_id;
-        let wr = SendWr { wr_id, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
-        qp.inner.device.transport()?.post()?.send(&wr)?;
-        // SAFETY: as above.
-        unsafe { (&raw mut (*public).rkey).write(rkey) };
-        Ok(())
-    }))
+    value(
+        "ibv_bind_mw",
+        qp.zip(mw_bind).ok_or(Errno::NULL).and_then(|(qp, mw_bind)| {
+            let mw: Arc<Mw> = object::lookup(mw)?;
+            let public = mw.public();
+            // SAFETY: the object is live. The program may have set it back after a bind that failed.
+            let now = unsafe { (&raw const (*public).rkey).read() };
+            let info = &mw_bind.bind_info;
+            let (op, rkey) = request(&mw, WindowType::Type1, now.wrapping_add(1), info)?;
+            let flags = SendFlags::from_bits(mw_bind.send_flags)
+                .ok_or(Errno::invalid("send_flags has a bit that is no flag"))?;
+            let flags = flags & (SendFlags::FENCE | SendFlags::SIGNALED);
+            let wr_id = mw_bind.wr_id;
+            let wr = SendWr { wr_id, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
+            qp.inner.device.transport()?.post()?.send(&wr)?;
+            // SAFETY: as above.
+            unsafe { (&raw mut (*public).rkey).write(rkey) };
+            Ok(())
+        }),
+    )
 }
 
 /// Access flags of a queue pair, as C has them.
 pub(crate) fn qp_access(flags: c_uint) -> Result<Access, Errno> {
     let access = Access::from_bits(flags).filter(|access| Access::VERBS.contains(*access));
-    access.ok_or(Errno::EINVAL)
+    access.ok_or(Errno::invalid(
+        "access flags have a bit that is no flag of a queue pair or a window",
+    ))
 }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer, value},
+    errno::{Errno, in_use, pointer, value},
     object::{self, Object},
     verbs::{Context, Pd, PdInner, context, publish_pd},
 };
@@ -41,23 +41,29 @@ pub(crate) unsafe extern "C" fn alloc_td(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        if init.is_none_or(|init| init.comp_mask != 0) {
-            return Err(Errno::EINVAL);
-        }
-        let device = context.inner.device.alloc_td()?;
-        let public = ibv_td { context: context.pointer() };
-        Ok(object::publish(public, 0, TdInner { device, context }))
-    }))
+    pointer(
+        "ibv_alloc_td",
+        context(context_).and_then(|context| {
+            if init.is_none_or(|init| init.comp_mask != 0) {
+                return Err(Errno::invalid("init_attr is NULL, or comp_mask is not 0"));
+            }
+            let device = context.inner.device.alloc_td()?;
+            let public = ibv_td { context: context.pointer() };
+            Ok(object::publish(public, 0, TdInner { device, context }))
+        }),
+    )
 }
 
 /// Slot of `ibv_dealloc_td`: 0, or the errno value; `EBUSY` while a parent domain uses it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(td).and_then(|td: Arc<Td>| {
-        td.inner.device.destroy()?;
-        object::retire(&td).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_dealloc_td",
+        object::find(td).and_then(|td: Arc<Td>| {
+            td.inner.device.destroy().map_err(in_use)?;
+            object::retire(&td)
+        }),
+    )
 }
 
 /// An allocator returns this to have the default one used.
@@ -136,47 +142,53 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        let has = |bit| attr.comp_mask & bit != 0;
-        if attr.comp_mask & !KNOWN != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let pd_context = if has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) {
-            attr.pd_context
-        } else {
-            ptr::null_mut()
-        };
-        let allocators = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
-            let (alloc, free) = attr.alloc.zip(attr.free).ok_or(Errno::EINVAL)?;
-            Some(Arc::new(Allocators {
-                alloc,
-                free,
-                pd_context: AtomicPtr::new(pd_context),
-                pd: AtomicPtr::default(),
-                by_default: Mutex::default(),
-            }))
-        } else {
-            None
-        };
-        let pd: Arc<Pd> = object::find(attr.pd)?;
-        let td: Option<Arc<Td>> =
-            if attr.td.is_null() { None } else { Some(object::find(attr.td)?) };
-        let contexts = [Some(&pd.inner.context), td.as_ref().map(|td| &td.inner.context)];
-        if contexts.into_iter().flatten().any(|c| !Arc::ptr_eq(c, &context)) {
-            return Err(Errno::EINVAL);
-        }
-        let memory = match &allocators {
-            Some(own) => QueueMemory::lent(Arc::clone(own) as Arc<dyn Lender>),
-            None => QueueMemory::HEAP,
-        };
-        let td = td.as_ref().map(|td| &td.inner.device);
-        let device = pd.inner.device.parent_domain(td, memory)?;
-        let published = publish_pd(PdInner { device, context });
-        if let Some(allocators) = allocators {
-            // Before the program can make anything on it.
-            allocators.pd.store(published, Ordering::Release);
-        }
-        Ok(published)
-    }))
+    pointer(
+        "ibv_alloc_parent_domain",
+        context(context_).and_then(|context| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            let has = |bit| attr.comp_mask & bit != 0;
+            if attr.comp_mask & !KNOWN != 0 {
+                return Err(Errno::COMP_MASK);
+            }
+            let pd_context = if has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) {
+                attr.pd_context
+            } else {
+                ptr::null_mut()
+            };
+            let allocators = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+                let (alloc, free) = attr
+                    .alloc
+                    .zip(attr.free)
+                    .ok_or(Errno::invalid("one of alloc and free is NULL"))?;
+                Some(Arc::new(Allocators {
+                    alloc,
+                    free,
+                    pd_context: AtomicPtr::new(pd_context),
+                    pd: AtomicPtr::default(),
+                    by_default: Mutex::default(),
+                }))
+            } else {
+                None
+            };
+            let pd: Arc<Pd> = object::find(attr.pd)?;
+            let td: Option<Arc<Td>> =
+                if attr.td.is_null() { None } else { Some(object::find(attr.td)?) };
+            let contexts = [Some(&pd.inner.context), td.as_ref().map(|td| &td.inner.context)];
+            if contexts.into_iter().flatten().any(|c| !Arc::ptr_eq(c, &context)) {
+                return Err(Errno::OTHER_CONTEXT);
+            }
+            let memory = match &allocators {
+                Some(own) => QueueMemory::lent(Arc::clone(own) as Arc<dyn Lender>),
+                None => QueueMemory::HEAP,
+            };
+            let td = td.as_ref().map(|td| &td.inner.device);
+            let device = pd.inner.device.parent_domain(td, memory)?;
+            let published = publish_pd(PdInner { device, context });
+            if let Some(allocators) = allocators {
+                // Before the program can make anything on it.
+                allocators.pd.store(published, Ordering::Release);
+            }
+            Ok(published)
+        }),
+    )
 }

@@ -24,10 +24,13 @@ pub(crate) struct PdInner {
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut ibv_pd {
     faults::may_fail!("ibv_alloc_pd", pointer);
     let _uncancelled = Uncancelled::new();
-    pointer(context(context_).and_then(|context| {
-        let device = context.inner.device.alloc_pd()?;
-        Ok(publish_pd(PdInner { device, context }))
-    }))
+    pointer(
+        "ibv_alloc_pd",
+        context(context_).and_then(|context| {
+            let device = context.inner.device.alloc_pd()?;
+            Ok(publish_pd(PdInner { device, context }))
+        }),
+    )
 }
 
 /// Gives a protection domain or a parent domain to the program.
@@ -43,13 +46,19 @@ pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
 /// context's.
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(pd).and_then(|pd| {
-        // SAFETY: the object is live.
-        let said = unsafe { (&raw const (*pd.public()).context).read() };
-        if said != pd.inner.context.pointer() {
-            return Err(Errno::ENOENT);
-        }
-        check::ending(pd.public(), activity, || Ok(pd.inner.device.destroy()?))?;
-        object::retire(&pd).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_dealloc_pd",
+        object::find(pd).and_then(|pd| {
+            // SAFETY: the object is live.
+            let said = unsafe { (&raw const (*pd.public()).context).read() };
+            if said != pd.inner.context.pointer() {
+                return Err(Errno::because(
+                    libc::ENOENT,
+                    "the program has changed the context of the protection domain",
+                ));
+            }
+            check::ending(pd.public(), activity, || Ok(pd.inner.device.destroy()?))?;
+            object::retire(&pd)
+        }),
+    )
 }

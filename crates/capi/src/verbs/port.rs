@@ -61,15 +61,18 @@ pub(crate) unsafe extern "C" fn query_port(
 ) -> c_int {
     faults::may_fail!("ibv_query_port", value);
     let _uncancelled = Uncancelled::new();
-    value(answering(context_).and_then(|context| {
-        if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {
-            return Err(Errno::EINVAL);
-        }
-        let queried = port_attr(&context.inner.device.port_attr(port)?);
-        // SAFETY: the caller's promise.
-        unsafe { write_sized(attr, &queried, size) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_port",
+        answering(context_).and_then(|context| {
+            if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {
+                return Err(Errno::invalid("port_attr is NULL, or its size is too small"));
+            }
+            let queried = port_attr(&context.inner.device.port_attr(port)?);
+            // SAFETY: the caller's promise.
+            unsafe { write_sized(attr, &queried, size) };
+            Ok(())
+        }),
+    )
 }
 
 /// `ibv_query_port`, the exported call: fills the fields that every program's struct has.
@@ -97,16 +100,20 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(answering(context_).and_then(|context| {
-        let port = u8::try_from(port).map_err(|_| Errno::EINVAL)?;
-        let rate = context.inner.device.port_attr(port)?.rate;
-        if speed.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(speed, u64::from(rate.gbps) * 10) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_port_speed",
+        answering(context_).and_then(|context| {
+            let port = u8::try_from(port)
+                .map_err(|_| Errno::invalid("port_num is no port of the device"))?;
+            let rate = context.inner.device.port_attr(port)?.rate;
+            if speed.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(speed, u64::from(rate.gbps) * 10) };
+            Ok(())
+        }),
+    )
 }
 
 fn c_gid(entry: Option<&GidEntry>) -> ibv_gid {
@@ -130,15 +137,18 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_gid", minus_one);
-    minus_one(answering(context_).and_then(|context| {
-        let entry = context.inner.device.gid(port, index(gid_index))?;
-        if gid.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(gid, c_gid(entry.as_ref())) };
-        Ok(0)
-    }))
+    minus_one(
+        "ibv_query_gid",
+        answering(context_).and_then(|context| {
+            let entry = context.inner.device.gid(port, index(gid_index))?;
+            if gid.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(gid, c_gid(entry.as_ref())) };
+            Ok(0)
+        }),
+    )
 }
 
 fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
@@ -168,17 +178,22 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_query_gid", value);
-    value(answering(context_).and_then(|context| {
-        if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
-            return Err(Errno::EINVAL);
-        }
-        let port = u8::try_from(port).map_err(|_| Errno::EINVAL)?;
-        let found = context.inner.device.gid(port, gid_index as usize)?;
-        let found = found.ok_or(Errno(libc::ENODATA))?;
-        // SAFETY: the caller's promise.
-        unsafe { write_sized(entry, &gid_entry(&found), entry_size) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_gid_ex",
+        answering(context_).and_then(|context| {
+            if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+                return Err(Errno::invalid("entry is NULL or too small, or flags is not 0"));
+            }
+            let port = u8::try_from(port)
+                .map_err(|_| Errno::invalid("port_num is no port of the device"))?;
+            let found = context.inner.device.gid(port, gid_index as usize)?;
+            let found = found
+                .ok_or(Errno::because(libc::ENODATA, "the entry of the GID table is empty"))?;
+            // SAFETY: the caller's promise.
+            unsafe { write_sized(entry, &gid_entry(&found), entry_size) };
+            Ok(())
+        }),
+    )
 }
 
 /// `ibv_query_gid_table`: how many entries were filled, or the negative errno value; `-EINVAL` also when not all fit.
@@ -196,11 +211,11 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     let filled = answering(context_).and_then(|context| {
         let unusable = entries.is_null() && max_entries > 0;
         if unusable || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("entries is NULL or too small, or flags is not 0"));
         }
         let found = context.inner.device.gids()?;
         if found.len() > max_entries {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("max_entries is less than the number of entries"));
         }
         for (i, entry) in found.iter().enumerate() {
             // SAFETY: the caller's promise.
@@ -210,7 +225,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
         }
         Ok(found.len() as isize)
     });
-    filled.unwrap_or_else(|e| -(e.set() as isize))
+    filled.unwrap_or_else(|e| -(e.refuse("ibv_query_gid_table") as isize))
 }
 
 /// `ibv_query_gid_type` (private; `ibv_devinfo` and pyverbs use it): 0, or -1. An empty entry is of the first type,
@@ -225,17 +240,20 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     gid_type: *mut c_uint,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(answering(context_).and_then(|context| {
-        let entry = context.inner.device.gid(port, gid_index as usize)?;
-        if gid_type.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let is_v1 = entry.is_none_or(|entry| entry.kind == GidKind::RoceV1);
-        let found = if is_v1 { GID_TYPE_SYSFS_ROCE_V1 } else { GID_TYPE_SYSFS_ROCE_V2 };
-        // SAFETY: the caller's promise.
-        unsafe { give(gid_type, found) };
-        Ok(0)
-    }))
+    minus_one(
+        "ibv_query_gid_type",
+        answering(context_).and_then(|context| {
+            let entry = context.inner.device.gid(port, gid_index as usize)?;
+            if gid_type.is_null() {
+                return Err(Errno::NULL);
+            }
+            let is_v1 = entry.is_none_or(|entry| entry.kind == GidKind::RoceV1);
+            let found = if is_v1 { GID_TYPE_SYSFS_ROCE_V1 } else { GID_TYPE_SYSFS_ROCE_V2 };
+            // SAFETY: the caller's promise.
+            unsafe { give(gid_type, found) };
+            Ok(0)
+        }),
+    )
 }
 
 /// `ibv_query_pkey`: 0, or -1. Network byte order.
@@ -249,15 +267,18 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(answering(context_).and_then(|context| {
-        let found = context.inner.device.pkey(port, index(pkey_index))?;
-        if pkey.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(pkey, found.0.to_be()) };
-        Ok(0)
-    }))
+    minus_one(
+        "ibv_query_pkey",
+        answering(context_).and_then(|context| {
+            let found = context.inner.device.pkey(port, index(pkey_index))?;
+            if pkey.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(pkey, found.0.to_be()) };
+            Ok(0)
+        }),
+    )
 }
 
 /// `ibv_get_pkey_index`: where `pkey` (network byte order) stands in the table, or -1.
@@ -267,13 +288,16 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     pkey: u16,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    minus_one(answering(context_).and_then(|context| {
-        let mut at = 0;
-        loop {
-            if context.inner.device.pkey(port, at)?.0.to_be() == pkey {
-                return Ok(at as c_int);
+    minus_one(
+        "ibv_get_pkey_index",
+        answering(context_).and_then(|context| {
+            let mut at = 0;
+            loop {
+                if context.inner.device.pkey(port, at)?.0.to_be() == pkey {
+                    return Ok(at as c_int);
+                }
+                at += 1;
             }
-            at += 1;
-        }
-    }))
+        }),
+    )
 }

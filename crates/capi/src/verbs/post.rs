@@ -44,13 +44,13 @@ impl Refused {
     /// `EINVAL` with its reason.
     #[cold]
     pub(crate) fn value(why: String) -> Self {
-        Self { errno: Errno::EINVAL, why: Why::Text(why) }
+        Self { errno: Errno::said(libc::EINVAL), why: Why::Text(why) }
     }
 
     /// The elements are too many, or not there.
     #[cold]
     pub(crate) fn sges(errno: Errno) -> Self {
-        Self { errno, why: Why::Sges }
+        Self { errno: Errno::said(errno.0), why: Why::Sges }
     }
 
     /// There is nothing to say. A full queue is refused often: no time is lost on the limits.
@@ -81,8 +81,10 @@ impl Refused {
 }
 
 impl From<Errno> for Refused {
+    #[cold]
     fn from(errno: Errno) -> Self {
-        Self { errno, why: Why::Silent }
+        let why = errno.reason().map_or(Why::Silent, |(why, _)| Why::Text(why));
+        Self { errno: Errno::said(errno.0), why }
     }
 }
 
@@ -93,22 +95,27 @@ impl From<PostError> for Refused {
             PostError::Send(PostSendError::TooManySges)
             | PostError::Recv(PostRecvError::TooManySges) => Why::Sges,
             PostError::Send(PostSendError::InlineTooLong) => Why::Inline,
-            _ if error.cause().is_some() => Why::Text(error.to_string()),
-            _ => Why::Silent,
+            // A program may post until the queue is full.
+            _ if error.errno() == libc::ENOMEM => Why::Silent,
+            _ => Why::Text(error.to_string()),
         };
-        Self { errno: error.into(), why }
+        Self { errno: Errno::said(error.errno()), why }
     }
 }
+
+const NO_QUEUE: Errno = Errno::invalid("the queue is NULL");
 
 /// Says why a send was not posted.
 #[cold]
 fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> Errno {
-    // SAFETY: NULL, or the request at which posting ended: the caller's promise.
-    let (Some(qp), Some(wr)) = (qp, unsafe { wr.as_ref() }) else { return refused.errno };
-    let Device::Transport(device) = &qp.inner.device else { return refused.errno };
     if refused.is_silent() {
         return refused.errno;
     }
+    let device = qp.and_then(|qp| qp.inner.device.transport().ok());
+    // SAFETY: NULL, or the request at which posting ended: the caller's promise.
+    let (Some(device), Some(wr)) = (device, unsafe { wr.as_ref() }) else {
+        return refused.say("ibv_post_send: ", &Sizes { sges: (0, 0), inline: (0, 0) });
+    };
     let cap = device.cap();
     let elements = usize::try_from(wr.num_sge).ok().filter(|_| !wr.sg_list.is_null()).unwrap_or(0);
     // SAFETY: the list has so many elements: the caller's promise.
@@ -127,16 +134,21 @@ fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> E
 fn refused_receive(
     to: &dyn fmt::Display,
     wr: *const ibv_recv_wr,
-    max_sge: u32,
+    max_sge: impl FnOnce() -> u32,
     refused: &Refused,
 ) -> Errno {
+    if refused.is_silent() {
+        return refused.errno;
+    }
     // SAFETY: NULL, or the request at which posting ended: the caller's promise.
     let asked = unsafe { wr.as_ref() }.map_or(0, |wr| wr.num_sge);
-    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge), inline: (0, 0) })
+    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge()), inline: (0, 0) })
 }
 
 /// Room for the elements of one work request.
 pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
+
+const WRONG_SGES: Errno = Errno::invalid("num_sge is negative or too large, or sg_list is NULL");
 
 /// Copies a program's elements to `room`; `EINVAL` for a number that no queue takes.
 ///
@@ -147,9 +159,9 @@ pub(crate) unsafe fn sges(
     list: *const ibv_sge,
     count: c_int,
 ) -> Result<&[Sge], Errno> {
-    let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
+    let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(WRONG_SGES)?;
     if count > 0 && list.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(WRONG_SGES);
     }
     for (i, to) in room[..count].iter_mut().enumerate() {
         // SAFETY: the caller's promise.
@@ -282,10 +294,11 @@ unsafe fn plain(wr: &ibv_send_wr) -> Option<(SendOp, SendFlags, Sge)> {
     Some((op, flags, Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }))
 }
 
-/// Reports the request that was refused.
+/// Reports the request that was refused. The reason was said.
 ///
 /// # Safety
 /// `bad` is NULL or writable.
+#[cold]
 pub(crate) unsafe fn refuse_wr<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
     if !bad.is_null() {
         // SAFETY: the caller's promise.
@@ -333,7 +346,7 @@ unsafe fn post_sends(
         // SAFETY: the caller's promise.
         return unsafe { post_send_raw(device, wr, bad_wr) };
     }
-    let posted = qp.ok_or(Refused::from(Errno::EINVAL)).and_then(|qp| {
+    let posted = qp.ok_or_else(|| Refused::from(NO_QUEUE)).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
@@ -380,19 +393,22 @@ unsafe fn receives(
     Ok(())
 }
 
-/// Posts receives to a queue that takes them one by one: 0, or the errno value with `*bad_wr` the first that was not posted.
+/// Posts receives to a queue that takes them one by one: 0, or the errno value with `*bad_wr` the first that was not posted. `to` names
+/// the queue, and `max_sge` is its limit.
 ///
 /// # Safety
 /// The list is as its manual page says; `bad_wr` is NULL or writable.
 pub(crate) unsafe fn post_receives(
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
+    (to, max_sge): (&dyn fmt::Display, impl FnOnce() -> u32),
     mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Errno>,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let posted = unsafe { receives(&mut wr, |r| Ok(post(r)?)) };
+    let posted = posted.map_err(|refused| refused_receive(to, wr, max_sge, &refused));
     // SAFETY: as above.
-    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e.errno) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Slot of `ibv_post_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -433,19 +449,22 @@ unsafe fn post_recvs(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        let to = format_args!("ibv_post_recv to queue pair {:#08x}", device.qpn().get());
+        let queue: (&dyn fmt::Display, _) = (&to, || device.cap().max_recv_sge);
         // SAFETY: the caller's promise.
-        return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
+        return unsafe { post_receives(wr, bad_wr, queue, |r| Ok(device.recv(r)?)) };
     }
-    let posted = qp.ok_or(Refused::from(Errno::EINVAL)).and_then(|qp| {
+    let posted = qp.ok_or_else(|| Refused::from(NO_QUEUE)).and_then(|qp| {
         let mut poster = qp.inner.device.transport()?.post()?;
         // SAFETY: the caller's promise.
         unsafe { receives(&mut wr, |r| Ok(poster.recv(r)?)) }
     });
     let posted = posted.map_err(|refused| {
-        let device = qp.and_then(|qp| qp.inner.device.transport().ok());
-        let Some(device) = device.filter(|_| !refused.is_silent()) else { return refused.errno };
+        let Some(device) = qp.and_then(|qp| qp.inner.device.transport().ok()) else {
+            return refused_receive(&"ibv_post_recv", wr, || 0, &refused);
+        };
         let to = format_args!("ibv_post_recv to queue pair {:#08x}", device.qpn().get());
-        refused_receive(&to, wr, device.cap().max_recv_sge, &refused)
+        refused_receive(&to, wr, || device.cap().max_recv_sge, &refused)
     });
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
@@ -462,14 +481,13 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let srq = unsafe { deref(srq) };
-    let posted = srq.ok_or(Refused::from(Errno::EINVAL)).and_then(|srq| {
+    let posted = srq.ok_or_else(|| Refused::from(NO_QUEUE)).and_then(|srq| {
         let mut poster = srq.inner.device.post()?;
         // SAFETY: the caller's promise.
         unsafe { receives(&mut wr, |r| Ok(poster.recv(r)?)) }
     });
     let posted = posted.map_err(|refused| {
-        let Some(srq) = srq.filter(|_| !refused.is_silent()) else { return refused.errno };
-        let max_sge = srq.inner.device.attr().max_sge;
+        let max_sge = || srq.map_or(0, |srq| srq.inner.device.attr().max_sge);
         refused_receive(&"ibv_post_srq_recv", wr, max_sge, &refused)
     });
     // SAFETY: the caller's promise.

@@ -9,7 +9,7 @@ use std::{
 
 use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
-    RateLimit, UdDest, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
+    RateLimit, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
 };
 use anyverbs_check::{DroppedDatagrams, LONGEST_WAIT};
 use anyverbs_sanitizers as sanitizers;
@@ -46,7 +46,7 @@ impl Device {
     pub(crate) fn transport(&self) -> Result<&anyverbs::Qp, Errno> {
         match self {
             Self::Transport(qp) => Ok(qp),
-            Self::Raw(_) => Err(Errno::EINVAL),
+            Self::Raw(_) => Err(Errno::invalid("a raw packet queue pair does not have it")),
         }
     }
 
@@ -142,7 +142,7 @@ pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
         IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
         _ => {
             let what = format_args!("qp_type is {qp_type}, which is no type of a queue pair");
-            Err(no_value("creating a queue pair", &what))
+            Err(no_value(&what))
         }
     }
 }
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
-    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
+    pointer("ibv_create_qp", init.ok_or(Errno::NULL).and_then(|init| create(pd, init, None)))
 }
 
 /// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `XRCD`, `SEND_OPS_FLAGS` and, of `CREATE_FLAGS`,
@@ -200,7 +200,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
-    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
+    pointer("ibv_create_qp_ex", attr.ok_or(Errno::NULL).and_then(|attr| {
         let context = context(context_)?;
         let mask = attr.comp_mask;
         let has = |bit| mask & bit != 0;
@@ -209,12 +209,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let target = attr.qp_type == IBV_QPT_XRC_RECV;
         let domain = if target { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
         if mask & !known != 0 || !has(domain) || (!target && has(IBV_QP_INIT_ATTR_XRCD)) {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("comp_mask lacks the domain of this type of queue pair, or has a bit that is not known here"));
         }
         if !target {
             let pd: Arc<Pd> = object::find(attr.pd)?;
             if !Arc::ptr_eq(&pd.inner.context, &context) {
-                return Err(Errno::EINVAL);
+                return Err(Errno::OTHER_CONTEXT);
             }
         }
         let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         if attr.qp_type == IBV_QPT_RAW_PACKET {
             let send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
             if spreads != has(IBV_QP_INIT_ATTR_RX_HASH) {
-                return Err(Errno::EINVAL);
+                return Err(Errno::invalid("IBV_QP_INIT_ATTR_IND_TABLE and IBV_QP_INIT_ATTR_RX_HASH go together"));
             }
             if spreads && send_ops.is_none_or(|ops| ops == 0) {
                 // SAFETY: the caller's promise.
@@ -246,7 +246,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(Errno::EOPNOTSUPP);
         }
         if block_own && attr.qp_type != IBV_QPT_UD {
-            return Err(Errno::EINVAL);
+            return Err(Errno::invalid("IBV_QP_CREATE_BLOCK_SELF_MCAST_LB is for queue pairs of type UD"));
         }
         let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
         if target {
@@ -292,10 +292,12 @@ fn create(
     let qp_type = qp_type(init.qp_type)?;
     if qp_type == QpType::XrcRecv {
         // An XRC target is made of an XRC domain.
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "a target of XRC is made of an XRC domain, by ibv_create_qp_ex",
+        ));
     }
     if !init.srq.is_null() && !matches!(qp_type, QpType::Rc | QpType::Ud) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("an SRQ goes with queue pairs of type RC and UD alone"));
     }
     // An initiator has no receives: the queue for them is not looked at.
     let receives = qp_type.has_responder();
@@ -310,7 +312,7 @@ fn create(
         .chain(srq.as_ref().map(|s| &s.inner.context))
         .any(|c| !Arc::ptr_eq(c, &context))
     {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     if send_ops.is_some_and(|ops| ops & !offered(qp_type) != 0) {
         return Err(Errno::EOPNOTSUPP);
@@ -358,7 +360,7 @@ fn create_target(context: &Arc<Context>, attr: &ibv_qp_init_attr_ex) -> Result<*
 /// An XRC domain of this context.
 fn xrcd(context: &Arc<Context>, xrcd: *mut ibv_xrcd) -> Result<Arc<Xrcd>, Errno> {
     let xrcd: Arc<Xrcd> = object::find(xrcd)?;
-    if Arc::ptr_eq(&xrcd.inner.context, context) { Ok(xrcd) } else { Err(Errno::EINVAL) }
+    if Arc::ptr_eq(&xrcd.inner.context, context) { Ok(xrcd) } else { Err(Errno::OTHER_CONTEXT) }
 }
 
 /// Slot of `ibv_open_qp`: NULL with `errno` on failure. `EINVAL` unless the domain has a target of that number, in whichever
@@ -374,21 +376,26 @@ pub(crate) unsafe extern "C" fn open_qp(
     let _call = check::Call::new("ibv_open_qp");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let has = |bits| attr.comp_mask & bits == bits;
-        let needs = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
-        if !has(needs) || attr.qp_type != IBV_QPT_XRC_RECV || attr.qp_num > 0xff_ffff {
-            return Err(Errno::EINVAL);
-        }
-        let device =
-            xrcd(&context, attr.xrcd)?.inner.device.open_qp(Qpn::new(attr.qp_num), None)?;
-        let cookie = has(IBV_QP_OPEN_ATTR_CONTEXT).then_some(attr.qp_context);
-        publish_target(device, cookie.unwrap_or(ptr::null_mut()), &context)
-    }))
+    pointer(
+        "ibv_open_qp",
+        context(context_).and_then(|context| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let has = |bits| attr.comp_mask & bits == bits;
+            let needs = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+            if !has(needs) || attr.qp_type != IBV_QPT_XRC_RECV || attr.qp_num > 0xff_ffff {
+                return Err(Errno::invalid(
+                    "comp_mask, qp_type or qp_num does not name a target of XRC",
+                ));
+            }
+            let device =
+                xrcd(&context, attr.xrcd)?.inner.device.open_qp(Qpn::new(attr.qp_num), None)?;
+            let cookie = has(IBV_QP_OPEN_ATTR_CONTEXT).then_some(attr.qp_context);
+            publish_target(device, cookie.unwrap_or(ptr::null_mut()), &context)
+        }),
+    )
 }
 
 fn publish_target(
@@ -458,8 +465,15 @@ pub(crate) fn publish_qp(
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp_ex {
     let _uncancelled = Uncancelled::new();
     pointer(
+        "ibv_qp_to_qp_ex",
         qp(qp_).and_then(|qp| {
-            if qp.inner.batch.is_some() { Ok(qp.public()) } else { Err(Errno::EINVAL) }
+            if qp.inner.batch.is_some() {
+                Ok(qp.public())
+            } else {
+                Err(Errno::invalid(
+                    "the queue pair was made without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS",
+                ))
+            }
         }),
     )
 }
@@ -473,11 +487,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
 
 /// The same for librdmacm, which a program does not see to call it.
 pub(crate) fn destroy_qp(qp_: *mut ibv_qp) -> c_int {
-    value(qp(qp_).and_then(|qp| {
-        look_at_drops(&qp);
-        check::ending(qp_, activity, || qp.inner.device.destroy())?;
-        object::retire(&qp).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_qp",
+        qp(qp_).and_then(|qp| {
+            look_at_drops(&qp);
+            check::ending(qp_, activity, || qp.inner.device.destroy())?;
+            object::retire(&qp)
+        }),
+    )
 }
 
 /// A queue pair that may have dropped datagrams or messages of UC ends, or forgets them.
@@ -578,32 +595,39 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     let _call = check::Call::new("ibv_modify_qp");
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(qp(qp_).and_then(|qp| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        let mask = attr_mask(mask as c_uint)?;
-        let mask = mask.difference(pointless(qp.inner.qp_type));
-        if mask.contains(QpAttrMask::STATE) && attr.qp_state == IBV_QPS_RESET {
-            look_at_drops(&qp);
-        }
-        match &qp.inner.device {
-            Device::Transport(device) => {
-                let attr = qp_attr(&qp.inner.context, attr, mask)?;
-                let refused = |error| refused(&qp.inner.context, device.qpn(), &attr, error);
-                device.modify(&attr, mask).map_err(refused)?;
+    value(
+        "ibv_modify_qp",
+        qp(qp_).and_then(|qp| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            let mask = attr_mask(mask as c_uint)?;
+            let mask = mask.difference(pointless(qp.inner.qp_type));
+            if mask.contains(QpAttrMask::STATE) && attr.qp_state == IBV_QPS_RESET {
+                look_at_drops(&qp);
             }
-            Device::Raw(device) => modify_raw(device, attr, mask)?,
-        }
-        if mask.contains(QpAttrMask::STATE) {
-            set_state(&qp, QpState::from_code(attr.qp_state).ok_or(Errno::EINVAL)?);
-            if attr.qp_state == IBV_QPS_RESET {
-                check::reset(qp_);
+            match &qp.inner.device {
+                Device::Transport(device) => {
+                    let attr = qp_attr(&qp.inner.context, attr, mask)?;
+                    let refused = |error| refused(&qp.inner.context, device.qpn(), &attr, error);
+                    device.modify(&attr, mask).map_err(refused)?;
+                }
+                Device::Raw(device) => modify_raw(device, attr, mask)?,
             }
-        }
-        if mask.contains(QpAttrMask::DEST_QPN) {
-            check::connected(qp_, attr.dest_qp_num);
-        }
-        Ok(())
-    }))
+            if mask.contains(QpAttrMask::STATE) {
+                set_state(
+                    &qp,
+                    QpState::from_code(attr.qp_state)
+                        .ok_or(Errno::invalid("qp_state is no state"))?,
+                );
+                if attr.qp_state == IBV_QPS_RESET {
+                    check::reset(qp_);
+                }
+            }
+            if mask.contains(QpAttrMask::DEST_QPN) {
+                check::connected(qp_, attr.dest_qp_num);
+            }
+            Ok(())
+        }),
+    )
 }
 
 /// The bits of a mask; `EINVAL` if one is of no attribute.
@@ -612,14 +636,14 @@ fn attr_mask(bits: c_uint) -> Result<QpAttrMask, Errno> {
     QpAttrMask::from_bits(bits).ok_or_else(|| {
         let what =
             format_args!("attr_mask is {bits:#x}, and no attribute has the bits {unknown:#x}");
-        no_value("ibv_modify_qp", &what)
+        no_value(&what)
     })
 }
 
 /// Says that an attribute has no such value.
 #[cold]
 fn no_attribute(what: &dyn fmt::Display) -> Errno {
-    no_value("ibv_modify_qp", &format_args!("{what}, which is no value of it"))
+    no_value(&format_args!("{what}, which is no value of it"))
 }
 
 /// Says why a modify was refused.
@@ -644,7 +668,7 @@ fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError)
     }
     let what = format!("ibv_modify_qp of queue pair {:#08x}: ", qpn.get());
     say(&what, &format_args!("{error}{values}"), error.cause());
-    Errno(error.errno())
+    Errno::said(error.errno())
 }
 
 /// Slot of `ibv_modify_qp_rate_limit`: 0, or the errno value. A rate of 0 ends the limit.
@@ -658,20 +682,25 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(qp(qp_).and_then(|qp| {
-        qp.inner.context.answers()?;
-        let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
-        let limit = RateLimit {
-            kbps: attr.rate_limit,
-            max_burst: attr.max_burst_sz,
-            typical_packet: attr.typical_pkt_sz,
-        };
-        match &qp.inner.device {
-            Device::Transport(qp) => qp.limit_rate(&limit)?,
-            Device::Raw(qp) => qp.limit_rate(&limit)?,
-        }
-        Ok(())
-    }))
+    value(
+        "ibv_modify_qp_rate_limit",
+        qp(qp_).and_then(|qp| {
+            qp.inner.context.answers()?;
+            let attr = attr
+                .filter(|a| a.comp_mask == 0)
+                .ok_or(Errno::invalid("attr is NULL, or comp_mask is not 0"))?;
+            let limit = RateLimit {
+                kbps: attr.rate_limit,
+                max_burst: attr.max_burst_sz,
+                typical_packet: attr.typical_pkt_sz,
+            };
+            match &qp.inner.device {
+                Device::Transport(qp) => qp.limit_rate(&limit)?,
+                Device::Raw(qp) => qp.limit_rate(&limit)?,
+            }
+            Ok(())
+        }),
+    )
 }
 
 pub(crate) fn set_state(qp: &Qp, state: QpState) {
@@ -690,34 +719,37 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(qp(qp_).and_then(|qp| {
-        qp.inner.context.answers()?;
-        if attr.is_null() || init.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let (now, cap, qp_type) = qp.inner.device.query()?;
-        let is_draining = qp.inner.device.is_draining()?;
-        let created = &qp.inner.created;
-        let cap = c_cap(&cap);
-        set_state(&qp, now.state);
-        // SAFETY: the caller's promise.
-        unsafe {
-            give(attr, ibv_qp_attr { sq_draining: is_draining.into(), ..c_qp_attr(&now, cap) });
-            give(
-                init,
-                ibv_qp_init_attr {
-                    qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
-                    send_cq: ptr::with_exposed_provenance_mut(created.send_cq),
-                    recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
-                    srq: ptr::with_exposed_provenance_mut(created.srq),
-                    cap,
-                    qp_type,
-                    sq_sig_all: created.sq_sig_all,
-                },
-            );
-        }
-        Ok(())
-    }))
+    value(
+        "ibv_query_qp",
+        qp(qp_).and_then(|qp| {
+            qp.inner.context.answers()?;
+            if attr.is_null() || init.is_null() {
+                return Err(Errno::NULL);
+            }
+            let (now, cap, qp_type) = qp.inner.device.query()?;
+            let is_draining = qp.inner.device.is_draining()?;
+            let created = &qp.inner.created;
+            let cap = c_cap(&cap);
+            set_state(&qp, now.state);
+            // SAFETY: the caller's promise.
+            unsafe {
+                give(attr, ibv_qp_attr { sq_draining: is_draining.into(), ..c_qp_attr(&now, cap) });
+                give(
+                    init,
+                    ibv_qp_init_attr {
+                        qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
+                        send_cq: ptr::with_exposed_provenance_mut(created.send_cq),
+                        recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
+                        srq: ptr::with_exposed_provenance_mut(created.srq),
+                        cap,
+                        qp_type,
+                        sq_sig_all: created.sq_sig_all,
+                    },
+                );
+            }
+            Ok(())
+        }),
+    )
 }
 
 pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
@@ -755,46 +787,4 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     0
-}
-
-/// `ibv_query_ece`: `EOPNOTSUPP`. This device agrees on no vendor's enhancements with its peers. Zeros say so to
-/// programs that do not look at the result.
-///
-/// # Safety
-/// `ece` is NULL or writable.
-pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    if !ece.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { give(ece, ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
-    }
-    no_ece(qp_, ece)
-}
-
-fn no_ece(qp_: *mut ibv_qp, ece: *const ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
-}
-
-/// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
-pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    no_ece(qp_, ece)
-}
-
-/// The destination of a datagram. An AH of another protection domain is refused by the queue.
-///
-/// # Safety
-/// `ah` is NULL, or an AH that is live or was destroyed a short while ago.
-pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
-    // SAFETY: the caller's promise.
-    let ah = unsafe { object::deref(ah) }.ok_or(Errno::EINVAL)?;
-    if ah.inner.dead.load(std::sync::atomic::Ordering::Acquire) {
-        anyverbs::say_again!(
-            warn,
-            ptr::from_ref(&ah.inner).addr() as u64,
-            "a datagram was posted with a destroyed address handle"
-        );
-        return Err(Errno::EINVAL);
-    }
-    Ok(ah.inner.device.dest(Qpn::new(qpn), QKey(qkey)))
 }

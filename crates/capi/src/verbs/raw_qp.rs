@@ -47,12 +47,12 @@ pub(crate) fn create_raw(
     let (send_cq, recv_cq) = (cq(init.send_cq)?, cq(init.recv_cq)?);
     // ibv_create_qp(3): an SRQ goes with RC and UD alone.
     if !init.srq.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("an SRQ goes with queue pairs of type RC and UD alone"));
     }
     let context = Arc::clone(&pd.inner.context);
     let others = [&send_cq.inner.context, &recv_cq.inner.context];
     if others.into_iter().any(|c| !Arc::ptr_eq(c, &context)) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     if extras.send_ops.is_some_and(|ops| ops & !OFFERED != 0) {
         return Err(Errno::EOPNOTSUPP);
@@ -88,7 +88,7 @@ pub(crate) unsafe fn create_hash(
     let pd: Arc<Pd> = object::find(attr.pd)?;
     let table: Arc<RwqIndTable> = object::find(attr.rwq_ind_tbl)?;
     if [&pd.inner.context, &table.inner.context].iter().any(|c| !Arc::ptr_eq(c, context)) {
-        return Err(Errno::EINVAL);
+        return Err(Errno::OTHER_CONTEXT);
     }
     let flags = receive_flags(create_flags)?;
     let conf = &attr.rx_hash_conf;
@@ -98,7 +98,9 @@ pub(crate) unsafe fn create_hash(
     // Receives are those of the work queues, and so are their flags.
     let queues = !attr.send_cq.is_null() || !attr.srq.is_null();
     if queues || !flags.is_empty() || conf.rx_hash_key.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid(
+            "a queue pair that spreads frames has no send_cq, no srq and no flags of its own, and needs rx_hash_key",
+        ));
     }
     // SAFETY: the caller's promise.
     let key = unsafe { slice::from_raw_parts(conf.rx_hash_key, conf.rx_hash_key_len.into()) };
@@ -123,7 +125,11 @@ pub(crate) unsafe fn create_hash(
 pub(crate) fn modify_raw(qp: &RawQp, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<(), Errno> {
     let state = |bit, code| {
         let wanted = mask.contains(bit);
-        if wanted { QpState::from_code(code).ok_or(Errno::EINVAL) } else { Ok(QpState::Reset) }
+        if wanted {
+            QpState::from_code(code).ok_or(Errno::invalid("a state is no state of a queue pair"))
+        } else {
+            Ok(QpState::Reset)
+        }
     };
     let to = QpAttr {
         state: state(QpAttrMask::STATE, attr.qp_state)?,
@@ -137,7 +143,8 @@ pub(crate) fn modify_raw(qp: &RawQp, attr: &ibv_qp_attr, mask: QpAttrMask) -> Re
 
 /// A request's flags, and whether checksums are to be filled in.
 pub(crate) fn raw_flags(flags: u32) -> Result<(SendFlags, bool), Errno> {
-    let rest = SendFlags::from_bits(flags & !IBV_SEND_IP_CSUM).ok_or(Errno::EINVAL)?;
+    let rest = SendFlags::from_bits(flags & !IBV_SEND_IP_CSUM)
+        .ok_or(Errno::invalid("send_flags has a bit that is no flag"))?;
     Ok((rest, flags & IBV_SEND_IP_CSUM != 0))
 }
 
@@ -167,7 +174,7 @@ pub(crate) unsafe fn post_send_raw(
                         mss: tso.mss,
                     })
                 }
-                _ => return Err(Errno::EINVAL),
+                _ => return Err(Errno::invalid("opcode is neither IBV_WR_SEND nor IBV_WR_TSO")),
             };
             poster.send(&RawSendWr {
                 wr_id: next.wr_id,
@@ -182,6 +189,8 @@ pub(crate) unsafe fn post_send_raw(
         Ok(())
     };
     let posted = post();
+    let to = format_args!("ibv_post_send to queue pair {:#08x}", qp.qpn().get());
+    let posted = posted.map_err(|e| e.explained(&to));
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }

@@ -37,7 +37,10 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     sanitizers::initialised(init);
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
-    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, &Kind::Basic)))
+    pointer(
+        "ibv_create_srq",
+        init.ok_or(Errno::NULL).and_then(|init| create(pd, init, &Kind::Basic)),
+    )
 }
 
 /// Slot of `ibv_create_srq_ex`: NULL with `errno` on failure.
@@ -54,32 +57,39 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     sanitizers::initialised(attr);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
-    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
-        context(context_)?;
-        let has = |bit| attr.comp_mask & bit != 0;
-        let srq_type = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
-        if attr.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED || srq_type > IBV_SRQT_TM {
-            return Err(Errno::EINVAL);
-        }
-        let mut needs = IBV_SRQ_INIT_ATTR_PD;
-        match srq_type {
-            IBV_SRQT_BASIC => {}
-            IBV_SRQT_XRC => needs |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
-            _ => needs |= IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
-        }
-        if attr.comp_mask & !IBV_SRQ_INIT_ATTR_TYPE != needs {
-            return Err(Errno::EINVAL);
-        }
-        let kind = match srq_type {
-            IBV_SRQT_BASIC => Kind::Basic,
-            IBV_SRQT_XRC => Kind::Xrc(object::find(attr.xrcd)?, cq(attr.cq)?),
-            _ => Kind::Tm(attr.tm_cap, cq(attr.cq)?),
-        };
-        let mut init = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
-        let created = create(attr.pd, &mut init, &kind)?;
-        attr.attr = init.attr;
-        Ok(created)
-    }))
+    pointer(
+        "ibv_create_srq_ex",
+        attr.ok_or(Errno::NULL).and_then(|attr| {
+            context(context_)?;
+            let has = |bit| attr.comp_mask & bit != 0;
+            let srq_type = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
+            if attr.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED || srq_type > IBV_SRQT_TM {
+                return Err(Errno::invalid(
+                    "comp_mask has a bit that is not known here, or srq_type is no type",
+                ));
+            }
+            let mut needs = IBV_SRQ_INIT_ATTR_PD;
+            match srq_type {
+                IBV_SRQT_BASIC => {}
+                IBV_SRQT_XRC => needs |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+                _ => needs |= IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+            }
+            if attr.comp_mask & !IBV_SRQ_INIT_ATTR_TYPE != needs {
+                return Err(Errno::invalid(
+                    "comp_mask does not have the bits that this type of SRQ needs",
+                ));
+            }
+            let kind = match srq_type {
+                IBV_SRQT_BASIC => Kind::Basic,
+                IBV_SRQT_XRC => Kind::Xrc(object::find(attr.xrcd)?, cq(attr.cq)?),
+                _ => Kind::Tm(attr.tm_cap, cq(attr.cq)?),
+            };
+            let mut init = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
+            let created = create(attr.pd, &mut init, &kind)?;
+            attr.attr = init.attr;
+            Ok(created)
+        }),
+    )
 }
 
 /// The parts of an SRQ beside its receives.
@@ -97,7 +107,7 @@ fn create(
     let pd: Arc<Pd> = object::find(pd)?;
     let sizes = SrqInitAttr { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: 0 };
     let own = |context| {
-        if Arc::ptr_eq(context, &pd.inner.context) { Ok(()) } else { Err(Errno::EINVAL) }
+        if Arc::ptr_eq(context, &pd.inner.context) { Ok(()) } else { Err(Errno::OTHER_CONTEXT) }
     };
     let device = match kind {
         Kind::Basic => pd.inner.device.create_srq(&sizes)?,
@@ -152,17 +162,20 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    value(object::find(srq).and_then(|srq: Arc<Srq>| {
-        srq.inner.context.answers()?;
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        let mask = mask as u32;
-        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
-        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
-        Ok(srq.inner.device.modify(max_wr, limit)?)
-    }))
+    value(
+        "ibv_modify_srq",
+        object::find(srq).and_then(|srq: Arc<Srq>| {
+            srq.inner.context.answers()?;
+            let attr = attr.ok_or(Errno::NULL)?;
+            let mask = mask as u32;
+            if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+                return Err(Errno::invalid("srq_attr_mask has a bit that is no attribute"));
+            }
+            let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+            let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+            Ok(srq.inner.device.modify(max_wr, limit)?)
+        }),
+    )
 }
 
 /// `ibv_query_srq`: 0, or the errno value.
@@ -171,17 +184,20 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 /// `attr` is NULL or writable.
 pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(srq).and_then(|srq: Arc<Srq>| {
-        srq.inner.context.answers()?;
-        if attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let now = srq.inner.device.attr();
-        let c = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
-        // SAFETY: the caller's promise.
-        unsafe { give(attr, c) };
-        Ok(())
-    }))
+    value(
+        "ibv_query_srq",
+        object::find(srq).and_then(|srq: Arc<Srq>| {
+            srq.inner.context.answers()?;
+            if attr.is_null() {
+                return Err(Errno::NULL);
+            }
+            let now = srq.inner.device.attr();
+            let c = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
+            // SAFETY: the caller's promise.
+            unsafe { give(attr, c) };
+            Ok(())
+        }),
+    )
 }
 
 /// Slot of `ibv_get_srq_num`: 0, or the errno value; `EOPNOTSUPP` unless the SRQ is of type XRC.
@@ -190,15 +206,18 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
 /// `num` is NULL or writable.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(srq).and_then(|srq: Arc<Srq>| {
-        let number = srq.inner.device.number().ok_or(Errno::EOPNOTSUPP)?;
-        if num.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { give(num, number) };
-        Ok(())
-    }))
+    value(
+        "ibv_get_srq_num",
+        object::find(srq).and_then(|srq: Arc<Srq>| {
+            let number = srq.inner.device.number().ok_or(Errno::EOPNOTSUPP)?;
+            if num.is_null() {
+                return Err(Errno::NULL);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { give(num, number) };
+            Ok(())
+        }),
+    )
 }
 
 /// `ibv_destroy_srq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
@@ -206,8 +225,11 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let _uncancelled = Uncancelled::new();
     faults::may_fail!("ibv_destroy_srq", value);
-    value(object::find(srq).and_then(|srq: Arc<Srq>| {
-        check::ending(srq.public(), activity, || Ok(srq.inner.device.destroy()?))?;
-        object::retire(&srq).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_destroy_srq",
+        object::find(srq).and_then(|srq: Arc<Srq>| {
+            check::ending(srq.public(), activity, || Ok(srq.inner.device.destroy()?))?;
+            object::retire(&srq)
+        }),
+    )
 }

@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let srq = unsafe { deref(srq) };
-    let posted = srq.ok_or(Errno::EINVAL).and_then(|srq| {
+    let posted = srq.ok_or(Errno::NULL).and_then(|srq| {
         // SAFETY: the caller's promise.
         while let Some(op) = unsafe { wr.as_mut() } {
             // SAFETY: as above.
@@ -32,6 +32,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
         }
         Ok(())
     });
+    let posted = posted.map_err(|e| e.explained(&"ibv_post_srq_ops"));
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
@@ -41,7 +42,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
 unsafe fn post(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), Errno> {
     let flags = wr.flags as ibv_ops_flags;
     if flags & !(IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC) != 0 {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("flags has a bit that is no flag"));
     }
     let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
     let kind = match wr.opcode {
@@ -57,7 +58,11 @@ unsafe fn post(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), Errno> {
         }
         IBV_WR_TAG_DEL => TagOpKind::Del(TagHandle(wr.tm.handle)),
         IBV_WR_TAG_SYNC => TagOpKind::Sync,
-        _ => return Err(Errno::EINVAL),
+        _ => {
+            return Err(Errno::invalid(
+                "opcode is none of IBV_WR_TAG_ADD, IBV_WR_TAG_DEL and IBV_WR_TAG_SYNC",
+            ));
+        }
     };
     let says = flags & IBV_OPS_TM_SYNC != 0 || wr.opcode == IBV_WR_TAG_SYNC;
     let handle = srq.inner.device.post_tag_op(&TagOp {

@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         || size == 0
         || isize::try_from(size).is_err()
     {
-        Errno(libc::EINVAL).set();
+        Errno::said(libc::EINVAL).set();
         return -1;
     }
     // SAFETY: not NULL, so C strings by the caller's promise.
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         if let Some(known) = known {
             text = known.into_bytes();
         } else {
-            Errno(e.raw_os_error().unwrap_or(libc::EIO)).set();
+            Errno::said(e.raw_os_error().unwrap_or(libc::EIO)).set();
             return -1;
         }
     }
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         text.pop();
     }
     let Some(length) = c_int::try_from(text.len()).ok().filter(|_| text.len() < size) else {
-        Errno(libc::EMSGSIZE).set();
+        Errno::said(libc::EMSGSIZE).set();
         return -1;
     };
     text.push(0);

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use anyverbs::{Counters, DropReason, QpState, WcEx};
+use anyverbs::{Counter, Counters, DropReason, QpState, WcEx};
 use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Pieces, Work, checker};
 
 use crate::{
@@ -172,7 +172,7 @@ pub(super) unsafe extern "C" fn post_send(
     let mut ledger = checker.ledger();
     if ledger.uses_dead(qp as usize) {
         // SAFETY: the caller's promise.
-        return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
+        return unsafe { verbs::refuse_wr(bad, wr, Errno::said(libc::EINVAL)) };
     }
     // SAFETY: not NULL, hence live: the caller's promise.
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
@@ -202,7 +202,7 @@ unsafe fn post_receives(
     let mut ledger = checker.ledger();
     if ledger.uses_dead(queue) {
         // SAFETY: the caller's promise.
-        return unsafe { verbs::refuse_wr(bad, wr, Errno::EINVAL) };
+        return unsafe { verbs::refuse_wr(bad, wr, Errno::said(libc::EINVAL)) };
     }
     let work = |wr: &ibv_recv_wr| Work {
         name: "receive",
@@ -311,7 +311,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 /// `qp` is NULL or live.
 pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if check::uses_dead(qp) {
-        return Errno::EINVAL.set();
+        return Errno::said(libc::EINVAL).set();
     }
     // SAFETY: the caller's promise.
     let (batch, complete) = unsafe {

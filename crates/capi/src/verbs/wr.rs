@@ -93,6 +93,10 @@ struct RawPart {
     segmentation: Option<Segmentation>,
 }
 
+/// A setter comes before its request.
+const NO_REQUEST: Errno =
+    Errno::invalid("a setter was called, and there is no request that it is for");
+
 /// Requests that were built and not posted.
 pub(crate) struct Requests {
     queued: Vec<Queued>,
@@ -183,7 +187,7 @@ impl Batch {
             };
             let raw = RawPart { fill_in_checksums, segmentation: None };
             if requests.queued.len() >= self.cap.max_send_wr as usize {
-                return Err(Errno::ENOMEM.into());
+                return Err(Errno::said(libc::ENOMEM).into());
             }
             // Whether data is inline says the setter.
             let flags = flags.difference(SendFlags::INLINE);
@@ -200,17 +204,20 @@ impl Batch {
     unsafe fn segment(&self, header: *const u8, header_len: u16, mss: u16) {
         self.change(|requests| {
             let most = self.raw.ok_or(Errno::EOPNOTSUPP)?;
-            let last = requests.queued.last_mut().ok_or(Errno::EINVAL)?;
+            let last = requests.queued.last_mut().ok_or(NO_REQUEST)?;
             if header_len > most || mss == 0 {
-                return Err(Errno::EINVAL.into());
+                return Err(
+                    Errno::invalid("hdr_sz is longer than max_tso_header, or mss is 0").into()
+                );
             }
             let (start, len) = (requests.headers.len(), usize::from(header_len));
             requests.headers.resize(start + len, 0);
             // Never moves: the buffer has room for a whole queue of headers.
             let to = &mut requests.headers[start..];
             // SAFETY: room for that many; the source may be anything.
-            unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), header, len) }
-                .map_err(|_| Errno(libc::EFAULT))?;
+            unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), header, len) }.map_err(|_| {
+                Errno::because(libc::EFAULT, "the header of the segments is not mapped")
+            })?;
             let header_addr = to.as_ptr() as u64;
             last.raw.segmentation = Some(Segmentation { header_addr, header_len, mss });
             Ok(())
@@ -224,11 +231,13 @@ impl Batch {
     unsafe fn set(&self, data: Data<'_>) {
         self.change(|requests| {
             let Requests { queued, sges, inline, .. } = requests;
-            let last = queued.last_mut().ok_or(Errno::EINVAL)?;
+            let last = queued.last_mut().ok_or(NO_REQUEST)?;
             let has_data = !last.op.is_local()
                 && !matches!(last.op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. });
             if last.sges > 0 || last.flags.contains(SendFlags::INLINE) || !has_data {
-                return Err(Errno::EINVAL.into());
+                return Err(
+                    Errno::invalid("the request has its data already, or takes none").into()
+                );
             }
             match data {
                 Data::Sges(list) => {
@@ -252,7 +261,9 @@ impl Batch {
                 }
                 Data::Inline(list) => {
                     let len = list.iter().try_fold(0usize, |sum, b| sum.checked_add(b.length));
-                    let len = len.ok_or(Errno::EINVAL)?;
+                    let len = len.ok_or(Errno::invalid(
+                        "the inline data is longer than the address space",
+                    ))?;
                     let most = self.cap.max_inline_data;
                     if len > most as usize {
                         let why =
@@ -262,7 +273,10 @@ impl Batch {
                     if last.op.has_response_data()
                         || list.iter().any(|b| b.length > 0 && b.addr.is_null())
                     {
-                        return Err(Errno::EINVAL.into());
+                        return Err(Errno::invalid(
+                            "inline data goes with a SEND or a WRITE, and an address is not NULL",
+                        )
+                        .into());
                     }
                     let start = inline.len();
                     for buf in list.iter().filter(|b| b.length > 0) {
@@ -278,7 +292,9 @@ impl Batch {
                         let addr = inline[start..].as_ptr() as u64;
                         sges.push(Sge { addr, len: len as u32, lkey: 0 });
                     } else if len > 0 {
-                        return Err(Errno::EINVAL.into());
+                        return Err(
+                            Errno::invalid("max_send_sge is 0, and the request has data").into()
+                        );
                     }
                 }
             }
@@ -320,7 +336,7 @@ impl Batch {
             }
             let mut poster = device.post()?;
             if requests.queued.len() > poster.send_room() as usize {
-                return Err(Errno::ENOMEM.into());
+                return Err(Errno::said(libc::ENOMEM).into());
             }
             let mut sges = &requests.sges[..];
             for queued in &requests.queued {
@@ -333,7 +349,9 @@ impl Batch {
             }
             Ok(())
         };
-        let posted = self.requests.with(post).unwrap_or(Err(Errno::EINVAL.into()));
+        let posted = self.requests.with(post).unwrap_or_else(|| {
+            Err(Errno::invalid("ibv_wr_start was not called before, by this thread").into())
+        });
         self.abort();
         posted.map_err(|refused| {
             let to =
@@ -353,7 +371,7 @@ impl Batch {
 fn post_raw(device: &RawQp, requests: &Requests) -> Result<(), Errno> {
     let mut poster = device.post()?;
     if requests.queued.len() > poster.send_room() as usize {
-        return Err(Errno::ENOMEM);
+        return Err(Errno::said(libc::ENOMEM));
     }
     let mut sges = &requests.sges[..];
     for queued in &requests.queued {
@@ -435,8 +453,19 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 
 pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.
-    let qp = unsafe { deref(qp) }.ok_or(Errno::EINVAL);
-    value(qp.and_then(|qp| qp.inner.batch.as_ref().ok_or(Errno::EINVAL)?.complete(qp)))
+    let qp = unsafe { deref(qp) }.ok_or(Errno::NULL);
+    value(
+        "ibv_wr_complete",
+        qp.and_then(|qp| {
+            qp.inner
+                .batch
+                .as_ref()
+                .ok_or(Errno::invalid(
+                    "the queue pair was made without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS",
+                ))?
+                .complete(qp)
+        }),
+    )
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
@@ -482,7 +511,10 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: the caller's promise; `info` is NULL or readable.
     unsafe {
-        let op = info.as_ref().ok_or(Errno::EINVAL).and_then(|info| bind(mw, rkey, info));
+        let op = info
+            .as_ref()
+            .ok_or(Errno::invalid("bind_info is NULL"))
+            .and_then(|info| bind(mw, rkey, info));
         push(qp, IBV_QP_EX_WITH_BIND_MW, op);
     }
 }
@@ -494,7 +526,7 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, va: u64, wor
         let op = word
             .cast::<[u8; 8]>()
             .as_ref()
-            .ok_or(Errno::EINVAL)
+            .ok_or(Errno::invalid("the data of the atomic WRITE is NULL"))
             .map(|data| SendOp::AtomicWrite { at: RemoteAddr { va, rkey }, data: Some(*data) });
         push(qp, IBV_QP_EX_WITH_ATOMIC_WRITE, op);
     }
@@ -506,10 +538,14 @@ fn flush(at: RemoteAddr, len: usize, placement: u8, level: u8) -> Result<SendOp,
     let selectivity = match level.into() {
         IBV_FLUSH_RANGE => Selectivity::Range,
         IBV_FLUSH_MR => Selectivity::Mr,
-        _ => return Err(Errno::EINVAL),
+        _ => return Err(Errno::invalid("level is neither IBV_FLUSH_RANGE nor IBV_FLUSH_MR")),
     };
-    let len = u32::try_from(len).map_err(|_| Errno::EINVAL)?;
-    let feth = Feth { placement: placement.ok_or(Errno::EINVAL)?, selectivity };
+    let len = u32::try_from(len)
+        .map_err(|_| Errno::invalid("the length of the FLUSH is 4 GiB or more"))?;
+    let feth = Feth {
+        placement: placement.ok_or(Errno::invalid("type is no type of a FLUSH"))?,
+        selectivity,
+    };
     Ok(SendOp::Flush { at, len, feth })
 }
 
@@ -543,7 +579,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
         if let Some(batch) = batch(qp) {
             batch.change(|requests| {
                 let to = destination(ah, qpn, qkey)?;
-                let last = requests.queued.last_mut().ok_or(Errno::EINVAL)?;
+                let last = requests.queued.last_mut().ok_or(NO_REQUEST)?;
                 (last.ud, last.ah) = (Some(to), ah as usize);
                 Ok(())
             });
@@ -555,7 +591,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     // SAFETY: the caller's promise.
     if let Some(batch) = unsafe { batch(qp) } {
         batch.change(|requests| {
-            requests.queued.last_mut().ok_or(Errno::EINVAL)?.xrc_srqn = Some(srqn);
+            requests.queued.last_mut().ok_or(NO_REQUEST)?.xrc_srqn = Some(srqn);
             Ok(())
         });
     }
@@ -608,7 +644,7 @@ unsafe fn list_of<'a, T>(list: *const T, count: usize) -> Result<&'a [T], Errno>
         return Ok(&[]);
     }
     if list.is_null() || count > MAX_SGE {
-        return Err(Errno::EINVAL);
+        return Err(Errno::invalid("the list of elements is NULL, or has too many"));
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { slice::from_raw_parts(list, count) })

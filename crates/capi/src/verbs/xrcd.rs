@@ -32,7 +32,10 @@ fn file(fd: c_int) -> Result<File, Errno> {
     // SAFETY: the call takes no pointers; a number that is no descriptor is `EBADF`.
     let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if own < 0 {
-        return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF)));
+        return Err(Errno::because(
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF),
+            "fd cannot be used",
+        ));
     }
     // SAFETY: the kernel has just made it, and it has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(own) }))
@@ -53,29 +56,37 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     faults::may_fail!("ibv_open_xrcd", pointer);
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
-    pointer(context(context_).and_then(|context| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        if attr.comp_mask >= IBV_XRCD_INIT_ATTR_RESERVED {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if attr.comp_mask != IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS {
-            return Err(Errno::EINVAL);
-        }
-        let device = context.inner.device.open_xrcd(XrcdInitAttr {
-            file: if attr.fd == -1 { None } else { Some(file(attr.fd)?) },
-            create: attr.oflags & libc::O_CREAT != 0,
-            exclusive: attr.oflags & libc::O_EXCL != 0,
-        })?;
-        let public = ibv_xrcd { context: context.pointer() };
-        Ok(object::publish(public, 0, XrcdInner { device, context }))
-    }))
+    pointer(
+        "ibv_open_xrcd",
+        context(context_).and_then(|context| {
+            let attr = attr.ok_or(Errno::NULL)?;
+            if attr.comp_mask >= IBV_XRCD_INIT_ATTR_RESERVED {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            if attr.comp_mask != IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS {
+                return Err(Errno::invalid(
+                    "comp_mask needs both IBV_XRCD_INIT_ATTR_FD and IBV_XRCD_INIT_ATTR_OFLAGS",
+                ));
+            }
+            let device = context.inner.device.open_xrcd(XrcdInitAttr {
+                file: if attr.fd == -1 { None } else { Some(file(attr.fd)?) },
+                create: attr.oflags & libc::O_CREAT != 0,
+                exclusive: attr.oflags & libc::O_EXCL != 0,
+            })?;
+            let public = ibv_xrcd { context: context.pointer() };
+            Ok(object::publish(public, 0, XrcdInner { device, context }))
+        }),
+    )
 }
 
 /// Slot of `ibv_close_xrcd`: 0, or the errno value; `EBUSY` while a QP or an SRQ was made through it.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let _uncancelled = Uncancelled::new();
-    value(object::find(xrcd).and_then(|xrcd: Arc<Xrcd>| {
-        xrcd.inner.device.close()?;
-        object::retire(&xrcd).ok_or(Errno::EINVAL)
-    }))
+    value(
+        "ibv_close_xrcd",
+        object::find(xrcd).and_then(|xrcd: Arc<Xrcd>| {
+            xrcd.inner.device.close()?;
+            object::retire(&xrcd)
+        }),
+    )
 }
