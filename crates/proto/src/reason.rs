@@ -183,10 +183,11 @@ impl fmt::Display for Reason {
                 "path_mtu differs: it is {high} at the requester, and the peer sent the response in packets of {low} bytes"
             ),
             C::NoReceive => {
-                f.write_str("the peer's program had no receive posted for ")?;
                 match high {
-                    0 => f.write_str("less than a millisecond")?,
-                    _ => write!(f, "{high} ms")?,
+                    0 => {
+                        f.write_str("the peer's program posted no receive within a millisecond")?
+                    }
+                    _ => write!(f, "the peer's program had no receive posted for {high} ms")?,
                 }
                 write!(f, ", and rnr_retry is {low}")
             }
@@ -196,6 +197,9 @@ impl fmt::Display for Reason {
             }
             C::Injected if value == OF_PEER => {
                 f.write_str("a script of faults of the peer's process asked for it")
+            }
+            C::PsnDiffers => {
+                write!(f, "{}, and sq_psn is {value:#x} here", self.cause.text())
             }
             cause => f.write_str(cause.text()),
         }?;
@@ -245,8 +249,9 @@ mod tests {
     #[test]
     fn a_short_time_is_no_time_of_zero() {
         let text = |ms| Reason::with(Cause::NoReceive, pair(ms, 3)).to_string();
+        let within = "the peer's program posted no receive within a millisecond";
+        assert_eq!(text(0), format!("{within}, and rnr_retry is 3"));
         let of = "the peer's program had no receive posted for";
-        assert_eq!(text(0), format!("{of} less than a millisecond, and rnr_retry is 3"));
         assert_eq!(text(7), format!("{of} 7 ms, and rnr_retry is 3"));
     }
 

@@ -456,6 +456,9 @@ impl Qp {
         match (heard, silent) {
             (Some(Cause::NobodyOnPort), _) if was_answered => Reason::new(Cause::PeerEnded),
             (Some(Cause::Injected), _) => Reason::with(Cause::Injected, OF_PEER),
+            (Some(cause @ Cause::PsnDiffers), _) => {
+                Reason::with(cause, self.attr.sq_psn.get().into())
+            }
             (Some(cause), _) => Reason::new(cause),
             (None, None) => Reason::new(Cause::PacketLost),
             (None, Some((_, since))) => {

@@ -123,9 +123,10 @@ impl Driver {
             }
             lines.push(format!(
                 "a completion queue of {} entries has overrun: a completion of queue pair {:#08x} found no room; the queues \
-                 of its {queue_pairs} queue pairs hold {requests} requests; see `anyverbs explain {}`",
+                 that complete in it hold {requests} requests, of {queue_pairs} queue pair{}; see `anyverbs explain {}`",
                 cq.capacity(),
                 overrun.qpn.get(),
+                if queue_pairs == 1 { "" } else { "s" },
                 Cause::CqOverrun
             ));
             seen.push(cq);
