@@ -45,7 +45,7 @@ const STATUSES: [(u8, &str); 16] = [
     (21, "GENERAL_ERR"),
 ];
 
-/// Those that a receive may have, and the one that a reliable peer sees then.
+/// The statuses that a receive may have, each with that of a reliable peer's send.
 const OF_RECEIVES: [(u8, u8); 8] =
     [(1, 9), (2, 11), (4, 11), (FLUSHED, 12), (8, 10), (9, 9), (19, 11), (21, 11)];
 

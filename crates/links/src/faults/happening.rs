@@ -1,4 +1,4 @@
-//! What happens at a time: to ports, devices, queue pairs and the process.
+//! Rules that happen at a time: to ports, devices, queue pairs and the process.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
