@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, ptr};
 
 use anyverbs_causes::{Cause, error_number};
+use anyverbs_sanitizers::Quiet;
 
 use crate::check;
 
@@ -108,6 +109,8 @@ impl Errno {
     /// As [`set`](Self::set), once the log says why this call is refused. No queue is locked.
     #[cold]
     pub(crate) fn refuse(self, call: &str) -> c_int {
+        // Not all calls are quiet until here.
+        let _quiet = Quiet::new();
         if let Some((why, cause)) = self.reason() {
             let page = match cause {
                 Some(cause) => cause.to_string(),

@@ -75,9 +75,11 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mu
 
 fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let found = device(device_)?;
-    let opened = anyverbs::Context::open(&found.name).inspect_err(|error| {
-        let errno = u64::from(error.errno().unsigned_abs());
-        anyverbs::say_again!(error, errno, "cannot open {}: {error}", found.name);
+    let opened = anyverbs::Context::open(&found.name).map_err(|error| {
+        let errno = error.errno();
+        let number = u64::from(errno.unsigned_abs());
+        anyverbs::say_again!(error, number, "cannot open {}: {error}", found.name);
+        Errno::said(errno)
     })?;
     publish_context(found, opened, None)
 }
