@@ -1,8 +1,8 @@
 //! The shared objects inside the executable, for a command that is one file to carry.
 //!
-//! `cargo xtask package` appends to the executable a compressed archive of the objects and the licences of the code of others,
-//! and after it a trailer: 32 hexadecimal digits of the archive's SHA-256, its length in eight bytes (little endian), and [`MAGIC`]. At first use
-//! they are laid out in a directory of the user's own that bears those digits. An executable of `cargo build` has none.
+//! `cargo xtask package` appends to the executable a compressed archive of the objects and of the licences of the code of others.
+//! A trailer follows: 32 hexadecimal digits of the archive's SHA-256, its length in eight bytes (little endian), and [`MAGIC`]. At
+//! first use the objects are laid out in a directory of the user's own that bears those digits. An executable of `cargo build` has none.
 
 use std::env;
 use std::ffi::{CString, OsString};

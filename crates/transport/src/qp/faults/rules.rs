@@ -43,7 +43,7 @@ impl Seen {
     }
 }
 
-/// What keeps all packets of a queue pair from passing.
+/// An obstacle to all packets of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cut {
     /// Its port is down.
@@ -55,9 +55,9 @@ pub(super) enum Cut {
 /// Lines of the log about a rule.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Said {
-    /// Those that it writes each time, as long as there are few.
+    /// Lines that it writes each time, as long as there are few.
     pub(super) each: u32,
-    /// Those that it writes once.
+    /// Lines that it writes once.
     pub(super) once: u32,
 }
 
