@@ -46,10 +46,15 @@ impl<M: Memory> Room<M> {
     pub(super) fn place(&self, len: usize, (cell, read): (u32, u32)) -> Option<u32> {
         assert!(len <= LONGEST, "a payload is as long as a lane allows");
         let len = len as u32;
-        let mut at = if cell == read { 0 } else { self.next.load(Ordering::Relaxed) };
+        let is_all_read = cell == read;
+        let mut at = if is_all_read { 0 } else { self.next.load(Ordering::Relaxed) };
         if at.is_multiple_of(PART) || at % PART + len > PART {
             let part = at.div_ceil(PART) % PARTS;
-            self.enter(part, read)?;
+            // A place that was given to the same cell before, and never shown, is not unread.
+            if !is_all_read && self.is_unread(part, read) {
+                return None;
+            }
+            self.back(part)?;
             at = part * PART;
         }
         self.last[(at / PART) as usize].store(cell, Ordering::Relaxed);
@@ -57,14 +62,15 @@ impl<M: Memory> Room<M> {
         Some(at / LINE as u32)
     }
 
-    /// Finds out whether a part is free, and sees to it that there is memory behind it.
-    fn enter(&self, part: u32, read: u32) -> Option<()> {
+    /// Whether a cell is unread that has a payload in this part.
+    fn is_unread(&self, part: u32, read: u32) -> bool {
         let last = self.last[part as usize].load(Ordering::Relaxed);
-        let is_unread = last.wrapping_sub(read) < CELLS;
+        last.wrapping_sub(read) < CELLS
+    }
+
+    /// Sees to it that there is memory behind a part.
+    fn back(&self, part: u32) -> Option<()> {
         let backed = self.backed.load(Ordering::Relaxed);
-        if is_unread {
-            return None;
-        }
         if backed & 1 << part == 0 {
             let (at, len) = (self.start + (part * PART) as usize, PART as usize);
             self.memory.allocate(at, len).then_some(())?;
@@ -105,6 +111,16 @@ mod tests {
             assert_eq!(room.place(LONGEST, (cell, cell)), Some(0));
         }
         assert_eq!(room.backed.load(Ordering::Relaxed), 1, "no other part has memory");
+    }
+
+    #[test]
+    fn a_place_that_is_not_used_is_given_again() {
+        let room = room(7);
+        assert_eq!(room.place(64, (7, 7)), Some(0));
+        assert_eq!(room.place(64, (7, 7)), Some(0), "its payload could not be copied");
+        // Behind one that is unread, too.
+        assert_eq!(room.place(64, (8, 7)), Some(1));
+        assert_eq!(room.place(64, (8, 7)), Some(2));
     }
 
     #[test]
