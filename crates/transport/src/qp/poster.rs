@@ -226,7 +226,7 @@ impl Poster<'_> {
         let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
         probes::post(self.cell.qpn, wr.wr_id, &wr.op, len as u32);
         if wr.op == SendOp::Send
-            && len <= LONGEST_IN_LANE
+            && len <= LONGEST_IN_LANE.min(machine.attr().path_mtu.bytes() as usize)
             && wr.sges.len() == 1
             && machine.state() == QpState::Rts
         {
