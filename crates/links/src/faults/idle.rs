@@ -56,7 +56,8 @@ impl Faults {
             return Some(format!("its time had not come after {age:.1?}"));
         }
         let who = rule.place.device.as_deref().unwrap_or("the process");
-        let is_of = |port: &&FaultyPort| rule.place.has(&port.name, 1) && port.number == 1;
+        let named = rule.place.device.as_ref();
+        let is_of = |port: &&FaultyPort| port.number == 1 && named.is_none_or(|d| *d == port.name);
         let devices = || self.ports.iter().filter(is_of);
         let made: u64 = devices().map(|device| device.made.load(Ordering::Relaxed)).sum();
         let raw: u64 = devices().map(|device| device.raw.load(Ordering::Relaxed)).sum();
@@ -148,6 +149,17 @@ mod tests {
         faults.add_qp(0);
         let process = process.replace("0 queue pairs", "1 queue pair");
         assert_eq!(why(), ["", &process, device, device, ""]);
+    }
+
+    #[test]
+    fn a_rule_of_a_second_port_is_named_with_the_queue_pairs_of_its_device() {
+        let script = "on device a port 2 qp 2: drop packet 1";
+        let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| script.to_owned());
+        let file = "devices = [{ name = 'a', ports = 2 }]";
+        let faults = Faults::new(&Config::parse("", file, variable).unwrap()).unwrap();
+        faults.add_qp(0);
+        let lines = faults.idle(second(1));
+        assert!(lines.len() == 1 && lines[0].ends_with("; a had 1 queue pair"), "{lines:?}");
     }
 
     #[test]
