@@ -69,6 +69,17 @@ impl GidTables {
         self.tables.write().change(|_, withheld| withheld.clear())
     }
 
+    /// The index at which an address of a port is withheld.
+    pub fn withheld_index(&self, port: usize, gid: Gid) -> Option<usize> {
+        let tables = self.tables.read();
+        let is_it = |entry: &GidEntry| entry.gid == gid && entry.carries();
+        let mut found = tables
+            .withheld
+            .iter()
+            .filter(|it| it.port == port && it.entry.as_ref().is_some_and(is_it));
+        found.next().map(|it| it.index)
+    }
+
     /// The address at a place that is withheld.
     pub fn withheld(&self, port: usize, index: usize) -> Option<Gid> {
         let tables = self.tables.read();
@@ -99,6 +110,8 @@ mod tests {
         assert_eq!(gids.withhold(1, 1), [1]);
         assert_eq!((there(), gids.entry(0, 1)), ([true, false, true], of(1)));
         assert_eq!(gids.withheld(1, 1), Some(entry(1).gid));
+        let index = |port, n| gids.withheld_index(port, entry(n).gid);
+        assert_eq!([index(1, 1), index(0, 1), index(1, 0)], [Some(1), None, None]);
         // Two rules may be about one address.
         assert_eq!(gids.withhold(1, 1), [0; 0]);
         assert_eq!(gids.withhold(1, 2), [1]);

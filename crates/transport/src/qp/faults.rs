@@ -244,8 +244,10 @@ impl QpFaults {
         if self.plan.is_down(port) {
             return Some(Cut::Port);
         }
-        let is_gone = || !own.is_multicast() && !gids.has(port, own);
-        (self.plan.lacks_gids() && is_gone()).then_some(Cut::Gid)
+        if !self.plan.lacks_gids() || own.is_multicast() || gids.has(port, own) {
+            return None;
+        }
+        gids.withheld_index(port, own).map(Cut::Gid)
     }
 
     /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
@@ -261,7 +263,7 @@ impl QpFaults {
             let port = self.plan.port_name(self.place.port);
             let why = match cut {
                 Cut::Port => format!("the port of {port} is down"),
-                Cut::Gid => format!("the port of {port} has lost this GID"),
+                Cut::Gid(_) => format!("the port of {port} has lost this GID"),
             };
             let what = format!("{direction} packet is lost: {}, for {why}", shown());
             let by = self.rules.cutting(cut, now);

@@ -48,8 +48,8 @@ impl Seen {
 pub(super) enum Cut {
     /// Its port is down.
     Port,
-    /// The port has lost its GID.
-    Gid,
+    /// The port has lost its GID, which had this index.
+    Gid(usize),
 }
 
 /// Lines of the log about a rule.
@@ -186,8 +186,10 @@ impl Rules {
     /// A rule by which nothing passes now, with its place. No lock is taken for it: this may be under the lock of a ring.
     pub(super) fn cutting(&self, cut: Cut, now: Time) -> Option<(usize, &'static Rule)> {
         let holds = |Armed { rule, since, .. }: &Armed| match (cut, &rule.fault) {
-            (Cut::Port, Fault::Down(span)) | (Cut::Gid, Fault::Gid(_, span)) => {
-                span.has(now.since(*since))
+            (Cut::Port, Fault::Down(span)) => span.has(now.since(*since)),
+            // It is back a little after its time.
+            (Cut::Gid(index), Fault::Gid(n, span)) => {
+                *n == index && now.since(*since) >= span.after
             }
             (Cut::Port, Fault::Fatal(after) | Fault::Removed(after)) => now.since(*since) >= *after,
             _ => false,
@@ -349,13 +351,15 @@ mod tests {
 
     #[test]
     fn the_rule_by_which_a_port_is_down_is_found_while_it_holds() {
-        let rules =
-            rules("drop packets\ndown after 1s for 2s\nfatal after 5s\ngid 1 removed after 1s");
+        let rules = rules(
+            "drop packets\ndown after 1s for 2s\nfatal after 5s\ngid 0 removed\ngid 1 removed after 1s",
+        );
         let by = |cut, second: u64| {
             let now = Time::from_nanos(second * 1_000_000_000);
             rules.cutting(cut, now).map(|(at, rule)| (at, rule.line))
         };
-        assert_eq!([0, 1].map(|second| by(Cut::Gid, second)), [None, Some((3, 4))]);
+        let of_gid = |second| by(Cut::Gid(1), second);
+        assert_eq!([0, 1].map(of_gid), [None, Some((4, 5))]);
         let found = [0, 1, 2, 3, 4, 5, 99].map(|second| by(Cut::Port, second));
         let (down, fatal) = (Some((1, 2)), Some((2, 3)));
         assert_eq!(found, [None, down, down, None, None, fatal, fatal]);
