@@ -37,7 +37,24 @@ pub(in crate::qp) struct Meddling {
 #[derive(Debug, Default)]
 pub(super) struct Withheld {
     requests: HashMap<Psn, Tries>,
-    answer: Option<(Psn, &'static Rule)>,
+    answer: Option<LostAnswer>,
+}
+
+/// The last answer that a rule has lost.
+#[derive(Clone, Copy, Debug)]
+struct LostAnswer {
+    /// It was one to this packet, and to those before it.
+    psn: Psn,
+    rule: &'static Rule,
+    /// A packet that it answers has left since: the peer could have answered again.
+    left_again: bool,
+}
+
+impl LostAnswer {
+    /// Whether it answers a packet that is no older than those of which it is known what became of them.
+    fn answers(&self, psn: Psn) -> bool {
+        (0..MOST as i32).contains(&self.psn.since(psn))
+    }
 }
 
 /// All that was sent of one packet, since a rule first decided about it.
@@ -56,6 +73,13 @@ struct Tries {
 impl Withheld {
     /// Notes what becomes of a packet. `is_again`: it was sent before.
     pub(super) fn note(&mut self, psn: Psn, fate: Fate, is_again: bool, now: Time) {
+        if let Some(answer) = &mut self.answer {
+            if psn.since(answer.psn) > MOST as i32 {
+                self.answer = None;
+            } else if matches!(fate, Fate::Left | Fate::Released) && answer.answers(psn) {
+                answer.left_again = true;
+            }
+        }
         let (Fate::Lost(rule) | Fate::Waits(rule)) = fate else {
             if let Some(tries) = self.requests.get_mut(&psn) {
                 tries.left_at.get_or_insert(now);
@@ -80,15 +104,18 @@ impl Withheld {
 
     /// A rule has lost an answer: to this packet, and to those before it.
     pub(super) fn note_answer(&mut self, psn: Psn, rule: &'static Rule) {
-        self.answer = Some((psn, rule));
+        self.answer = Some(LostAnswer { psn, rule, left_again: false });
     }
 
     /// Tells the deeds of the rules on the oldest packet that has no answer.
     pub(super) fn with(&self, una: Psn, now: Time) -> Option<Meddling> {
-        if let Some((_, rule)) = self.answer.filter(|(psn, _)| psn.since(una) >= 0) {
-            let what =
-                format!("injected fault ({}): the answer of the peer was lost", rule.named());
-            return Some(Meddling { is_cause: true, what });
+        if let Some(answer) = self.answer.filter(|answer| answer.answers(una)) {
+            let named = answer.rule.named();
+            let mut what = format!("injected fault ({named}): the answer of the peer was lost");
+            if answer.left_again {
+                what += " before, and its packet left again";
+            }
+            return Some(Meddling { is_cause: !answer.left_again, what });
         }
         let Tries { rule, lost, waiting, since, left_at } = *self.requests.get(&una)?;
         let withheld = left_at.unwrap_or(now).since(since);
@@ -176,6 +203,24 @@ mod tests {
         withheld.note_answer(Psn::new(0xff_ffff), rule("drop received packet 5"));
         let is_cause = |psn| withheld.with(Psn::new(psn), at(5)).map(|meddling| meddling.is_cause);
         assert_eq!([0xff_fffe, 0xff_ffff, 0].map(is_cause), [Some(true), Some(true), None]);
+        assert_eq!([0x7f_ffff, 0x80_0001].map(is_cause), [None, None], "they are far older");
+    }
+
+    #[test]
+    fn an_answer_that_was_lost_is_no_cause_once_its_packet_has_left_again() {
+        let mut withheld = Withheld::default();
+        let rule = rule("drop received packet 1");
+        withheld.note_answer(Psn::new(7), rule);
+        let is_cause = |withheld: &Withheld| withheld.with(Psn::new(7), at(5)).map(|m| m.is_cause);
+        // Those behind it are no second try.
+        withheld.note(Psn::new(8), Fate::Left, false, at(1));
+        assert_eq!(is_cause(&withheld), Some(true));
+        withheld.note(Psn::new(7), Fate::Left, false, at(2));
+        assert_eq!(is_cause(&withheld), Some(false));
+        withheld.note_answer(Psn::new(7), rule);
+        assert_eq!(is_cause(&withheld), Some(true), "that of the second try was lost as well");
+        withheld.note(Psn::new(7 + 2 * MOST as u32), Fate::Left, false, at(3));
+        assert_eq!(is_cause(&withheld), None, "packets so much younger leave when it was answered");
     }
 
     #[test]
