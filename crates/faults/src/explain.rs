@@ -95,6 +95,7 @@ impl Rule {
                     WorkAction::Fails(status, late) => {
                         let late = match *late {
                             Duration::ZERO => String::new(),
+                            late if *receives => format!(", {} later", show(late)),
                             late => format!(", {} after posting at the earliest", show(late)),
                         };
                         if let Some(peers) = status.of_peer().filter(|_| *receives) {

@@ -115,7 +115,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 24: RC_SEND_ONLY packet 3 that each queue pair sends is lost.",
         "Line 24: RC_RDMA_READ_RESPONSE_LAST packets 1 to 2 that each queue pair receives are found corrupt, and dropped.",
         "Line 25: receive 3 of each queue pair fails with IBV_WC_LOC_PROT_ERR. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_REM_OP_ERR.",
-        "Line 25: all receives of the process's queue pair 2 fail with IBV_WC_WR_FLUSH_ERR, 5ms after posting at the earliest. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_RETRY_EXC_ERR.",
+        "Line 25: all receives of the process's queue pair 2 fail with IBV_WC_WR_FLUSH_ERR, 5ms later. The queue pair goes to the error state, and the send of a reliable peer fails with IBV_WC_RETRY_EXC_ERR.",
         "Line 26: each ibv_reg_mr fails with ENOMEM, from 1s after the start on, for 2s.",
         "Line 26: before call 5 of ibv_post_send the process stands still for 10ms, from 3s after the start on.",
         "Line 27: 1% of the sends of each queue pair, from 1s after the start on, for 2s, are not sent and complete with IBV_WC_RETRY_EXC_ERR, 10ms after posting at the earliest. The queue pair goes to the error state, as after a failure.",
