@@ -357,8 +357,8 @@ impl Qp {
         true
     }
 
-    /// Lets the receive fail that a request would complete, as if the device had found a fault: the queue pair goes to ERR, and a reliable
-    /// peer gets the NAK of this status. False if the request completes none, or is not the next one: nothing happens.
+    /// Lets the receive fail that a request would complete, as if the device had found a fault. The queue pair goes to ERR, and a
+    /// reliable peer gets the NAK of this status. False if the request completes none, or is not the next one: nothing happens.
     pub fn fail_receive<E: Env>(
         &mut self,
         status: WcStatus,

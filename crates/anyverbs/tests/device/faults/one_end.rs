@@ -102,7 +102,7 @@ fn packets_to_one_peer_are_lost_by_udp() {
     with(name, TO_A_PEER, &devices, lose_those_to_a_peer);
 }
 
-/// Of three SENDs and three WRITEs, packets of a single opcode are lost in each direction.
+/// A rule in each direction loses packets of one opcode, among three SENDs and three WRITEs.
 fn lose_single_opcodes() {
     let (a, b) = pair(QpType::Rc);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 10_000));

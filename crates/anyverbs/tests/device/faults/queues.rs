@@ -30,7 +30,7 @@ fn lost(name: &str, script: &str, (queue_pairs, each): (usize, u32), wanted: u64
                 a.poll(1);
             }
         }
-        // Those that wait count as well.
+        // Packets that wait count as well.
         assert_eq!(injected(&b.context), all);
         // Packets that wait leave when their queue pair ends.
         drop(senders);
