@@ -12,25 +12,25 @@ use rand::{Rng, SeedableRng};
 use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Receives that a peer has posted.
 const POSTED: usize = 32;
 /// The place of a receive.
-const SLOT: usize = 4096;
+pub(crate) const SLOT: usize = 4096;
 /// The place of what is sent.
-const OUT: usize = POSTED * SLOT;
+pub(crate) const OUT: usize = POSTED * SLOT;
 /// Messages of a mixture.
 const MIXTURE: usize = 20_000;
 const SHORT: usize = 8;
 /// The ACK timeout: 67 ms.
 const TIMEOUT_CODE: u8 = 14;
 
-fn post(e: &Endpoint, buffer: &Buffer, slot: u64) {
+pub(crate) fn post(e: &Endpoint, buffer: &Buffer, slot: u64) {
     e.recv(slot, &[buffer.sge(slot as usize * SLOT, SLOT)]);
 }
 
 /// The peer's work: it sends each message back. An empty one ends it, and it does nothing for a second after one of a byte.
-pub(crate) fn serve(e: &Endpoint, buffer: &Buffer) -> ! {
+pub(crate) fn serve(e: &Endpoint, buffer: &Buffer) {
     (0..POSTED as u64).for_each(|slot| post(e, buffer, slot));
     println!("@ posted");
     let mut asleep = false;
@@ -42,7 +42,10 @@ pub(crate) fn serve(e: &Endpoint, buffer: &Buffer) -> ! {
             }
             let (at, len) = (wc.wr_id as usize * SLOT, wc.byte_len as usize);
             match len {
-                0 => std::process::exit(0),
+                0 => {
+                    post(e, buffer, wc.wr_id);
+                    return;
+                }
                 1 => asleep = true,
                 _ => e.send(wc.wr_id, SendOp::Send, &[buffer.sge(at, len)]),
             }
@@ -55,21 +58,26 @@ pub(crate) fn serve(e: &Endpoint, buffer: &Buffer) -> ! {
     }
 }
 
-struct Talk {
-    e: Endpoint,
-    buffer: Buffer,
-    peer: Peer,
+pub(crate) struct Talk {
+    pub(crate) e: Endpoint,
+    pub(crate) buffer: Buffer,
+    pub(crate) peer: Peer,
     remote: RemoteAddr,
 }
 
 impl Talk {
-    fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self::begin_with(TIMEOUT_CODE)
     }
 
     /// With this ACK timeout at our end.
     fn begin_with(timeout: u8) -> Self {
-        let mut peer = Peer::spawn("rc lanes", &[]);
+        Self::begin_as("rc lanes", timeout)
+    }
+
+    /// With a peer of this role, which begins as that of the others.
+    pub(crate) fn begin_as(role: &str, timeout: u8) -> Self {
+        let mut peer = Peer::spawn(role, &[]);
         let e = Endpoint::new(QpType::Rc);
         let buffer = Buffer::new(&e.pd, OFFERED);
         let remote = peer.connect_with(&e, &buffer, timeout);
@@ -77,8 +85,14 @@ impl Talk {
         Self { e, buffer, peer, remote }
     }
 
+    /// Ends the peer's echo.
+    pub(crate) fn end(&self) {
+        self.e.send(100, SendOp::Send, &[self.buffer.sge(OUT, 0)]);
+        assert_eq!(self.e.poll_for(1, TIMEOUT)[0].status, WcStatus::Success);
+    }
+
     /// Sends `data` and waits for its return.
-    fn echo(&self, data: &[u8]) {
+    pub(crate) fn echo(&self, data: &[u8]) {
         let Self { e, buffer, .. } = self;
         post(e, buffer, 0);
         buffer.write(OUT, data);
@@ -92,7 +106,7 @@ impl Talk {
     }
 
     /// Talks until short SENDs leave by a lane.
-    fn warm(&self) {
+    pub(crate) fn warm(&self) {
         let begin = self.by_lane();
         let until = Instant::now() + TIMEOUT;
         while self.by_lane() < begin + 20 {

@@ -34,6 +34,7 @@ mod scarce;
 mod several;
 mod silence;
 mod spoiler;
+mod steps;
 mod too_early;
 mod trace;
 mod two_hosts;

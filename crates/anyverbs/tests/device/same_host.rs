@@ -215,6 +215,10 @@ fn peer() {
     }
     if role.contains("lanes") {
         crate::lanes::serve(&e, &buffer);
+        if role.ends_with("steps") {
+            crate::steps::serve(&e, &buffer);
+        }
+        std::process::exit(0);
     }
     if role.ends_with("fetched") {
         crate::fetched::serve(&e, &buffer);
