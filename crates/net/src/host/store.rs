@@ -100,7 +100,7 @@ pub(super) struct Start {
 
 impl Start {
     pub(super) fn begin(registry: &Registry) -> Self {
-        let begin = Instant::now();
+        let (begin, mut new_since) = (Instant::now(), None);
         loop {
             match registry.listen(Name::Start) {
                 Ok(listener) => return Self { _listener: Some(listener) },
@@ -111,21 +111,24 @@ impl Start {
                 Err(_) => {}
             }
             let holder = registry.connect(Name::Start);
-            let most = match &holder {
-                Ok(_) => WAIT,
+            let is_new = match &holder {
+                Ok(_) => false,
                 // So many processes wait that its queue is full.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => WAIT,
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Duration::ZERO,
-                // It is bound, and does not listen yet.
-                Err(_) => TIME_SLICES,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    Self::give_up(registry);
+                    break;
+                }
+                // It is bound, and does not listen yet. Others may have been waited for before.
+                Err(_) => true,
             };
-            let left = most.saturating_sub(begin.elapsed());
+            new_since = is_new.then(|| new_since.unwrap_or_else(Instant::now));
+            let left = match new_since {
+                Some(since) => TIME_SLICES.saturating_sub(since.elapsed()),
+                None => WAIT.saturating_sub(begin.elapsed()),
+            };
             if left.is_zero() {
-                let holder = registry.holder(Name::Start);
-                tracing::warn!(
-                    holder,
-                    "starting beside others: the lock of those who start is taken"
-                );
+                Self::give_up(registry);
                 break;
             }
             match holder {
@@ -135,6 +138,11 @@ impl Start {
             }
         }
         Self { _listener: None }
+    }
+
+    fn give_up(registry: &Registry) {
+        let holder = registry.holder(Name::Start);
+        tracing::warn!(holder, "starting beside others: the lock of those who start is taken");
     }
 }
 

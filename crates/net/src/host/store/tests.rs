@@ -293,6 +293,32 @@ fn a_name_that_nobody_serves_is_not_waited_for() {
     assert!(begin.elapsed() >= TIME_SLICES && watch.elapsed() < WAIT);
 }
 
+/// Of many processes that start at once, most wait for long before they see that moment.
+#[test]
+fn a_name_that_is_bound_after_a_long_wait_is_waited_for_as_well() {
+    let registry = registry("bound-late");
+    // The waiting thread may be the first that binds the name.
+    let tries = std::iter::repeat_with(|| {
+        let first = Start::begin(&registry);
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                std::thread::sleep(2 * TIME_SLICES);
+                let bound = Socket::new(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None);
+                let (bound, name) = (bound.unwrap(), format!("\0{}/start", registry.prefix()));
+                let name = socket2::SockAddr::unix(name).unwrap();
+                drop(first);
+                let is_bound = bound.bind(&name).is_ok();
+                std::thread::sleep(TIME_SLICES / 5);
+                is_bound
+            });
+            let start = Start::begin(&registry);
+            assert!(start._listener.is_some());
+            next.join().unwrap()
+        })
+    });
+    assert!(tries.take(100).any(|is_bound| is_bound), "the waiting thread was always first");
+}
+
 #[test]
 fn a_starting_process_goes_on_after_the_one_before() {
     let registry = registry("turns");
