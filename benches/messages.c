@@ -2,23 +2,29 @@
  * A few messages between two processes, for `cargo xtask bench --instructions`, which counts the instructions of each
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
- *   messages send|list|write|read
+ *   messages send|list|write|read [QUEUE_PAIRS [PROCESSES]]
+ *   messages threads
+ *
+ * It may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
+ * "threads" is "send" in two threads, by turns, each with its own process.
  */
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "setup.h"
 
-enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 4096 };
+enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 4096, OTHERS = 63 };
 
 /* The marks. In the rounds that count, a breakpoint hands the call to whoever counts, who knows where it ends. */
 enum call { NONE, POST_SEND, POLL_RECV, POST_RECV, POLL_SEND };
-static enum call counted = -1;
+static _Thread_local enum call counted = -1;
 __attribute__((noinline)) void count_from(enum call call)
 {
 	if (call == counted)
@@ -36,10 +42,17 @@ struct end {
 	union ibv_gid gid;
 };
 
-static struct ibv_cq *send_cq, *recv_cq;
-static struct ibv_qp *qp;
-static struct ibv_mr *mr;
-static _Alignas(4096) char memory[ROOM];
+static struct ibv_context *context;
+static _Thread_local struct ibv_cq *send_cq, *recv_cq;
+static _Thread_local struct ibv_qp *qp;
+static _Thread_local struct ibv_mr *mr;
+static _Thread_local char *memory;
+
+/* Another process, and the pipes from it and to it. */
+struct peer {
+	int in, out;
+	struct end end;
+};
 
 static void post_recv(void)
 {
@@ -86,10 +99,10 @@ static void post(const struct end *peer, enum ibv_wr_opcode opcode, uint32_t byt
 	if (rc) fail("post_send");
 }
 
-static void set_up(int in, int out, struct end *peer)
+static void set_up(struct peer *peer)
 {
-	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(context);
+	memory = aligned_alloc(ROOM, ROOM);
 	send_cq = ibv_create_cq(context, 256, NULL, NULL, 0);
 	recv_cq = ibv_create_cq(context, 256, NULL, NULL, 0);
 	mr = ibv_reg_mr(pd, memory, ROOM,
@@ -102,13 +115,27 @@ static void set_up(int in, int out, struct end *peer)
 	if (!send_cq || !recv_cq || !mr || !qp) fail("objects");
 	struct end own = {qp->qp_num, mr->rkey, (uintptr_t)memory, {{0}}};
 	if (ibv_query_gid(context, 1, 0, &own.gid)) fail("query_gid");
-	if (write(out, &own, sizeof own) != sizeof own) fail("write");
-	if (read(in, peer, sizeof *peer) != sizeof *peer) fail("read");
-	connect_rc(qp, peer->qpn, &peer->gid);
+	if (write(peer->out, &own, sizeof own) != sizeof own) fail("write");
+	if (read(peer->in, &peer->end, sizeof own) != sizeof own) fail("read");
+	connect_rc(qp, peer->end.qpn, &peer->end.gid);
 	for (int i = 0; i < 96; i++) post_recv();
 	/* Both are ready to receive. */
 	char byte = 0;
-	if (write(out, &byte, 1) != 1 || read(in, &byte, 1) != 1) fail("ready");
+	if (write(peer->out, &byte, 1) != 1 || read(peer->in, &byte, 1) != 1) fail("ready");
+}
+
+/* Queue pairs that are connected to themselves. */
+static void set_up_idle(int n)
+{
+	if (!n) return;
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 256, NULL, NULL, 0);
+	union ibv_gid gid;
+	if (!pd || !cq || ibv_query_gid(context, 1, 0, &gid)) fail("objects");
+	for (int i = 0; i < n; i++) {
+		struct ibv_qp *idle = create_rc(pd, cq);
+		connect_rc(idle, idle->qp_num, &gid);
+	}
 }
 
 /* A message to and fro, `n` times. */
@@ -157,40 +184,113 @@ static void run(const char *what, const struct end *peer, int measured, long n)
 	else one_sided(peer, !strcmp(what, "write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, n);
 }
 
-int main(int argc, char **argv)
+/* Starts a process that does the other side's part for so many rounds. Before the device is opened. */
+static struct peer start(const char *what, long rounds)
 {
-	if (argc != 2) fail("usage: messages send|list|write|read");
 	int to_peer[2], to_us[2];
 	if (pipe(to_peer) || pipe(to_us)) fail("pipe");
-	struct end peer;
-	pid_t child = fork();
-	if (child < 0) fail("fork");
-	if (!child) {
-		set_up(to_peer[0], to_us[1], &peer);
-		run(argv[1], &peer, 0, WARM_UP + 4 * COUNTED * (BETWEEN + 1));
-		char byte;
-		close(to_peer[1]);
-		/* Until the other side has ended. */
-		while (read(to_peer[0], &byte, 1) > 0) {
-		}
-		_exit(0);
+	struct peer peer;
+	pid_t pid = fork();
+	if (pid < 0) fail("fork");
+	peer.in = pid ? to_us[0] : to_peer[0];
+	peer.out = pid ? to_peer[1] : to_us[1];
+	close(pid ? to_us[1] : to_peer[1]);
+	close(pid ? to_peer[0] : to_us[0]);
+	if (pid) return peer;
+	/* It ends with the main thread, which has forked. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("prctl");
+	context = open_device();
+	set_up(&peer);
+	run(what, &peer.end, 0, rounds);
+	for (;;) pause();
+}
+
+/* Rounds of which one counts, for each call. */
+static void count(const char *what, const struct end *peer)
+{
+	for (enum call call = POST_SEND; call <= POLL_SEND; call++) {
+		run(what, peer, 1, BETWEEN);
+		counted = call;
+		run(what, peer, 1, 1);
+		counted = -1;
 	}
-	set_up(to_us[0], to_peer[1], &peer);
-	run(argv[1], &peer, 1, WARM_UP);
+}
+
+static void ready(void)
+{
 	puts("ready");
 	fflush(stdout);
 	getchar();
-	for (enum call call = POST_SEND; call <= POLL_SEND; call++)
-		for (int i = 0; i < COUNTED; i++) {
-			run(argv[1], &peer, 1, BETWEEN);
-			counted = call;
-			run(argv[1], &peer, 1, 1);
-			counted = -1;
+}
+
+/* A thread, and its turn to count. */
+struct side {
+	struct peer peer;
+	sem_t turn, done;
+};
+
+__attribute__((noreturn)) static void *by_turns(void *of)
+{
+	struct side *side = of;
+	set_up(&side->peer);
+	run("send", &side->peer.end, 1, WARM_UP);
+	for (int i = 0; i < COUNTED; i++) {
+		sem_post(&side->done);
+		sem_wait(&side->turn);
+		count("send", &side->peer.end);
+	}
+	sem_post(&side->done);
+	for (;;) pause();
+}
+
+static void two_threads(long rounds)
+{
+	static struct side sides[2];
+	pthread_t thread;
+	for (int i = 0; i < 2; i++) sides[i].peer = start("send", rounds);
+	context = open_device();
+	for (int i = 0; i < 2; i++) {
+		sem_init(&sides[i].turn, 0, 0);
+		sem_init(&sides[i].done, 0, 0);
+		if (pthread_create(&thread, NULL, by_turns, &sides[i])) fail("pthread_create");
+	}
+	for (int i = 0; i < 2; i++) sem_wait(&sides[i].done);
+	ready();
+	for (int n = 0; n < COUNTED; n++)
+		for (int i = 0; i < 2; i++) {
+			sem_post(&sides[i].turn);
+			sem_wait(&sides[i].done);
 		}
+}
+
+static void one_thread(const char *what, int idle, int others, long rounds)
+{
+	static struct peer peers[OTHERS];
+	struct peer peer = start(what, rounds);
+	for (int i = 0; i < others; i++) peers[i] = start("send", WARM_UP);
+	context = open_device();
+	set_up_idle(idle);
+	for (int i = 0; i < others; i++) {
+		set_up(&peers[i]);
+		run("send", &peers[i].end, 1, WARM_UP);
+	}
+	set_up(&peer);
+	run(what, &peer.end, 1, WARM_UP);
+	ready();
+	for (int i = 0; i < COUNTED; i++) count(what, &peer.end);
+}
+
+int main(int argc, char **argv)
+{
+	int idle = argc > 2 ? atoi(argv[2]) : 0, others = argc > 3 ? atoi(argv[3]) : 0;
+	if (argc < 2 || idle < 0 || others < 0 || others > OTHERS)
+		fail("usage: messages send|list|write|read [QUEUE_PAIRS [PROCESSES]], or messages threads");
+	/* Of each call, and the one that is counted. */
+	long rounds = WARM_UP + 4 * COUNTED * (BETWEEN + 1);
+	if (!strcmp(argv[1], "threads")) two_threads(rounds);
+	else one_thread(argv[1], idle, others, rounds);
 	/* The end: nothing more counts. */
 	counted = NONE;
 	count_from(NONE);
-	kill(child, SIGKILL);
-	waitpid(child, NULL, 0);
 	return 0;
 }

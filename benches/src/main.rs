@@ -1,17 +1,22 @@
-//! The machine's own limits: the best that a device in software could reach, without any of its work.
+//! The machine's own limits: the best that a device in software could reach, without any of its work. And what the device
+//! executes for a message, instruction by instruction.
 //!
-//! Every measurement prints one number. The bare system calls and the copies between two processors' caches are
+//! Every measurement of the machine prints one number. Bare system calls and the copies between two processors' caches are
 //! the crate's only unsafe code.
 
 mod copy;
+mod instructions;
 mod memory;
+mod messages;
 mod processor;
+mod sharing;
+mod trace;
 mod udp_latency;
 mod udp_stream;
 
 use clap::{Parser, Subcommand};
 
-/// Measure the machine's own limits
+/// Measure the machine's own limits, and count what the device executes
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -36,6 +41,10 @@ enum Command {
     UdpLatency(udp_latency::Options),
     /// Gb/s of datagrams that arrive; printed by the server
     UdpStream(udp_stream::Options),
+    /// Instructions of each call of a message on one host
+    Instructions(messages::Options),
+    /// Cache lines at which two threads with queue pairs of their own meet
+    Sharing(messages::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -46,6 +55,8 @@ fn main() -> anyhow::Result<()> {
         Command::CopyTarget { size } => copy::target(size),
         Command::UdpLatency(options) => udp_latency::run(&options),
         Command::UdpStream(options) => udp_stream::run(&options),
+        Command::Instructions(options) => instructions::run(&options),
+        Command::Sharing(options) => sharing::run(&options),
     }
 }
 

@@ -4,7 +4,6 @@
 
 mod contender;
 mod docs;
-mod instructions;
 mod machine;
 mod place;
 mod plot;
@@ -57,6 +56,9 @@ pub(crate) struct Options {
     /// Count the instructions of each call of a message on one host instead, exactly, by single steps
     #[arg(long, conflicts_with_all = ["filter", "list", "write_docs"])]
     instructions: bool,
+    /// Name the cache lines at which two threads meet that have queue pairs of their own instead, by single steps
+    #[arg(long, conflicts_with_all = ["filter", "list", "write_docs", "instructions"])]
+    sharing: bool,
     /// Put the result into docs/performance.md and docs/performance/
     #[arg(long, conflicts_with = "filter")]
     write_docs: bool,
@@ -117,11 +119,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     interrupt::catch();
     packages::ensure(&PACKAGES)?;
     packages::ensure(&[packages::LIBC6_DEV])?;
-    if options.instructions {
-        let dist = dist::run(&options.dist)?;
-        let programs = results_folder().join("programs");
-        compile(&programs)?;
-        return instructions::run(&dist, &programs.join("messages"));
+    if options.instructions || options.sharing {
+        return by_steps(options, if options.sharing { "sharing" } else { "instructions" });
     }
     let mut runner = prepare(options)?;
     // Read before the first measurement makes the machine busy, and after the compiler did.
@@ -157,12 +156,26 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
+/// Follows a program's calls in single steps.
+fn by_steps(options: &Options, what: &str) -> anyhow::Result<()> {
+    let dist = dist::run(&options.dist)?;
+    let programs = results_folder().join("programs");
+    compile(&programs)?;
+    let mut limits = Command::new(limits(options)?);
+    succeed(limits.arg(what).arg(dist.lib()).arg(programs.join("messages")))
+}
+
+/// Builds the programs of the crate beside the device.
+fn limits(options: &Options) -> anyhow::Result<PathBuf> {
+    let profile = &options.dist.profile;
+    succeed(cargo().args(["build", "--profile", profile, "-p", "anyverbs-benches"]))?;
+    Ok(target().join(dist::folder(profile)).join("limits"))
+}
+
 /// Builds everything that runs.
 fn prepare(options: &Options) -> anyhow::Result<Runner> {
     let dist = dist::run(&options.dist)?;
-    let profile = &options.dist.profile;
-    succeed(cargo().args(["build", "--profile", profile, "-p", "anyverbs-benches"]))?;
-    let limits = target().join(dist::folder(profile)).join("limits");
+    let limits = limits(options)?;
     let scratch = results_folder().join("run");
     // Output of earlier runs.
     if scratch.exists() {
