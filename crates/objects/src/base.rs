@@ -146,6 +146,9 @@ pub trait Caller {
     /// Gives it a completion of the queue at this address, if it polls that, none waits there, and nobody else is to be
     /// told. The slots of a send are the giver's to return.
     fn take(&mut self, cq: *const (), wc: &Wc) -> bool;
+
+    /// Whether it polls the queue at this address.
+    fn polls(&self, cq: *const ()) -> bool;
 }
 
 /// Something that is called at a time that it asked for.

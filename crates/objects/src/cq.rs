@@ -129,6 +129,11 @@ impl<F: FnMut(&Wc)> Caller for Call<'_, F> {
         }
         takes
     }
+
+    #[inline]
+    fn polls(&self, cq: *const ()) -> bool {
+        std::ptr::addr_eq(self.cq, cq)
+    }
 }
 
 /// Empty polls in a row, long ones counted twice, after which a poller offers its core to others: some tens of

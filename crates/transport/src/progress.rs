@@ -12,6 +12,7 @@ mod lanes;
 mod moderation;
 mod observer;
 mod owed;
+mod own;
 mod receive;
 mod ring;
 #[cfg(test)]
@@ -133,7 +134,7 @@ pub struct Driver {
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
     rx_empty_at: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
-    polls: AtomicU64,
+    polls: own::Polls,
     /// Threads that wait for a completion event.
     waiters: AtomicU32,
     /// Datagrams that the kernel dropped, as last read.
@@ -162,7 +163,7 @@ impl Driver {
             moderated: Moderated::new(),
             worker,
             rx_empty_at: AtomicU64::new(0),
-            polls: AtomicU64::new(0),
+            polls: own::Polls::default(),
             waiters: AtomicU32::new(0),
             kernel_drops: AtomicU64::new(0),
             unsent: AtomicU64::new(0),

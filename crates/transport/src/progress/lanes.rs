@@ -100,6 +100,14 @@ impl FoundInAll {
     }
 }
 
+/// The finding of a look at the lanes of one queue pair.
+pub(super) struct Served {
+    /// `None`: neither SENDs nor an answer.
+    pub(super) found: Option<Found>,
+    /// There may be more that this look has left.
+    pub(super) has_more: bool,
+}
+
 impl Driver {
     /// Executes what has come by the lanes, and takes answers. `last` is the queue pair of the last one.
     #[inline]
@@ -116,7 +124,8 @@ impl Driver {
             let qpn = Qpn::new(lane.tag);
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let cell = known.or_else(|| self.transport.qps.find(qpn));
-            let found = cell.as_ref().and_then(|cell| self.serve(cell, ring, reborrow(&mut into)));
+            let serve = |cell| self.serve(cell, Some(ring), reborrow(&mut into)).found;
+            let found = cell.as_ref().and_then(serve);
             let Some(found) = found else {
                 // Its queue pair has ended, or has left it.
                 poller.forget_lane(lane);
@@ -133,17 +142,17 @@ impl Driver {
         all
     }
 
-    /// Executes what has come by the lane of a queue pair, and takes an answer. `None`: there is nothing of either.
+    /// Executes what has come by the lane of a queue pair, and takes an answer. Without `ring` it leaves what is unusual.
     #[inline]
-    fn serve<'a>(
+    pub(super) fn serve<'a>(
         &'static self,
         cell: &'a Arc<QpCell>,
-        ring: Ring,
+        ring: Option<Ring>,
         mut into: Option<&'a mut dyn Caller>,
-    ) -> Option<Found> {
+    ) -> Served {
         let mut state = cell.state.lock();
         if state.is_dead() {
-            return None;
+            return Served { found: None, has_more: true };
         }
         let State { machine, link, .. } = &mut *state;
         let open = link.same_host.short_ways;
@@ -151,14 +160,19 @@ impl Driver {
         let guard = self.core.memory.guard();
         let mut short = ShortWay { cell, lanes, guard, into: &mut into };
         let (mut found, rest) = machine.read_lane_short(open, &mut short);
-        let Rest::Lane(answer) = rest else { return found };
+        let Rest::Lane(answer) = rest else { return Served { found, has_more: false } };
+        if ring.is_none() && answer.is_none() {
+            return Served { found, has_more: true };
+        }
         let mut call = Call::new(cell);
         let mut arrivals = Arrivals::new(cell, into);
         let mut env = call.env_with(link, &mut arrivals);
         if let Some(psn) = answer {
             machine.receive_executed(psn, &mut env);
         }
-        if let Some(more) = machine.read_lane(ring, &mut env) {
+        if let Some(ring) = ring
+            && let Some(more) = machine.read_lane(ring, &mut env)
+        {
             let found = found.get_or_insert_default();
             found.taken += more.taken;
             (found.is_out_of_turn, found.is_broken) = (more.is_out_of_turn, more.is_broken);
@@ -166,7 +180,7 @@ impl Driver {
         machine.transmit_rest(&mut env);
         arrivals.end();
         call.settle(&mut state);
-        found
+        Served { found, has_more: ring.is_none() }
     }
 
     /// A process has opened a lane to one of our queue pairs.

@@ -29,6 +29,7 @@ use super::Driver;
 use super::datagrams::{Received, Senders};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
+use super::own::Look;
 use super::why::ReasonAhead;
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::arrivals::reborrow;
@@ -43,7 +44,7 @@ const ACK_EVERY: usize = 128;
 const FORWARD_BUDGET: usize = 32;
 /// A caller that finds nothing looks at the clock, and for forwarded datagrams, once in this many polls. Reading the
 /// clock costs a tenth of an empty poll.
-const CLOCK_EVERY: u32 = 16;
+pub(super) const CLOCK_EVERY: u32 = 16;
 
 /// Empty looks at the sockets after which a caller looks only every [`WAKE_UP`], as long as the same-host link is
 /// busy. A look is two system calls, and costs more than a message there.
@@ -166,8 +167,21 @@ impl RxState {
         let found = driver.receive_lanes(poller, &mut self.last, Ring::Unread, into);
         if found.any {
             (self.calls, self.since_shm) = (calls, 0);
+            Driver::note_own(self.last.as_ref());
         }
         found.any && !found.is_out_of_turn
+    }
+
+    /// The thread that has locked it has looked at lanes by itself before. Whether its next look is at the clock, and whether
+    /// it has found something.
+    #[inline]
+    fn note_own(&mut self, is_due: bool, has_found: bool) {
+        if is_due {
+            self.calls |= CLOCK_EVERY - 1;
+        }
+        if has_found {
+            self.since_shm = 0;
+        }
     }
 
     /// Whether ACKs are to leave after `n` more packets; `if_empty`: also after none.
@@ -209,14 +223,22 @@ struct Step {
 impl Driver {
     /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
     pub(crate) fn poll_progress(&'static self, mut into: Option<&mut dyn Caller>) -> bool {
-        // A count that two threads make at once may be lost; it only has to move.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Release);
+        let polls = self.polls.note();
+        let (is_due, has_found) = match self.look_at_own(reborrow(&mut into)) {
+            Look::Nothing => return true,
+            Look::Something => {
+                self.end_batch(Reader::Poll, 1, false);
+                return false;
+            }
+            Look::All { is_due, has_found } => (is_due, has_found),
+        };
         self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
-        if !polls.is_multiple_of(CLOCK_EVERY.into())
-            && rx.as_mut().is_some_and(|rx| rx.receive_by_lane(self, reborrow(&mut into)))
-        {
+        if let Some(rx) = &mut rx {
+            rx.note_own(is_due, has_found);
+        }
+        let is_due = is_due || polls.is_multiple_of(CLOCK_EVERY.into());
+        if !is_due && rx.as_mut().is_some_and(|rx| rx.receive_by_lane(self, reborrow(&mut into))) {
             drop(rx);
             if !self.worker.is_left_to_reader() {
                 self.end_batch(Reader::Poll, 1, false);
@@ -226,10 +248,15 @@ impl Driver {
             rx = self.rx.try_lock();
         }
         let nothing_came = self.is_end_of_poll(&mut rx);
-        if !nothing_came && self.receive_with(rx, Reader::Poll, into) == 0 {
-            self.flush(Debts::All);
+        if !nothing_came {
+            if self.receive_with(rx, Reader::Poll, into) == 0 {
+                self.flush(Debts::All);
+            } else if !is_due {
+                // By the ring or a socket: the next may come that way, too.
+                Self::note_own(None);
+            }
         }
-        if polls.is_multiple_of(CLOCK_EVERY.into()) {
+        if is_due {
             self.run_timers();
         }
         nothing_came
@@ -257,7 +284,7 @@ impl Driver {
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
     pub(crate) fn end_polling(&'static self) {
-        self.worker.end_polling(self.polls.load(Ordering::SeqCst));
+        self.worker.end_polling(self.polls.sum());
         self.flush(Debts::AtOnce);
         self.worker.rearm_if_disarmed(self.links);
         self.let_shm_wake();

@@ -438,7 +438,7 @@ impl Worker {
         if found.input != 0 {
             shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
-        let polls = driver.polls.load(Ordering::SeqCst);
+        let polls = driver.polls.sum();
         self.polled = shared.seen.swap(polls, Ordering::SeqCst) != polls;
         let now = driver.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
@@ -522,7 +522,7 @@ impl Worker {
 /// and be in the middle of a poll. If it has polled before and now waits on its memory, the worker has to take them.
 fn takes_it(driver: &'static Driver) -> bool {
     std::thread::sleep(MOMENT);
-    let polls = driver.polls.load(Ordering::SeqCst);
+    let polls = driver.polls.sum();
     driver.worker.seen.swap(polls, Ordering::SeqCst) != polls
 }
 
@@ -536,7 +536,7 @@ fn takes_it(driver: &'static Driver) -> bool {
 fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     let stream = if driver.core.now().since(*last) <= BUSY_POLL { PIECE } else { STREAM };
     let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
-    let polls = driver.polls.load(Ordering::SeqCst);
+    let polls = driver.polls.sum();
     let begin = driver.bytes_moved();
     let mut batches = 0;
     let mut give_up = None;
@@ -571,7 +571,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             }
         }
         driver.flush(Debts::All);
-        let polled = driver.polls.load(Ordering::SeqCst) != polls;
+        let polled = driver.polls.sum() != polls;
         if polled || !is_stream(begin) {
             break;
         }

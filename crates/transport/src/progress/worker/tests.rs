@@ -89,7 +89,7 @@ fn it_leaves_one_sided_requests_to_polls_that_go_on() {
             driver.kick_worker();
             while looks < 500 {
                 driver.worker.note_one_sided();
-                driver.polls.fetch_add(1, Ordering::SeqCst);
+                driver.polls.note();
                 // Where this thread does not get the processor, polls do not go on, and the worker is right to take over.
                 let goes_on = polled_at.elapsed() < WAKE_UP;
                 polled_at = Instant::now();
@@ -129,7 +129,7 @@ fn request(driver: &'static Driver) -> [Connected; 2] {
 }
 
 fn poll(driver: &'static Driver) {
-    driver.polls.fetch_add(1, Ordering::SeqCst);
+    driver.polls.note();
 }
 
 #[test]
