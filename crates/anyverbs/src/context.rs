@@ -35,6 +35,22 @@ use crate::device::{Details, Device, PortAttr};
 ///
 /// The first one starts the process's device, which stays until the process ends. A context that was inherited across
 /// `fork` starts a new device at its first use; the objects that were made from it before do no work.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use anyverbs::Context;
+///
+/// let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// println!("at most {} queue pairs", context.device_attr()?.max_qp);
+/// let port = context.port_attr(1)?;
+/// println!("port 1: {:?}, path MTU {}", port.state, port.active_mtu.bytes());
+/// for entry in context.gids()? {
+///     println!("GID {}: {}", entry.index, entry.gid.to_ip());
+/// }
+/// let pd = context.alloc_pd()?; // and so on: a context makes all other objects
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Context(Arc<ContextCell>, usize);
 

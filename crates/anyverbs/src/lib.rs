@@ -79,6 +79,7 @@ pub mod raw;
 mod region;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod start;
 #[cfg(feature = "system")]
 pub mod system;
 mod verbs;
@@ -89,6 +90,7 @@ pub mod with_tokio;
 pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
 pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
 pub use region::{AllocError, MrExt, Region, RemoteSlice, Slice};
+pub use start::{Ah, AsyncEvent, CompChannel, Cq, Mr, Mw, Pd, Poster, Qp, Srq};
 pub use verbs::{Memory, Verbs};
 
 pub use anyverbs_net::{
@@ -119,27 +121,26 @@ pub use anyverbs_queue_memory::{Lender, OutOfMemory, Queue, QueueMemory};
 
 pub use anyverbs_objects::Repeats;
 pub use anyverbs_objects::advise::Advice;
-pub use anyverbs_objects::ah::{Ah, AhAttr};
-pub use anyverbs_objects::async_event::{AsyncEvent, AsyncEventKind, EventElement};
+pub use anyverbs_objects::ah::AhAttr;
+pub use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
 #[doc(hidden)]
 pub use anyverbs_objects::base::AT_EXIT;
 pub use anyverbs_objects::buf::Buf;
-pub use anyverbs_objects::comp_channel::{CompChannel, CompEvent};
+pub use anyverbs_objects::comp_channel::CompEvent;
 pub use anyverbs_objects::comp_cntr::{CompCntr, CompCntrKind};
-pub use anyverbs_objects::cq::{Cq, CqFields, CqInitAttr};
+pub use anyverbs_objects::cq::{CqFields, CqInitAttr};
 pub use anyverbs_objects::dm::Dm;
 pub use anyverbs_objects::dmah::{Dmah, DmahAttr};
 pub use anyverbs_objects::gid::{GidEntry, GidKind};
 pub use anyverbs_objects::memory::copy_guarded;
-pub use anyverbs_objects::mr::{Mr, Rereg};
-pub use anyverbs_objects::mw::{BindInfo, Mw};
-pub use anyverbs_objects::pd::Pd;
+pub use anyverbs_objects::mr::Rereg;
+pub use anyverbs_objects::mw::BindInfo;
 pub use anyverbs_objects::srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
-pub use anyverbs_objects::srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
+pub use anyverbs_objects::srq::{SrqAttr, SrqInitAttr, SrqPoster};
 pub use anyverbs_objects::td::Td;
 #[doc(hidden)]
 pub use anyverbs_transport::process::strike as strike_process;
-pub use anyverbs_transport::qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
+pub use anyverbs_transport::qp::{QpInitAttr, XrcSendInitAttr};
 #[doc(hidden)]
 pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};

@@ -80,6 +80,23 @@ pub enum WaitError {
 }
 
 /// One call for memory.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use anyverbs::prelude::*;
+///
+/// let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// let pd = context.alloc_pd()?;
+/// let table = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// let offer = table.remote(..64).to_bytes(); // for a peer, which READs the first 64 bytes
+///
+/// let bytes = b"bytes that the program has".to_vec();
+/// let given = pd.adopt(bytes.into(), Access::REMOTE_READ)?;
+/// assert_eq!(given.slice(..5).to_vec(), b"bytes");
+/// # assert_eq!(offer.len(), RemoteSlice::LEN);
+/// # Ok(())
+/// # }
+/// ```
 pub trait PdExt {
     /// Allocates `len` bytes, all zero, and registers them ([`Region`]).
     ///
@@ -267,6 +284,32 @@ fn signaled(wr_id: u64, op: SendOp, sges: &[Sge], ud: Option<UdDest>) -> SendWr<
 }
 
 /// One call to wait for a completion.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use anyverbs::prelude::*;
+/// use anyverbs::WaitError;
+///
+/// # let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// # let pd = context.alloc_pd()?;
+/// let cq = context.create_default_cq(16)?;
+/// # let a = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+/// # let b = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+/// # let (of_a, of_b) = (context.endpoint(&a)?, context.endpoint(&b)?);
+/// # context.connect(&a, &of_a, &of_b)?;
+/// # context.connect(&b, &of_b, &of_a)?;
+/// # let memory = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// # let table = RemoteSlice { rkey: !memory.mr().rkey(), ..memory.remote(..8) };
+/// assert!(matches!(cq.wait(Duration::ZERO), Err(WaitError::Timeout(_))));
+/// a.read(1, &memory.slice(8..16), &table)?; // with a key that the peer does not know
+/// match cq.wait(Duration::from_secs(10)) {
+///     Err(WaitError::Failed(failure)) => assert_eq!(failure.status, WcStatus::RemAccessErr),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub trait CqExt {
     /// The next completion, waited for by polling. A completion with an error is an error. For a wait without polling see
     /// [`CompChannel`](crate::CompChannel) and, with the feature `tokio`, `anyverbs::with_tokio`.

@@ -195,6 +195,26 @@ impl AsyncCq {
 }
 
 /// The asynchronous events of a context (`ibv_get_async_event`).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use anyverbs::Context;
+/// use anyverbs::with_tokio::{AsyncEvents, WaitError};
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// let events = AsyncEvents::new(Context::open(&anyverbs::devices()?[0].name)?)?;
+/// let pd = events.context().alloc_pd()?; // the context makes objects as before
+/// match events.next_within(Duration::from_millis(1)).await {
+///     Ok(event) => println!("{:?} of {:?}", event.kind(), event.element()),
+///     Err(WaitError::Timeout(_)) => println!("nothing has happened"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct AsyncEvents(AsyncFd<Watched<Context>>);
 
@@ -237,6 +257,27 @@ impl AsyncEvents {
 }
 
 /// The events of the connection manager (`rdma_get_cm_event`).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::net::Ipv4Addr;
+/// use anyverbs::cm::*;
+/// use anyverbs::QpType;
+/// use anyverbs::with_tokio::AsyncEventChannel;
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// let events = AsyncEventChannel::new(create_event_channel()?)?;
+/// let id = Id::create(events.channel(), PortSpace::Tcp, QpType::Rc, 0)?;
+/// id.resolve_addr(None, &Address::Ip((Ipv4Addr::LOCALHOST, 7471).into()))?;
+/// assert_eq!(events.next().await?.kind, EventKind::AddrResolved);
+/// id.resolve_route()?;
+/// assert_eq!(events.next().await?.kind, EventKind::RouteResolved);
+/// id.ack_events(2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct AsyncEventChannel(AsyncFd<Watched<EventChannel>>);
 
