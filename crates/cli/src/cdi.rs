@@ -163,6 +163,54 @@ mod tests {
         assert_eq!(device["containerEdits"]["mounts"][2]["containerPath"], "/etc/anyverbs.toml");
     }
 
+    /// The values of a key in lines of YAML such as `- mountPath: /a`.
+    fn values<'t>(yaml: &'t str, key: &str) -> Vec<&'t str> {
+        let value = |line: &'t str| {
+            line.trim_start().trim_start_matches("- ").strip_prefix(key)?.strip_prefix(": ")
+        };
+        yaml.lines().filter_map(value).collect()
+    }
+
+    #[test]
+    fn the_sample_for_kubernetes_has_the_names_of_the_description() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/kubernetes");
+        let [pods, kind, steps] = ["pods.yaml", "kind.yaml", "try.sh"]
+            .map(|name| fs::read_to_string(folder.join(name)).unwrap());
+        // Where `install.sh --prefix` of the steps puts the files.
+        let prefix = "/opt/anyverbs";
+        assert!(steps.contains(&format!("install.sh\" --prefix {prefix}\n")), "{steps}");
+        let (libraries, command) =
+            (format!("{prefix}/lib/anyverbs"), format!("{prefix}/bin/anyverbs"));
+        let described =
+            specification(&Settings::default(), Path::new(&libraries), Path::new(&command))
+                .unwrap();
+        let device = &described["devices"][0];
+        let name =
+            format!("{}={}", described["kind"].as_str().unwrap(), device["name"].as_str().unwrap());
+        assert!(steps.contains(&format!("--device {name} ")), "{name} is not in the steps");
+        let edits = &device["containerEdits"];
+        let mounts = edits["mounts"].as_array().unwrap();
+        let texts = |key: &str| -> Vec<&str> {
+            mounts.iter().map(|mount| mount[key].as_str().unwrap()).collect()
+        };
+        // Each of the two pods has them, in this order.
+        assert_eq!(values(&pods, "mountPath"), texts("containerPath").repeat(2));
+        assert_eq!(values(&pods, "path"), texts("hostPath").repeat(2));
+        let variables = edits["env"].as_array().unwrap().iter();
+        let (names, settings): (Vec<_>, Vec<_>) =
+            variables.map(|variable| variable.as_str().unwrap().split_once('=').unwrap()).unzip();
+        assert_eq!(values(&pods, "value"), settings.repeat(2));
+        for name in names {
+            assert_eq!(pods.matches(&format!("- name: {name}\n")).count(), 2, "{name}");
+        }
+        // The nodes have the files under the names that the description gives.
+        let shared = [prefix, "/etc/cdi"];
+        assert_eq!(values(&kind, "hostPath"), shared);
+        assert_eq!(values(&kind, "containerPath"), shared);
+        assert!(kind.contains("cdi_spec_dirs = [\"/etc/cdi\"]"), "{kind}");
+        assert!(steps.contains("cdi --output /etc/cdi/anyverbs.json\n"), "{steps}");
+    }
+
     #[test]
     fn what_no_engine_takes_is_refused() {
         let named = |name: &str| of(&Settings { device: Some(name.into()), ..Settings::default() });
