@@ -26,6 +26,7 @@ for time in first second; do
     package -i /packages/anyverbs_*_"$architecture".deb
     [ "$(anyverbs lib-dir)" = /usr/lib/anyverbs ]
     grep -q "^libc [0-9]" /usr/share/doc/anyverbs/copyright
+    anyverbs licenses | cmp - /usr/share/doc/anyverbs/copyright
     sh /cases/use.sh anyverbs
     no_device "the $time time"
 

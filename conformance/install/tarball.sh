@@ -44,6 +44,7 @@ mv anyverbs-*-linux-gnu unpacked
 [ -s opt/share/man/man1/anyverbs-run.1 ]
 [ -s opt/share/bash-completion/completions/anyverbs ]
 grep -q "^libc [0-9]" opt/share/doc/anyverbs/THIRD-PARTY-LICENSES.txt
+opt/bin/anyverbs licenses | cmp - opt/share/doc/anyverbs/THIRD-PARTY-LICENSES.txt
 sh /cases/use.sh "$HOME/opt/bin/anyverbs"
 echo kept > opt/share/kept
 unpacked/install.sh --uninstall --prefix opt > /dev/null

@@ -65,7 +65,7 @@ pub(crate) enum Command {
         #[arg(value_name = "WORD")]
         words: Vec<String>,
     },
-    /// Print the licences of the code of others in this executable
+    /// Print the licences of the code of others in this executable and in its libraries
     Licenses,
     /// Watch the device's processes: their queue pairs, rates, and what each waits for
     Top(Top),

@@ -20,7 +20,7 @@ use crate::libraries::{self, NAMES, OBJECTS};
 /// The last bytes of an executable with the objects inside.
 const MAGIC: &[u8; 16] = b"anyverbs-objects";
 /// The name of the licences in the archive.
-const LICENCES: &str = "THIRD-PARTY-LICENSES.txt";
+pub(crate) const LICENCES: &str = "THIRD-PARTY-LICENSES.txt";
 const DIGITS: usize = 32;
 const TRAILER: usize = DIGITS + size_of::<u64>() + MAGIC.len();
 /// The kernel's number for owners that have no number in this user namespace.

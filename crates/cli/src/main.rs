@@ -12,6 +12,7 @@ mod explain;
 mod faults;
 mod finding;
 mod libraries;
+mod licences;
 mod live;
 mod look;
 mod report;
@@ -68,7 +69,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Sysfs(sysfs) => sysfs::run(&sysfs),
         Command::Show(show) => show::print(&show),
         Command::Explain { words } => explain::print(&words),
-        Command::Licenses => print_licences(),
+        Command::Licenses => licences::print(),
         Command::Report(report) => report::print(&report),
         Command::Faults { explain } => faults::explain(&explain),
         Command::Fault(fault) => faults::change(&fault),
@@ -83,17 +84,6 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
 fn print_lib_dir(settings: &args::Settings) -> anyhow::Result<ExitCode> {
     let dir = libraries::find(settings)?.into_os_string();
     write_out(&[dir.as_encoded_bytes(), b"\n"].concat())
-}
-
-/// Prints the licences of the code of others.
-fn print_licences() -> anyhow::Result<ExitCode> {
-    let Some(licences) = embedded::licences()? else {
-        anyhow::bail!(
-            "this executable has no list of licences; its package has one as THIRD-PARTY-LICENSES.txt, or as the file \
-             `copyright` of the distribution, and a build of cargo has none"
-        );
-    };
-    write_out(&licences)
 }
 
 /// Writes the manual page to standard output, or one page per command into a directory.
