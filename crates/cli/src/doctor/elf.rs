@@ -106,7 +106,10 @@ fn copy(wish: &Wish, loader: &Loader) -> Finding {
     let ours =
         loader.library_path.first().and_then(|dir| dir.join("libibverbs.so.1").canonicalize().ok());
     if ours.is_some() && path.canonicalize().ok() == ours {
-        return Finding::good(what);
+        // The other name of the file may have been loaded first.
+        let is_other = path.file_name().is_some_and(|name| name != library.as_str());
+        let why = if is_other { ": that is right, since one file is both libraries" } else { "" };
+        return Finding::good(what + why);
     }
     Finding::new(
         Severity::Note,
@@ -247,6 +250,37 @@ mod tests {
         assert_eq!(elf(&head), None);
         let missing = program(Path::new("/nonexistent/program"), &Loader::default());
         assert_eq!(missing[0].severity, Severity::Stop);
+    }
+
+    #[test]
+    fn one_file_that_is_both_libraries_is_said_to_be_right() {
+        let base = env::temp_dir().join(format!("anyverbs-both-{}", std::process::id()));
+        std::fs::create_dir(&base).unwrap();
+        let [verbs, cm, other] =
+            ["libibverbs.so.1", "librdmacm.so.1", "libother.so"].map(|name| base.join(name));
+        std::fs::write(&verbs, "").unwrap();
+        std::fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink("libibverbs.so.1", &cm).unwrap();
+        let mut loader = Loader::default();
+        loader.library_path.push(base.clone());
+        let finding = |library: &str, path: &Path| {
+            let found = Some((path.to_owned(), "preloaded"));
+            let wish = Wish { object: "/bin/rping".into(), library: library.into(), found };
+            copy(&wish, &loader)
+        };
+        let said = [
+            finding("librdmacm.so.1", &verbs),
+            finding("libibverbs.so.1", &verbs),
+            finding("librdmacm.so.1", &cm),
+            finding("librdmacm.so.1", &other),
+        ];
+        std::fs::remove_dir_all(&base).unwrap();
+        assert!(said[..3].iter().all(|finding| finding.severity == Severity::Good), "{said:?}");
+        let explained = said.each_ref().map(|finding| {
+            finding.what.ends_with("(preloaded): that is right, since one file is both libraries")
+        });
+        assert_eq!(explained, [true, false, false, false], "{said:?}");
+        assert_eq!(said[3].severity, Severity::Note);
     }
 
     #[test]
