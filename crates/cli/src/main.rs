@@ -15,6 +15,7 @@ mod libraries;
 mod licences;
 mod live;
 mod look;
+mod misspelt;
 mod report;
 mod run;
 mod sarif;

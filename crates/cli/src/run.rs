@@ -20,7 +20,7 @@ use crate::doctor::elf;
 use crate::sarif::Sarif;
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
-use crate::{device, faults, libraries};
+use crate::{device, faults, libraries, misspelt};
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -34,6 +34,9 @@ pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
+    for misspelt in misspelt::all() {
+        eprintln!("anyverbs: {misspelt}");
+    }
     let mut variables = args.settings.variables();
     // The program may change its directory.
     if args.settings.config.is_none()

@@ -220,7 +220,8 @@ mod tests {
             for (at, _) in text.match_indices("\"ANYVERBS_") {
                 let name = text[at + 1..].split('"').next().unwrap();
                 let is_name = |b: u8| b.is_ascii_uppercase() || b == b'_';
-                if name.len() > "ANYVERBS_".len() && name.bytes().all(is_name) {
+                // One that ends with an underscore is the beginning of names.
+                if !name.ends_with('_') && name.bytes().all(is_name) {
                     found.insert(name.to_owned());
                 }
             }

@@ -34,13 +34,14 @@ fn each_problem_has_its_cause_and_its_remedy() {
     if !unshare_or_skip() {
         return;
     }
-    let output = doctor(&[("TMPDIR", "/nonexistent")]);
+    let output = doctor(&[("TMPDIR", "/nonexistent"), ("ANYVERBS_INPROCS", "0")]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
     for wanted in [
         "STOP  there is no device: no network interface is up\n      -> bring one up, for instance `ip link set lo up`\n",
         "STOP  no datagram can be sent to 127.0.0.1: Network is unreachable (os error 101)\n      -> ip link set lo up (as root)\n",
         "STOP  there is no place for the files that show the device in /sys and /dev: no directory can hold the view of the device (/nonexistent: No such file or directory (os error 2); /dev/shm: Read-only file system (os error 30); /var/tmp: No space left on device (os error 28))\n      -> set TMPDIR to a directory that you can write to, or use --no-view\n",
+        "note  ANYVERBS_INPROCS is set, and is no setting: it has no effect\n      -> did you mean ANYVERBS_INPROC?\n",
     ] {
         assert!(said.contains(wanted), "{wanted}\n{said}");
     }

@@ -60,6 +60,18 @@ fn the_programs_status_is_the_launchers() {
 }
 
 #[test]
+fn a_variable_that_is_no_setting_is_told_once() {
+    let scratch = Scratch::new("misspelt");
+    let mut command = scratch.run(&["--no-preload", "--no-view", "--", "sh", "-c", "exit 7"]);
+    command.env("ANYVERBS_DEVCE", "mlx5_0").env("ANYVERBS_DEVICE", "mlx5_0").stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let wanted = "anyverbs: ANYVERBS_DEVCE is set, and is no setting: it has no effect; did you mean ANYVERBS_DEVICE?\n";
+    assert_eq!(said, wanted);
+}
+
+#[test]
 fn the_program_finds_library_and_tree() {
     let scratch = Scratch::new("environment");
     let script = "echo $LD_LIBRARY_PATH; echo $ANYVERBS_LOG; stat -c %a $ANYVERBS_VIEW; ls $ANYVERBS_VIEW/sys/class/infiniband";

@@ -24,6 +24,16 @@ pub fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
+/// The names of all variables that are UTF-8; none in a privileged program.
+#[must_use]
+pub fn names() -> Vec<String> {
+    if is_privileged() {
+        return Vec::new();
+    }
+    #[expect(clippy::disallowed_methods, reason = "the one place that may")]
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect()
+}
+
 /// As [`variable`]; `None` as well for one that is no UTF-8.
 #[must_use]
 pub fn text(name: &str) -> Option<String> {
@@ -39,5 +49,6 @@ mod tests {
         assert!(!is_privileged());
         assert!(variable("PATH").is_some());
         assert_eq!(variable("A_VARIABLE_THAT_NOBODY_SETS"), None);
+        assert!(names().iter().any(|name| name == "PATH"));
     }
 }

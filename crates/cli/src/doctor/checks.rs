@@ -16,7 +16,7 @@ use super::loading::Loader;
 use super::{Finding, Severity};
 use crate::args::{Doctor, Settings};
 use crate::device::{Device, Port};
-use crate::{device, libraries};
+use crate::{device, libraries, misspelt};
 
 /// Below this a burst of a few messages overruns a socket's buffer.
 const BUFFER: u64 = 4 << 20;
@@ -49,6 +49,11 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(other_devices());
     findings.extend(descriptors());
     findings.extend(configuration(&args.settings));
+    findings.extend(
+        misspelt::all()
+            .iter()
+            .map(|misspelt| Finding::new(Severity::Note, misspelt.what(), misspelt.remedy())),
+    );
     if let Some(program) = args.program.first() {
         let loader = Loader::new(library_path(&args.settings), preloaded(&args.settings));
         findings.extend(elf::program(Path::new(program), &loader));
