@@ -64,6 +64,9 @@ pub(crate) fn run_counted(dist: &Dist, filter: Option<&str>) -> anyhow::Result<T
         packages::PERFTEST,
         packages::PYVERBS,
         packages::IPROUTE2,
+        packages::PCIUTILS,
+        packages::UCX_UTILS,
+        packages::LIBFABRIC_BIN,
     ])?;
     let mut tally = checks();
     tally += run::pages(dist, filter)?;
