@@ -27,12 +27,30 @@ esac
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 lib=$prefix/lib/anyverbs bin=$prefix/bin/anyverbs
+# Beside the libraries: the directories that an installation made, which go with it if nothing else is in them.
+record=.directories-made
+# The directory and those above it that do not exist.
+missing() {
+    dir=$1
+    while [ ! -d "$dir" ]; do
+        echo "$dir"
+        dir=$(dirname "$dir")
+    done
+}
+# Those of a list that are empty, the innermost first.
+remove_empty() {
+    echo "$1" | LC_ALL=C sort -r -u | while read -r dir; do
+        [ -z "$dir" ] || rmdir "$dir" 2> /dev/null || :
+    done
+}
 if [ -n "$uninstall" ]; then
     [ -e "$lib" ] || [ -e "$bin" ] || fail "anyverbs is not installed in $prefix"
+    made=$(cat "$lib/$record" 2> /dev/null || :)
     rm -rf "$lib" "$bin"
     (cd "$here/share" && find . -type f) | while read -r file; do
         rm -f "$prefix/share/$file"
     done
+    remove_empty "$made"
     echo "removed anyverbs from $prefix"
     exit 0
 fi
@@ -43,7 +61,15 @@ case $prefix in
 esac
 # What root installs is for all users.
 [ "$(id -u)" != 0 ] || umask 022
-trap 'rm -rf "$lib.new" "$bin.new"' EXIT
+fresh=$(
+    missing "$prefix/bin"
+    missing "$prefix/lib"
+    (cd "$here/share" && find . -type d) | while read -r dir; do
+        missing "$prefix/share${dir#.}"
+    done
+)
+finished=
+trap 'rm -rf "$lib.new" "$bin.new"; [ -n "$finished" ] || remove_empty "$fresh"' EXIT
 # The libraries get a directory of their own: in PREFIX/lib they would stand before the system's libibverbs.
 mkdir -p "$prefix/bin" "$prefix/lib" "$prefix/share"
 rm -rf "$lib.new" "$lib.old"
@@ -51,12 +77,17 @@ rm -rf "$lib.new" "$lib.old"
 cp -R -P "$here/lib" "$lib.new"
 cp "$here/bin/anyverbs" "$bin.new"
 cp -R -P "$here/share/." "$prefix/share"
+{
+    cat "$lib/$record" 2> /dev/null || :
+    echo "$fresh"
+} > "$lib.new/$record"
 if [ -e "$lib" ]; then
     mv "$lib" "$lib.old"
 fi
 mv "$lib.new" "$lib"
 mv "$bin.new" "$bin"
 rm -rf "$lib.old"
+finished=yes
 echo "installed $bin"
 case :${PATH:-}: in
     *":$prefix/bin:"*) ;;

@@ -32,7 +32,7 @@ refused "Permission denied" ./install.sh --prefix /usr/local
 refused "not installed" ./install.sh --uninstall --prefix "$HOME/opt"
 # An installation that finds no room leaves nothing unfinished.
 refused "No space left" ./install.sh --prefix /home/full
-[ -z "$(find /home/full ! -type d)" ]
+[ "$(find /home/full)" = /home/full ]
 ./install.sh --prefix "$HOME/opt" > /dev/null
 # Once more, over itself, as for a new version.
 ./install.sh --prefix "$HOME/opt" > /dev/null
@@ -48,7 +48,13 @@ opt/bin/anyverbs licenses | cmp - opt/share/doc/anyverbs/THIRD-PARTY-LICENSES.tx
 sh /cases/use.sh "$HOME/opt/bin/anyverbs"
 echo kept > opt/share/kept
 unpacked/install.sh --uninstall --prefix opt > /dev/null
-[ "$(find opt ! -type d)" = opt/share/kept ]
+# What somebody else has put there stays, with its directories. So do directories that were there before.
+[ "$(find opt | sort | tr '\n' ' ')" = "opt opt/share opt/share/kept " ]
+mkdir -p mine/bin
+unpacked/install.sh --prefix mine > /dev/null
+unpacked/install.sh --prefix mine > /dev/null
+unpacked/install.sh --uninstall --prefix mine > /dev/null
+[ "$(find mine | sort | tr '\n' ' ')" = "mine mine/bin " ]
 END
 HOME=/home/someone setpriv --reuid 12345 --regid 12345 --clear-groups sh /tmp/install.sh
 
