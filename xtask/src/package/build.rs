@@ -29,6 +29,8 @@ pub(super) const SHIPPED: [&str; 4] =
     ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"];
 /// The greatest total size of the files that a package installs.
 const MOST: usize = 10_000_000;
+/// The greatest total size of the libraries that the one file, the wheel and the image lay out at first use, beside that.
+const MOST_LAID_OUT: usize = 6_000_000;
 
 /// A kind of machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -294,9 +296,19 @@ fn strip(
 
 /// Fails if a package installs more than users should have to hold.
 pub(super) fn check_size(name: &str, files: &Tree) -> anyhow::Result<()> {
-    let size = files.size();
-    if size > MOST {
-        bail!("the files of {name} have {size} bytes together, more than {MOST}");
+    at_most(MOST, &format!("the files of {name}"), files.size())
+}
+
+/// Fails if the libraries inside the one file are more than users should have to hold beside it.
+pub(super) fn check_laid_out(objects: &Tree) -> anyhow::Result<()> {
+    at_most(MOST_LAID_OUT, "the libraries that the one file lays out", objects.size())
+}
+
+/// Prints the size, and fails if it is beyond the bound.
+fn at_most(bound: usize, what: &str, size: usize) -> anyhow::Result<()> {
+    println!("{size:>9} {what}");
+    if size > bound {
+        bail!("{what} have {size} bytes together, more than {bound}");
     }
     Ok(())
 }
@@ -436,6 +448,12 @@ mod tests {
         check_size("it", &files).unwrap();
         files.file("share/man/man1/anyverbs.1", "x");
         assert!(check_size("it", &files).unwrap_err().to_string().contains("of it have"));
+        let mut objects = Tree::default();
+        objects.executable("libibverbs.so.1", vec![0; MOST_LAID_OUT]);
+        check_laid_out(&objects).unwrap();
+        objects.executable("librspreload.so", vec![0]);
+        let error = check_laid_out(&objects).unwrap_err().to_string();
+        assert!(error.contains("lays out have"), "{error}");
     }
 
     #[test]
