@@ -59,12 +59,46 @@
 //! | memory | [`PdExt::alloc`] and [`PdExt::adopt`] own it, no `unsafe`; [`Pd::reg_mr`] is `unsafe` | `allocate` owns it; registering a raw range is `unsafe` | registers a range | owned | `LocalMr`, typed | a borrowed buffer cannot be safe: peers write it at any time |
 //! | access to memory | copies ([`Region::read`]) | references | addresses | | guards | a reference to bytes that a peer writes is undefined behaviour |
 //! | where `unsafe` is | at the registration of foreign memory | at the post | at registration and post | within | within | a posted request is checked by key at each access, so it cannot reach freed memory |
-//! | type of a queue pair | a value, [`QpType`] | a type parameter | a value | RC | RC | wrong use is an error when it runs, not when it compiles |
+//! | type of a queue pair | a value, [`QpType`] | a type parameter | a value | RC | RC | programs choose it when they run ([below](#why-the-transport-is-a-value)) |
 //! | connection | [`Context::connect`], [`cm`], or states | endpoints and `handshake` | states | connection manager | one call, with a task on both sides | nothing runs that the program did not start |
 //! | posts | [`QpExt`]; lists and [`Poster`] without allocation | batches | guards | futures | futures | a dropped [`Poster`] cannot lose an error: each post returns its own |
 //! | errors | name the field, [`errno`](error::CreateError::errno) | name the verb | per call | its own | `io::Error` | |
 //! | events | acknowledged on drop ([`Acknowledged`]) or by hand | descriptors | | tokio | tokio | `destroy` waits for events that were not acknowledged |
 //! | futures | feature `tokio`, the caller's runtime | none, descriptors | none | tokio | tokio | no hidden task |
+//!
+//! # Why the transport is a value
+//!
+//! [`Qp`] is one type for all transports, and [`QpType`] is a value. With a type `Qp<Ud>` the compiler could refuse a READ by datagrams.
+//! This crate has no such type, for three reasons:
+//!
+//! - Programs choose the transport when they run: by an option, or by the [`Endpoint`](endpoint::Endpoint) of a peer. They would have
+//!   each path once a transport.
+//! - An [`Id`](cm::Id), a device of the trait [`Verbs`] and the C interface have queue pairs of any transport. Each would need a form
+//!   without the type beside the one with it.
+//! - The transport decides few of the mistakes. State, sizes, rights of memory and the peer decide the others, when the program runs.
+//!
+//! A request that a transport does not have completes with an error, as on hardware. `anyverbs explain` tells more of the vendor error.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use std::time::Duration;
+//! # use anyverbs::prelude::*;
+//! # use anyverbs::WaitError;
+//! # let context = Context::open(&anyverbs::devices()?[0].name)?;
+//! # let pd = context.alloc_pd()?;
+//! # let cq = context.create_default_cq(16)?;
+//! let datagrams = context.create_default_qp(&pd, &cq, QpType::Ud)?;
+//! let peer = context.endpoint(&datagrams)?;
+//! # let memory = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+//! let ah = context.address_of(&pd, &peer)?;
+//! let (op, flags) = (SendOp::Read(memory.remote(..8).addr()), SendFlags::SIGNALED);
+//! let (sges, ud) = ([memory.slice(8..16).sge()], Some(ah.dest(peer.qpn, peer.qkey)));
+//! datagrams.post_send_wr(&SendWr { wr_id: 1, op, flags, sges: &sges, ud, xrc_srqn: 0 })?;
+//! let Err(WaitError::Failed(failure)) = cq.wait(Duration::from_secs(10)) else { panic!() };
+//! assert_eq!(failure.status, WcStatus::LocQpOpErr);
+//! # Ok(())
+//! # }
+//! ```
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod abandoned;

@@ -561,7 +561,7 @@ impl Verbs for Device {
         self.check(&pd.0.device, "protection domain")?;
         let av = self.way(self.routable_gid()?, remote).ok_or(ConnectError::NoAddress)?;
         pd.0.handle(&av).map_err(|source| ConnectError::Resolve { to: remote.gid, source })?;
-        Ok(UdDest { av, pd: pd.0.number, qpn: remote.qpn, qkey: remote.qkey })
+        Ok(UdDest::new(pd.0.number, av, remote.qpn, remote.qkey))
     }
 
     async fn completion(&self, cq: &Cq, timeout: Duration) -> Result<Wc, WaitError> {

@@ -70,7 +70,7 @@ impl Ah {
     /// A datagram's destination: queue pair `qpn` there, with its Q_Key.
     #[must_use]
     pub fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
-        UdDest { av: self.av, pd: self.pd, qpn, qkey }
+        UdDest::new(self.pd, self.av, qpn, qkey)
     }
 
     /// Destroys it (`ibv_destroy_ah`).

@@ -182,17 +182,33 @@ pub struct AddressVector {
     pub scope_id: u32,
 }
 
-/// Destination of a datagram.
+/// Destination of a datagram, which the address handle of its way makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdDest {
     /// From the address handle; a copy, so that the handle may be destroyed at once.
     pub av: AddressVector,
-    /// Protection domain of the address handle.
-    pub pd: u32,
+    /// Protection domain of the address handle. A queue pair of another one refuses the destination.
+    pub(crate) pd: u32,
     /// Queue pair there.
     pub qpn: Qpn,
     /// Its Q_Key; with the high bit set, our own queue pair's is sent.
     pub qkey: QKey,
+}
+
+impl UdDest {
+    /// The destination by an address handle of the protection domain with this number. Devices call it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(pd: u32, av: AddressVector, qpn: Qpn, qkey: QKey) -> Self {
+        Self { av, pd, qpn, qkey }
+    }
+
+    /// The number of the address handle's protection domain.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pd(&self) -> u32 {
+        self.pd
+    }
 }
 
 /// A work request for a send queue (`struct ibv_send_wr`).

@@ -569,12 +569,8 @@ impl Sim {
     /// The destination that reaches the queue pair `to` from the device of `from`.
     #[must_use]
     pub fn dest(&self, from: QpId, to: QpId) -> UdDest {
-        UdDest {
-            av: self.av(from.device, to.device),
-            pd: self.get(from).init().pd,
-            qpn: self.get(to).qpn(),
-            qkey: self.get(to).attr().qkey,
-        }
+        let (pd, av) = (self.get(from).init().pd, self.av(from.device, to.device));
+        UdDest::new(pd, av, self.get(to).qpn(), self.get(to).attr().qkey)
     }
 
     /// Queues a send; [`Sim::transmit`] sends it.

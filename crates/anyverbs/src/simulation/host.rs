@@ -294,7 +294,7 @@ impl Verbs for Host {
         self.check(&pd.host, "protection domain")?;
         let own = self.world.sim.borrow().gid(self.id);
         let av = way(&Endpoint { gid: own, ..*remote }, remote);
-        Ok(UdDest { av, pd: pd.number, qpn: remote.qpn, qkey: remote.qkey })
+        Ok(UdDest::new(pd.number, av, remote.qpn, remote.qkey))
     }
 
     async fn completion(&self, cq: &Cq, timeout: Duration) -> Result<Wc, WaitError> {

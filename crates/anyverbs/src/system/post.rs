@@ -58,7 +58,7 @@ impl Qp {
         match wr.ud {
             None if is_datagram => return Err(PostSendError::NoDestination.into()),
             Some(_) if !is_datagram => return Err(PostError::System(libc::EINVAL)),
-            Some(to) if to.pd != self.pd.number => return Err(PostError::Foreign),
+            Some(to) if to.pd() != self.pd.number => return Err(PostError::Foreign),
             _ => {}
         }
         if is_datagram && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {

@@ -148,7 +148,7 @@ fn talk() {
 fn datagrams(wr_ids: &[u64]) {
     let (a, b) = pair(QpType::Ud);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
-    let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+    let to = a.dest(b.address());
     for wr_id in wr_ids {
         b.recv(1, &[dst.sge(0, 200)]);
         a.send_to(*wr_id, SendOp::Send, &[src.sge(0, 101)], Some(to));

@@ -161,6 +161,11 @@ impl Endpoint {
         self.context.resolve(&attr).unwrap()
     }
 
+    /// The destination of datagrams to a peer.
+    pub(crate) fn dest(&self, to: Address) -> UdDest {
+        UdDest::new(self.pd.number(), self.av(to), to.qpn, QKEY)
+    }
+
     /// Moves it to INIT, RTR and RTS.
     pub(crate) fn connect(&self, peer: Address) {
         self.connect_with(peer, 14, 7);

@@ -118,7 +118,7 @@ fn packets_that_wait_leave_when_their_queue_pair_is_destroyed() {
     with(name, script, &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         b.recv(7, &[dst.sge(0, 64)]);
         a.send_to(1, SendOp::Send, &[src.sge(0, 1)], Some(to));
         a.poll(1);
@@ -134,7 +134,7 @@ fn a_reordered_packet_leaves_behind_the_next_or_soon() {
     with("a_reordered_packet_leaves_behind_the_next_or_soon", script, &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         let send = |n: u8| {
             src.write(0, &[n]);
             a.send_to(n.into(), SendOp::Send, &[src.sge(0, 1)], Some(to));
@@ -167,7 +167,7 @@ fn packets_that_wait_are_bounded_and_the_last_ones_are_lost() {
         a.connect(b.address());
         b.connect(a.address());
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         for n in 0..1100 {
             b.recv(0, &[dst.sge(0, 64)]);
             a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
@@ -258,12 +258,7 @@ fn packets_leave_at_a_limited_rate_that_queue_pairs_share() {
         let begin = Instant::now();
         for _ in 0..10 {
             for (e, src) in [(&a, &src), (&other, &from_other)] {
-                let to = UdDest {
-                    av: e.av(b.address()),
-                    qpn: b.qp.qpn(),
-                    qkey: QKEY,
-                    pd: e.pd.number(),
-                };
+                let to = e.dest(b.address());
                 e.send_to(0, SendOp::Send, &[src.sge(0, 1000)], Some(to));
                 e.poll(1);
             }
@@ -280,7 +275,7 @@ fn packets_behind_a_full_queue_are_lost() {
     with(name, "limit packets to 1kb/s queue 3", &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         for n in 0..10 {
             b.recv(0, &[dst.sge(0, 64)]);
             a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
@@ -299,7 +294,7 @@ fn packets_behind_a_full_queue_are_lost() {
 fn arrived() -> Vec<u32> {
     let (a, b) = pair(QpType::Ud);
     let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
-    let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+    let to = a.dest(b.address());
     (0..32).for_each(|_| b.recv(0, &[dst.sge(0, 64)]));
     let (mut all, mut wcs) = (Vec::new(), [Wc::default(); 8]);
     // Until one arrives that is behind them all.
@@ -398,7 +393,7 @@ fn a_datagram_fails_and_the_queue_goes_on() {
     with("a_datagram_fails_and_the_queue_goes_on", script, &[], || {
         let (a, b) = pair(QpType::Ud);
         let src = Buffer::new(&a.pd, 64);
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         let send = |n: u64| {
             a.send_to(n, SendOp::Send, &[src.sge(0, 8)], Some(to));
             a.poll(1)[0].status

@@ -63,7 +63,7 @@ impl Member {
     }
 
     fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
-        UdDest { av: self.av, pd: self.e.pd.number(), qpn, qkey }
+        UdDest::new(self.e.pd.number(), self.av, qpn, qkey)
     }
 
     /// Sends messages with these numbers to the group.

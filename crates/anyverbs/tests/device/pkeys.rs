@@ -119,12 +119,7 @@ fn a_datagram_of_another_partition_is_lost_without_a_word() {
         let [src, dst] = [&other, &b].map(|e| Buffer::new(&e.pd, 128));
         let lost = Buffer::new(&a.pd, 64);
         b.recv(7, &[dst.sge(0, 128)]);
-        let to = |e: &Endpoint| UdDest {
-            av: e.av(b.address()),
-            qpn: b.qp.qpn(),
-            qkey: QKEY,
-            pd: e.pd.number(),
-        };
+        let to = |e: &Endpoint| e.dest(b.address());
         a.send_to(1, SendOp::Send, &[lost.sge(0, 8)], Some(to(&a)));
         assert_eq!(a.poll(1)[0].status, WcStatus::Success);
         other.send_to(2, SendOp::Send, &[src.sge(0, 8)], Some(to(&other)));

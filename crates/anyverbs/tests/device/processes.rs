@@ -105,7 +105,7 @@ fn peer() {
     e.connect(address);
     if role.ends_with("echo") || role.ends_with("events") {
         let grh = if qp_type == QpType::Ud { 40 } else { 0 };
-        let dest = UdDest { av: e.av(address), pd: e.pd.number(), qpn: address.qpn, qkey: QKEY };
+        let dest = e.dest(address);
         let ud = (qp_type == QpType::Ud).then_some(dest);
         let take = |n| {
             if role.ends_with("events") {
@@ -177,12 +177,7 @@ fn echo(role: &str, qp_type: QpType, sizes: &[usize], events: bool) {
     let e = Endpoint::new(qp_type);
     let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
     let (address, _) = peer.connect(&e, &src);
-    let ud = (qp_type == QpType::Ud).then_some(UdDest {
-        av: e.av(address),
-        pd: e.pd.number(),
-        qpn: address.qpn,
-        qkey: QKEY,
-    });
+    let ud = (qp_type == QpType::Ud).then_some(e.dest(address));
     let grh = if qp_type == QpType::Ud { 40 } else { 0 };
     for (i, &len) in sizes.iter().enumerate() {
         let data = pattern(len, i as u8);
@@ -253,12 +248,7 @@ fn to_a_slow_program(role: &str, qp_type: QpType) {
     let e = Endpoint::new(qp_type);
     let src = Buffer::new(&e.pd, SIZE);
     let (address, _) = peer.connect(&e, &src);
-    let ud = (qp_type == QpType::Ud).then_some(UdDest {
-        av: e.av(address),
-        pd: e.pd.number(),
-        qpn: address.qpn,
-        qkey: QKEY,
-    });
+    let ud = (qp_type == QpType::Ud).then_some(e.dest(address));
     assert_eq!(peer.hear(), "@ posted");
     for _ in 0..SLOW_COUNT / SLOW_QUEUE {
         for i in 0..SLOW_QUEUE {

@@ -431,12 +431,7 @@ fn stream(role: &str, still: Duration) {
     let src = Buffer::new(&e.pd, SIZE);
     let (address, _) = peer.connect(&e, &src);
     assert_eq!(peer.hear(), "@ posted");
-    let ud = (e.qp_type == QpType::Ud).then_some(UdDest {
-        av: e.av(address),
-        pd: e.pd.number(),
-        qpn: address.qpn,
-        qkey: QKEY,
-    });
+    let ud = (e.qp_type == QpType::Ud).then_some(e.dest(address));
     let most = if e.qp_type == QpType::Ud { 4096 } else { SLOT };
     let mut posted = SLOTS;
     let reliable = e.qp_type == QpType::Rc;

@@ -83,7 +83,7 @@ fn a_send_queue_fails_at_a_time_and_works_again() {
     with(name, "goes to SQE after 1s; on qp 1: send 1 never completes", &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 128));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         let send = |id| a.send_to(id, SendOp::Send, &[src.sge(0, 8)], Some(to));
         b.recv(7, &[dst.sge(0, 128)]);
         send(1);

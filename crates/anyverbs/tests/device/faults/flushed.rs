@@ -30,7 +30,7 @@ fn a_send_is_flushed_without_a_failure_before_it() {
         // A datagram that is flushed leaves the queue pair in SQE, and the next one is sent.
         let (e, f) = pair(QpType::Ud);
         let src = Buffer::new(&e.pd, 64);
-        let to = UdDest { av: e.av(f.address()), qpn: f.qp.qpn(), qkey: QKEY, pd: e.pd.number() };
+        let to = e.dest(f.address());
         e.send_to(1, SendOp::Send, &[src.sge(0, 8)], Some(to));
         assert_eq!(e.poll(1)[0].status, WrFlushErr);
         assert_eq!(e.qp.state().unwrap(), QpState::Sqe);

@@ -120,7 +120,7 @@ fn a_datagram_fails_whose_memory_has_vanished_and_the_queue_goes_on() {
     with(name, "page 1 of region 1 vanishes", &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| pages(&e.pd, 2));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         b.recv(1, &[dst.sge(0, 256)]);
         a.send_to(1, SendOp::Send, &[src.sge(PAGE, 8)], Some(to));
         assert_eq!((end(&a), end(&b)), ((WcStatus::Success, 0), (WcStatus::Success, 0)));

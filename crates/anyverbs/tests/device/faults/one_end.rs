@@ -43,7 +43,7 @@ fn packets_that_one_rule_delays_keep_their_order() {
     with(name, "delay packets by 0.1ms to 20ms", &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 4096));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         for n in 0..20 {
             b.recv(n, &[dst.sge(n as usize * 64, 64)]);
         }
@@ -66,12 +66,7 @@ fn lose_those_to_a_peer() {
     assert_eq!(ip, std::net::Ipv4Addr::new(127, 0, 0, 2), "the script names it");
     [(&a, &b), (&b, &a), (&c, &a)].iter().for_each(|(e, peer)| e.connect(peer.address()));
     let src = Buffer::new(&a.pd, 64);
-    let to = |e: &Endpoint| UdDest {
-        av: a.av(e.address()),
-        qpn: e.qp.qpn(),
-        qkey: QKEY,
-        pd: a.pd.number(),
-    };
+    let to = |e: &Endpoint| a.dest(e.address());
     let dsts = [&b, &c].map(|e| Buffer::new(&e.pd, 512));
     for n in 0..4 {
         for (e, dst) in [&b, &c].into_iter().zip(&dsts) {

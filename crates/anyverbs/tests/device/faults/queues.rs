@@ -20,12 +20,7 @@ fn lost(name: &str, script: &str, (queue_pairs, each): (usize, u32), wanted: u64
             .collect();
         for n in 0..each {
             for (a, src) in &senders {
-                let to = UdDest {
-                    av: a.av(b.address()),
-                    qpn: b.qp.qpn(),
-                    qkey: QKEY,
-                    pd: a.pd.number(),
-                };
+                let to = a.dest(b.address());
                 a.send_to(0, SendOp::SendImm(n), &[src.sge(0, 8)], Some(to));
                 a.poll(1);
             }

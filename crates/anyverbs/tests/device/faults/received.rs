@@ -223,7 +223,7 @@ fn a_receive_of_a_datagram_fails_and_the_sender_hears_nothing() {
     with(name, "on qp 2: receive 1 completes with LOC_PROT_ERR", &[], || {
         let (a, b) = pair(QpType::Ud);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 128));
-        let to = UdDest { av: a.av(b.address()), qpn: b.qp.qpn(), qkey: QKEY, pd: a.pd.number() };
+        let to = a.dest(b.address());
         (1..=2).for_each(|id| b.recv(id, &[dst.sge(0, 128)]));
         a.send_to(1, SendOp::Send, &[src.sge(0, 8)], Some(to));
         assert_eq!(ends(&a, 1), [(1, WcStatus::Success, 0)]);
