@@ -16,6 +16,11 @@ PORT = 22345
 SERVER = "import infinistore.server as server; server.prevent_oom = lambda: None; server.main()"
 
 
+def check(is_right, wrong):
+    if not is_right:
+        raise RuntimeError(wrong)
+
+
 def server(done):
     command = [sys.executable, "-c", SERVER, "--dev-name", "anyverbs0", "--link-type", "Ethernet",
                "--prealloc-size", "1", "--service-port", str(PORT), "--host", "127.0.0.1"]
@@ -23,11 +28,11 @@ def server(done):
     for _ in range(900):
         if os.path.exists(done):
             break
-        assert process.poll() is None, f"the server ended with {process.returncode}"
+        check(process.poll() is None, f"the server ended with {process.returncode}")
         time.sleep(0.1)
     process.terminate()
     process.wait()
-    assert os.path.exists(done), "the client did not end in time"
+    check(os.path.exists(done), "the client did not end in time")
 
 
 def client(done):
@@ -49,7 +54,7 @@ def client(done):
                 raise
             time.sleep(0.1)
     for memory in stored, fetched:
-        assert connection.register_mr(ctypes.addressof(memory), size) >= 0, "register_mr"
+        check(connection.register_mr(ctypes.addressof(memory), size) >= 0, "register_mr failed")
     blocks = [(f"key{number}", number * BLOCK) for number in range(BLOCKS)]
 
     async def there_and_back():
@@ -57,7 +62,7 @@ def client(done):
         await connection.rdma_read_cache_async(blocks, BLOCK, ctypes.addressof(fetched))
 
     asyncio.run(there_and_back())
-    assert fetched.raw == stored.raw, "what is fetched is what was stored"
+    check(fetched.raw == stored.raw, "what is fetched differs from what was stored")
     open(done, "w").close()
     print(f"{BLOCKS} blocks of {BLOCK} bytes stored and fetched")
     connection.close()

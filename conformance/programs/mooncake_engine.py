@@ -14,22 +14,27 @@ SIZE = 1 << 20
 ROUNDS = 20
 
 
+def check(is_right, wrong):
+    if not is_right:
+        raise RuntimeError(wrong)
+
+
 def main():
     role, directory = sys.argv[1:]
     server = role == "server"
     engine = TransferEngine()
     name = "127.0.0.1:12345" if server else "127.0.0.1:12346"
-    assert engine.initialize(name, "P2PHANDSHAKE", "rdma", "anyverbs0") == 0, "initialize"
+    check(engine.initialize(name, "P2PHANDSHAKE", "rdma", "anyverbs0") == 0, "initialize failed")
     memory = ctypes.create_string_buffer(SIZE)
     address = ctypes.addressof(memory)
-    assert engine.register_memory(address, SIZE) == 0, "register_memory"
+    check(engine.register_memory(address, SIZE) == 0, "register_memory failed")
     told, done = os.path.join(directory, "told"), os.path.join(directory, "done")
     if server:
         with open(told + ".new", "w") as file:
             json.dump({"address": address, "port": engine.get_rpc_port()}, file)
         os.rename(told + ".new", told)
         wait_for(done)
-        assert memory.raw == pattern(ROUNDS - 1), "the last WRITE is in memory"
+        check(memory.raw == pattern(ROUNDS - 1), "the last WRITE is not in memory")
         print("the server has the last WRITE")
     else:
         wait_for(told)
@@ -38,10 +43,10 @@ def main():
         to = f"127.0.0.1:{peer['port']}"
         for number in range(ROUNDS):
             memory[:] = pattern(number)
-            assert engine.transfer_sync_write(to, address, peer["address"], SIZE) == 0, "WRITE"
+            check(engine.transfer_sync_write(to, address, peer["address"], SIZE) == 0, "the WRITE failed")
             memory[:] = bytes(SIZE)
-            assert engine.transfer_sync_read(to, address, peer["address"], SIZE) == 0, "READ"
-            assert memory.raw == pattern(number), "a READ gives what the WRITE wrote"
+            check(engine.transfer_sync_read(to, address, peer["address"], SIZE) == 0, "the READ failed")
+            check(memory.raw == pattern(number), "a READ does not give what the WRITE wrote")
         open(done, "w").close()
         print(f"{ROUNDS} WRITEs and READs of {SIZE} bytes")
     sys.stdout.flush()

@@ -13,6 +13,11 @@ SIZE = 1 << 20
 ROUNDS = 20
 
 
+def check(is_right, wrong):
+    if not is_right:
+        raise RuntimeError(wrong)
+
+
 def main():
     role, directory = sys.argv[1:]
     memory = ctypes.create_string_buffer(SIZE)
@@ -27,7 +32,7 @@ def main():
             file.write(len(metadata).to_bytes(4, "big") + metadata + agent.get_serialized_descs(mine))
         os.rename(told + ".new", told)
         wait_for(lambda: any(b"done" in messages for messages in agent.get_new_notifs().values()))
-        assert memory.raw == pattern(ROUNDS - 1), "the last WRITE is in memory"
+        check(memory.raw == pattern(ROUNDS - 1), "the last WRITE is not in memory")
         print("the target has the last WRITE")
         open(done, "w").close()
     else:
@@ -44,7 +49,7 @@ def main():
             state = agent.transfer(request)
             while state == "PROC":
                 state = agent.check_xfer_state(request)
-            assert state == "DONE", state
+            check(state == "DONE", f"the WRITE ended in state {state}")
             agent.release_xfer_handle(request)
         wait_for(lambda: os.path.exists(done))
         agent.remove_remote_agent(peer)
