@@ -3,10 +3,10 @@
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
  *   messages send|list|write|read [QUEUE_PAIRS [PROCESSES]]
- *   messages threads
+ *   messages threads send|write|read
  *
  * It may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
- * "threads" is "send" in two threads, by turns, each with its own process.
+ * With "threads" two threads do that by turns, each with its own process.
  */
 #include <pthread.h>
 #include <semaphore.h>
@@ -225,6 +225,7 @@ static void ready(void)
 
 /* A thread, and its turn to count. */
 struct side {
+	const char *what;
 	struct peer peer;
 	sem_t turn, done;
 };
@@ -233,21 +234,21 @@ __attribute__((noreturn)) static void *by_turns(void *of)
 {
 	struct side *side = of;
 	set_up(&side->peer);
-	run("send", &side->peer.end, 1, WARM_UP);
+	run(side->what, &side->peer.end, 1, WARM_UP);
 	for (int i = 0; i < COUNTED; i++) {
 		sem_post(&side->done);
 		sem_wait(&side->turn);
-		count("send", &side->peer.end);
+		count(side->what, &side->peer.end);
 	}
 	sem_post(&side->done);
 	for (;;) pause();
 }
 
-static void two_threads(long rounds)
+static void two_threads(const char *what, long rounds)
 {
 	static struct side sides[2];
 	pthread_t thread;
-	for (int i = 0; i < 2; i++) sides[i].peer = start("send", rounds);
+	for (int i = 0; i < 2; i++) sides[i] = (struct side){.what = what, .peer = start(what, rounds)};
 	context = open_device();
 	for (int i = 0; i < 2; i++) {
 		sem_init(&sides[i].turn, 0, 0);
@@ -282,12 +283,14 @@ static void one_thread(const char *what, int idle, int others, long rounds)
 
 int main(int argc, char **argv)
 {
+	if (argc < 2) fail("no case");
+	int has_threads = argc == 3 && !strcmp(argv[1], "threads");
 	int idle = argc > 2 ? atoi(argv[2]) : 0, others = argc > 3 ? atoi(argv[3]) : 0;
-	if (argc < 2 || idle < 0 || others < 0 || others > OTHERS)
-		fail("usage: messages send|list|write|read [QUEUE_PAIRS [PROCESSES]], or messages threads");
+	if (idle < 0 || others < 0 || others > OTHERS)
+		fail("QUEUE_PAIRS or PROCESSES");
 	/* Of each call, and the one that is counted. */
 	long rounds = WARM_UP + 4 * COUNTED * (BETWEEN + 1);
-	if (!strcmp(argv[1], "threads")) two_threads(rounds);
+	if (has_threads) two_threads(argv[2], rounds);
 	else one_thread(argv[1], idle, others, rounds);
 	/* The end: nothing more counts. */
 	counted = NONE;

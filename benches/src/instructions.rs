@@ -3,7 +3,7 @@
 //! The counts are those of the processor, whatever instructions the library chose for it. A call that takes milliseconds in steps
 //! meets work that is due by the clock. The least count has the least of the rest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::messages::{Observer, Options};
 use crate::trace::{self, Step};
@@ -24,10 +24,12 @@ const CASES: [(&[&str], &str); 8] = [
 const CALLS: [&str; 5] = ["", "post_send", "poll_cq, receive", "post_recv", "poll_cq, send"];
 
 /// The instructions that one call executed.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Count {
     all: u64,
     locked: u64,
+    /// Their addresses.
+    places: BTreeSet<u64>,
 }
 
 /// The counts of the calls of a case.
@@ -51,11 +53,12 @@ impl Observer for Counts {
 
     fn step(&mut self, step: &Step) {
         self.count.all += 1;
+        self.count.places.insert(step.registers.rip);
         self.count.locked += u64::from(trace::is_locked(&step.code));
     }
 
     fn end(&mut self) {
-        self.all.entry(self.call).or_default().push(self.count);
+        self.all.entry(self.call).or_default().push(std::mem::take(&mut self.count));
     }
 }
 
@@ -65,11 +68,13 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     for (words, what) in CASES {
         println!("{what}");
         let mut counts = Counts::default();
-        messages.observe(words, &mut counts)?;
+        let symbols = messages.observe(words, &mut counts)?;
+        let mut places = BTreeSet::new();
         for (call, mut counts) in counts.all {
             let name = CALLS.get(call as usize).copied().unwrap_or("?");
             counts.sort_by_key(|count| count.all);
-            let (least, median) = (counts[0], counts[counts.len() / 2]);
+            let (least, median) = (&counts[0], &counts[counts.len() / 2]);
+            places.extend(&least.places);
             println!(
                 "  {name:<18} {:>6} instructions, {:>3} locked (least {}, {} calls)",
                 median.all,
@@ -78,6 +83,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 counts.len()
             );
         }
+        let (lines, functions) = symbols.lines(&places)?;
+        println!("  the least of each: {lines} lines of {functions} functions of the source");
     }
     Ok(())
 }

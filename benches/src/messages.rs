@@ -4,15 +4,21 @@
 //! program's other threads stopped. Between these calls it runs at full speed, so that caches, timers and the worker are as they are
 //! without a tracer. The look at the signal handlers, once in some milliseconds, is left out.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use object::{Object, ObjectSymbol};
 
 use crate::trace::{self, BREAKPOINT, Step};
+
+const LIBRARY: &str = "libibverbs.so.1";
+/// In the path of each file of this project.
+const OURS: &str = "crates/";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -46,6 +52,7 @@ pub(crate) struct Messages {
 
 /// The functions of the library in a process.
 pub(crate) struct Symbols<'a> {
+    library: PathBuf,
     base: u64,
     functions: &'a [(u64, String)],
 }
@@ -62,9 +69,32 @@ impl Symbols<'_> {
     }
 }
 
+impl Symbols<'_> {
+    /// How many lines of this project's source these instructions come from, and how many functions.
+    pub(crate) fn lines(&self, places: &BTreeSet<u64>) -> anyhow::Result<(usize, usize)> {
+        let unreadable = |error| anyhow!("cannot read {}: {error}", self.library.display());
+        let source = addr2line::Loader::new(&self.library).map_err(unreadable)?;
+        let (mut lines, mut functions) = (BTreeSet::new(), BTreeSet::new());
+        for place in places.iter().filter_map(|place| place.checked_sub(self.base)) {
+            let mut frames = source.find_frames(place).map_err(unreadable)?;
+            // Functions that were inlined into others count as well.
+            while let Some(frame) = frames.next().map_err(|error| unreadable(error.into()))? {
+                let Some(location) = frame.location else { continue };
+                let (Some(file), Some(line)) = (location.file, location.line) else { continue };
+                if file.contains(OURS) {
+                    lines.insert((file.to_owned(), line));
+                    let function = frame.function.map(|of| of.raw_name().map(Cow::into_owned));
+                    functions.insert(function.transpose()?);
+                }
+            }
+        }
+        Ok((lines.len(), functions.len()))
+    }
+}
+
 impl Options {
     pub(crate) fn open(&self) -> anyhow::Result<Messages> {
-        let mut functions = symbols(&self.libraries.join("libibverbs.so.1"))?;
+        let mut functions = symbols(&self.libraries.join(LIBRARY))?;
         functions.sort();
         let ends = symbols(&self.program)?;
         let find = |all: &[(u64, String)], is_it: fn(&str) -> bool| {
@@ -109,7 +139,8 @@ impl Messages {
         let _ = child.kill();
         trace::reap(child.id().cast_signed());
         let base = base.with_context(|| format!("messages {}", words.join(" ")))?;
-        Ok(Symbols { base, functions: &self.functions })
+        let library = self.libraries.join(LIBRARY);
+        Ok(Symbols { library, base, functions: &self.functions })
     }
 
     /// Follows a program that is ready to its end. Returns the address of its library.

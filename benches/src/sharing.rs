@@ -8,8 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
-use crate::messages::{Observer, Options};
+use crate::messages::{Messages, Observer, Options};
 use crate::trace::Step;
+
+/// The cases of `benches/messages.c` in two threads.
+const CASES: [(&str, &str); 3] =
+    [("send", "exchange SENDs of 2 bytes"), ("write", "WRITE 2 bytes"), ("read", "READ 2 bytes")];
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
@@ -102,18 +106,19 @@ fn value(all: &libc::user_regs_struct, register: Register) -> u64 {
 /// Prints the lines that one thread writes and another uses.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let messages = options.open()?;
+    CASES.iter().try_for_each(|(case, what)| print(&messages, case, what))
+}
+
+fn print(messages: &Messages, case: &str, what: &str) -> anyhow::Result<()> {
     let factory = InstructionInfoFactory::new();
     let mut lines = Lines { thread: 0, calls: 0, threads: BTreeMap::new(), factory };
-    let symbols = messages.observe(&["threads"], &mut lines)?;
+    let symbols = messages.observe(&["threads", case], &mut lines)?;
     let threads: Vec<_> = lines.threads.values().collect();
     let [first, second] = threads[..] else { anyhow::bail!("there are not two threads") };
     let count = |lines: &BTreeMap<u64, Use>, writes| {
         lines.values().filter(|of| of.writing.is_empty() != writes).count()
     };
-    println!(
-        "Two threads exchange SENDs of 2 bytes, each on a queue pair of its own; {} calls",
-        lines.calls
-    );
+    println!("Two threads {what}, each on a queue pair of its own; {} calls", lines.calls);
     for (name, lines) in [("one", first), ("the other", second)] {
         println!(
             "  {name} writes {} lines and only reads {}",
