@@ -168,6 +168,19 @@ impl Fault {
         matches!(self, Self::Fails(QpFailure::Sqe, _))
     }
 
+    /// Whether packets are lost by it that their sender can send again with success: the silence of the peer is no reason to wait for long.
+    #[must_use]
+    pub fn loses_packets(&self) -> bool {
+        use PacketAction as A;
+        match self {
+            Self::Packets { action, .. } => {
+                matches!(action, A::Drop | A::Corrupt | A::Limit(Limit { queue: Some(_), .. }))
+            }
+            Self::Down(_) | Self::Gid(..) => true,
+            _ => false,
+        }
+    }
+
     /// The state to which a queue pair goes that fails by it, for the log.
     #[must_use]
     pub fn state(&self) -> &'static str {

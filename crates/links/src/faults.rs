@@ -36,6 +36,8 @@ pub struct Faults {
     made: AtomicU64,
     plan: Mutex<rank::Faults, Plan>,
     regions: Regions,
+    /// Rules that hold lose packets; written under the lock.
+    loses: AtomicBool,
     /// How often a GID is not there.
     gids_gone: AtomicUsize,
     /// When the next thing happens, in nanoseconds; written under the lock.
@@ -162,6 +164,7 @@ impl Faults {
             made: AtomicU64::new(0),
             plan: Mutex::new(Plan::default()),
             regions: Regions::default(),
+            loses: AtomicBool::new(false),
             gids_gone: AtomicUsize::new(0),
             next: AtomicU64::new(NEVER),
         };
@@ -186,6 +189,7 @@ impl Faults {
         let lines = self.ports.iter().take_while(|_| limits).map(|_| Line::default());
         let lines = Box::leak(lines.collect::<Box<[_]>>());
         plan.rules.push(Active { number: plan.count, rule, since, lines });
+        self.loses.fetch_or(rule.fault.loses_packets(), Ordering::Release);
         plan.count += 1;
         let mut happens = |after: Duration, happening| {
             let at = since.as_nanos().saturating_add(nanos(after)).min(NEVER - 1);
@@ -293,6 +297,7 @@ impl Faults {
         plan.cleared += 1;
         plan.schedule.clear();
         self.regions.clear_rules();
+        self.loses.store(false, Ordering::Release);
         self.gids_gone.store(0, Ordering::Release);
         self.publish(&plan);
         let mut up = Vec::new();
@@ -391,6 +396,11 @@ impl Faults {
     /// Whether a port is down.
     pub fn is_down(&self, port: usize) -> bool {
         self.ports.get(port).is_some_and(FaultyPort::is_down)
+    }
+
+    /// Whether rules that hold lose packets.
+    pub(crate) fn loses_packets(&self) -> bool {
+        self.loses.load(Ordering::Acquire)
     }
 
     /// Whether GIDs are gone.

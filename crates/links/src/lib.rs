@@ -130,6 +130,18 @@ pub struct Links {
 }
 
 impl Links {
+    /// Whether a script of this process loses packets now.
+    pub(crate) fn loses_packets(&self) -> bool {
+        self.faults.as_ref().is_some_and(Faults::loses_packets)
+    }
+
+    /// The rules of the script have changed: other processes of this host hear whether it loses packets.
+    pub fn tell_of_losses(&self) {
+        if let Some(shm) = &self.shm {
+            shm.endpoint().set_loses(self.loses_packets());
+        }
+    }
+
     /// Whether somebody wants to see what queue pairs do, or a script of faults or a partition changes it. Then all of it is packets.
     pub fn is_watched(&self) -> bool {
         self.is_recorded() || self.may_drop()
@@ -169,7 +181,7 @@ impl Links {
         for (port, index) in faults.iter().flat_map(Faults::gids_gone_at_start) {
             core.gids.withhold(port, index);
         }
-        Self {
+        let links = Self {
             core,
             port,
             shm,
@@ -181,7 +193,9 @@ impl Links {
             paths: Paths::new(core.config.udp.window),
             send_drops: AtomicU64::new(0),
             waker,
-        }
+        };
+        links.tell_of_losses();
+        links
     }
 
     /// The descriptors at which a thread sleeps that waits for packets, always in one order. The same-host link has none:

@@ -145,13 +145,20 @@ impl Route {
             // in another process.
             Self::Inproc => {
                 let certain = qp_type != QpType::XrcSend && !links.may_drop();
-                LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
+                let probe_after = links.loses_packets().then_some(PROBE_AFTER);
+                LinkProps { certain, probe_after, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
             // Whoever watches sees packets of a network: without long ones, and with ACKs that travel alone.
-            Self::Shm(_) if links.is_watched() => LinkProps::new(shm::WINDOW),
-            Self::Shm(_) => {
-                LinkProps { segment: shm::SEGMENT, immediate: true, ..LinkProps::new(shm::WINDOW) }
+            Self::Shm(route) => {
+                let is_watched = links.is_watched();
+                let loses = links.loses_packets() || route.peer.channel().peer_loses();
+                LinkProps {
+                    segment: if is_watched { 0 } else { shm::SEGMENT },
+                    immediate: !is_watched && !loses,
+                    probe_after: loses.then_some(PROBE_AFTER),
+                    ..LinkProps::new(shm::WINDOW)
+                }
             }
             Self::Udp(udp) => LinkProps {
                 batch: if config.udp.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },

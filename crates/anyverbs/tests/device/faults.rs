@@ -18,6 +18,7 @@ mod at_a_time;
 mod beside;
 mod dead;
 mod flushed;
+mod lossless;
 mod memory;
 mod one_end;
 mod queues;

@@ -15,7 +15,9 @@ use super::bells::{BellPlace, Listener, Looks, Ringer, Spot};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{LanePlace, LaneReader, LaneWriter};
-use super::layout::{ABLE, CELLS_LEN, LANES, LINE, REVOKED, ROOM_GIVEN, answers, bells, lanes};
+use super::layout::{
+    ABLE, CELLS_LEN, LANES, LINE, LOSES, REVOKED, ROOM_GIVEN, answers, bells, lanes,
+};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -305,6 +307,18 @@ impl Channel {
         }
         // Publications from before the doorbell was known have not been told.
         self.call();
+    }
+
+    /// Says whether this side may lose packets on purpose. The peer hears of a change as an [`Event::Loses`](super::Event::Loses).
+    pub(super) fn says_it_loses(&self, loses: bool) {
+        self.lanes.own.store(LOSES, loses.into(), Ordering::Release);
+        self.call();
+    }
+
+    /// Whether the other process may lose packets on purpose, those that it reads or those that it writes.
+    #[must_use]
+    pub fn peer_loses(&self) -> bool {
+        self.peer.load(LOSES, Ordering::Acquire) != 0
     }
 
     /// Tells the peer's reader to look at its side of this channel.

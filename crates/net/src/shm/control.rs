@@ -5,6 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -13,8 +14,8 @@ use super::channel::{Channel, ChannelId, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, ProofWord, Received, Status};
 use super::lane::LaneWriter;
-use super::layout::{page, side_len, words};
-use super::memory::{Access, Area, SharedObject};
+use super::layout::{LOSES, page, side_len, words};
+use super::memory::{Access, Area, Memory, SharedObject};
 use super::notify::{Doorbell, doorbell_of};
 use super::own_table;
 use super::process::{self, PeerProcess};
@@ -128,6 +129,23 @@ impl Shared {
             ProofWord { address: (&raw const *self.proof_value) as u64, value: *self.proof_value };
         let (index, published) = (index as u32, self.published.len());
         Greeting { status, ring, max_payload, proof, index, slot: self.slot, published }
+    }
+
+    /// Whether this process may lose packets is known to the peer before its first message.
+    pub(super) fn introduce_loss(&self, own: &Area) {
+        own.store(LOSES, self.loses.load(Ordering::Relaxed).into(), Ordering::Release);
+    }
+
+    pub(super) fn set_loses(&self, loses: bool) {
+        let control = self.control.lock();
+        if self.loses.swap(loses, Ordering::Relaxed) == loses {
+            return;
+        }
+        for connection in control.connections.values() {
+            if let Connection::Channel(channel) = connection {
+                channel.says_it_loses(loses);
+            }
+        }
     }
 
     /// Watches `fd` under `key`.
@@ -360,6 +378,7 @@ impl Shared {
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
         let map = map.map_err(|error| Status::from(Unusable::NoPlace(error)))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
+        self.introduce_loss(&own);
         let doorbell = peer_doorbell(&hello, epoch, doorbells, waker, published)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);

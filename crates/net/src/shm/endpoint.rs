@@ -92,6 +92,8 @@ pub(super) struct Shared {
     pub(super) control: Mutex<rank::ShmEndpoint, Control>,
     /// For the poller.
     pub(super) news: Mutex<rank::ShmNews, Vec<News>>,
+    /// This process may lose packets on purpose; written under the lock of `control`.
+    pub(super) loses: AtomicBool,
     /// The log already says that descriptors or memory have run out.
     scarce: AtomicBool,
     /// The process that made it, and that alone may take it apart. A forked child shares the sockets.
@@ -145,6 +147,7 @@ impl Endpoint {
             proof_value: Box::leak(Box::new(random_u64())),
             control: Mutex::new(Control::new(reserve)),
             news: Mutex::new(Vec::new()),
+            loses: AtomicBool::new(false),
             scarce: AtomicBool::new(false),
             owner: std::process::id(),
         });
@@ -197,6 +200,7 @@ impl Endpoint {
         }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;
         let (own, peer) = (map.part(0, side), map.part(side, side));
+        shared.introduce_loss(&own);
         let process = Arc::new(process);
         let index = control.take_index().ok_or(ConnectError::TooMany)?;
         if !shared.published.attach(slot, [&own, &peer], &process) {
@@ -263,6 +267,12 @@ impl Endpoint {
     /// Has the poller look at the answers to a lane, and name it by `tag`.
     pub fn watch_lane(&self, channel: &Arc<Channel>, lane: &Arc<LaneWriter>, tag: u32) {
         self.shared.tell(News::Lane(Arc::clone(channel), Arc::clone(lane), tag));
+    }
+
+    /// Says to all peers, those of later channels as well, whether this process may lose packets on purpose. Their reliable queue pairs then
+    /// send again after a short silence.
+    pub fn set_loses(&self, loses: bool) {
+        self.shared.set_loses(loses);
     }
 
     /// The slot of this process.

@@ -3,7 +3,7 @@
 use super::bells::{BellPlace, Spot};
 
 /// The layout and the protocol on it, and that of stream sockets for bytes that are written before their message.
-pub(crate) const VERSION: u32 = 12;
+pub(crate) const VERSION: u32 = 13;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -26,6 +26,8 @@ pub(crate) const ROOM_ASKED: usize = 384;
 pub(crate) const REVOKED: usize = 448;
 /// 1 as long as the kernel lets this side copy from and to the other's memory.
 pub(crate) const ABLE: usize = 456;
+/// 1 as long as this side may lose packets on purpose, those that it reads or those that it writes.
+pub(crate) const LOSES: usize = 464;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
 pub(crate) const MARK_COUNT: usize = 8;

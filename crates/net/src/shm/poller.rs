@@ -39,6 +39,8 @@ pub enum Event {
     Established(Arc<Channel>),
     /// The peer has made room, after [`super::Sender::ask_for_room`].
     Room(Arc<Channel>),
+    /// The peer may lose packets on purpose from now on, or does so no more ([`Channel::peer_loses`]).
+    Loses(Arc<Channel>),
     /// The channel is closed, and all that had been sent before was delivered.
     Closed(Arc<Channel>, Closed),
 }
@@ -147,6 +149,8 @@ struct Line {
     /// How often its end was put off since lanes had something.
     put_off: usize,
     listener: Listener<Area>,
+    /// The peer may lose packets, as far as was told.
+    loses: bool,
     /// The ends of lanes by their spots.
     lanes: Vec<Option<Lane>>,
 }
@@ -518,6 +522,7 @@ impl Poller {
                         heard: 0,
                         put_off: 0,
                         listener,
+                        loses: false,
                         lanes: Vec::new(),
                     });
                     // The peer may have sent before it could ring.
@@ -576,6 +581,10 @@ impl Poller {
         line.feed();
         if line.channel.take_answer() {
             self.events.push_back(Event::Room(Arc::clone(&line.channel)));
+        }
+        let loses = line.channel.peer_loses();
+        if std::mem::replace(&mut line.loses, loses) != loses {
+            self.events.push_back(Event::Loses(Arc::clone(&line.channel)));
         }
         if (n > 0 || is_called) && !line.watched {
             self.watch(index);

@@ -128,6 +128,28 @@ fn messages_sent_before_the_peer_answers_arrive() {
 }
 
 #[test]
+fn a_process_that_may_lose_packets_says_so_to_each_peer() {
+    let registry = registry();
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| Party::new(&registry, slot));
+    let losing = |party: &Party| {
+        let channels = party.events.iter().filter_map(|event| match event {
+            Event::Loses(channel) => Some((channel.slot(), channel.peer_loses())),
+            _ => None,
+        });
+        channels.collect::<Vec<_>>()
+    };
+    b.endpoint.set_loses(true);
+    // Whoever connects.
+    let channels = [a.endpoint.connect(2).unwrap(), b.endpoint.connect(3).unwrap()];
+    until([&mut a, &mut b, &mut c], |[a, _, c]| !losing(a).is_empty() && !losing(c).is_empty());
+    assert_eq!([losing(&a), losing(&c)], [[(2, true)]; 2]);
+    assert!(channels[0].peer_loses() && !channels[1].peer_loses() && losing(&b).is_empty());
+    b.endpoint.set_loses(false);
+    until([&mut a, &mut b, &mut c], |[a, _, c]| losing(a).len() == 2 && losing(c).len() == 2);
+    assert!(!channels[0].peer_loses());
+}
+
+#[test]
 fn two_that_connect_at_the_same_time_both_get_through() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));

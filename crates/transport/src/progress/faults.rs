@@ -1,9 +1,11 @@
 //! A script of faults at work: ports, devices and queue pairs that fail at a time.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use anyverbs_faults::{ProcessAction, Rule, Script};
 use anyverbs_links::faults::{Faults, Happening, Standstill};
+use anyverbs_net::shm::Channel;
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::counters::Counter;
@@ -171,9 +173,15 @@ impl Driver {
                 (format!("rules that were added to this process: {count}\n"), Vec::new())
             }
         };
+        self.links.tell_of_losses();
         tracing::warn!(target: "anyverbs", "faults: {}", done.trim_end());
         for cell in self.transport.qps.filter(|_| true) {
-            self.with_cell(&cell, None, |State { link, .. }, call| call.env(link).learn_faults());
+            self.with_cell(&cell, None, |State { machine, link, .. }, call| {
+                link.renew_props(self.links, machine.init().qp_type);
+                let mut env = call.env(link);
+                env.learn_faults();
+                machine.watch_for_silence(&mut env);
+            });
         }
         for port in up {
             let what =
@@ -181,6 +189,19 @@ impl Driver {
             tracing::warn!(target: "anyverbs", "faults: {what}");
         }
         Ok(done)
+    }
+
+    /// The script of another process of this host loses packets from now on, or does so no more.
+    #[cold]
+    pub(super) fn peer_loses(&'static self, channel: &Arc<Channel>) {
+        for cell in self.transport.qps.filter(|_| true) {
+            self.with_cell(&cell, None, |State { machine, link, .. }, call| {
+                if link.shm_peer().is_some_and(|peer| peer.is(channel)) {
+                    link.renew_props(self.links, machine.init().qp_type);
+                    machine.watch_for_silence(&mut call.env(link));
+                }
+            });
+        }
     }
 
     /// The seed of the script with which the process began.

@@ -88,11 +88,13 @@ pub(super) struct Deferred {
     probes: Vec<Asked>,
     /// Lanes that other processes have opened.
     pub(super) lanes: Vec<(Arc<Channel>, LaneCall)>,
+    /// Other processes whose scripts lose packets from now on, or do so no more.
+    losing: Vec<Arc<Channel>>,
 }
 
 impl Deferred {
     fn is_empty(&self) -> bool {
-        self.resume.is_empty() && self.probes.is_empty()
+        self.resume.is_empty() && self.probes.is_empty() && self.losing.is_empty()
     }
 }
 
@@ -131,6 +133,7 @@ impl RxState {
                 resume: Vec::with_capacity(64),
                 probes: Vec::with_capacity(64),
                 lanes: Vec::new(),
+                losing: Vec::new(),
             },
             senders: Senders::new(),
         })
@@ -424,6 +427,7 @@ impl Driver {
                         peer.take_room(&mut deferred.resume);
                     }
                 }
+                (Event::Loses(channel), _) => deferred.losing.push(channel),
                 (Event::Closed(channel, why), _) => closed.push((channel, why)),
                 _ => {}
             }
@@ -459,6 +463,7 @@ impl Driver {
         let acks_due = rx.are_acks_due(n, reader != Reader::Worker);
         let mut resumed = std::mem::take(&mut rx.deferred.resume);
         let lost = std::mem::take(&mut rx.closed);
+        let losing = std::mem::take(&mut rx.deferred.losing);
         drop(rx);
         let management = self.above().management;
         if management.keeps_disconnects() && is_empty && !self.links.inproc.is_pending() {
@@ -467,6 +472,7 @@ impl Driver {
         for (channel, why) in lost {
             self.lose_peer(&channel, why, &mut resumed);
         }
+        losing.iter().for_each(|channel| self.peer_loses(channel));
         if !resumed.is_empty() {
             for qpn in resumed {
                 self.resume(qpn);

@@ -245,6 +245,14 @@ impl QpContext {
         self.to.route().and_then(Route::shm_peer)
     }
 
+    /// Packets are lost on its way from now on, or no more.
+    pub(crate) fn renew_props(&mut self, links: &'static Links, qp_type: QpType) {
+        if let Some(route) = &self.to.route {
+            self.to.props = route.props(links, qp_type);
+            self.renew_window();
+        }
+    }
+
     /// Leaves shared memory for UDP.
     pub(crate) fn reroute(
         &mut self,

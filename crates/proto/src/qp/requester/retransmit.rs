@@ -174,6 +174,12 @@ impl Qp {
         recovery.on_late_wakeup(moment);
     }
 
+    /// The link loses packets from now on, or does so no more: its timers run for requests that have left before.
+    pub fn watch_for_silence<E: Env>(&mut self, env: &mut E) {
+        let (recovery, moment) = self.recovery(env);
+        recovery.on_send(moment);
+    }
+
     /// The network marked packets of this queue pair.
     pub(in crate::qp) fn note_congestion<E: Env>(&mut self, env: &E) {
         let (recovery, moment) = self.recovery(env);
