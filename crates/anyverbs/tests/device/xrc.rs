@@ -9,6 +9,11 @@ use crate::endpoint::*;
 
 /// Connects a queue pair with one of this host.
 pub(crate) fn set_up(qp: &Qp, context: &Context, dest: Qpn) {
+    set_up_with(qp, context, dest, 7);
+}
+
+/// As [`set_up`], with so many repeats for a peer that is not ready.
+pub(crate) fn set_up_with(qp: &Qp, context: &Context, dest: Qpn, rnr_retry: u8) {
     use QpAttrMask as M;
     let send = qp.query().unwrap().1.qp_type == QpType::XrcSend;
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -32,7 +37,7 @@ pub(crate) fn set_up(qp: &Qp, context: &Context, dest: Qpn) {
         state: QpState::Rts,
         timeout: 14,
         retry_cnt: 7,
-        rnr_retry: 7,
+        rnr_retry,
         max_rd_atomic: 4,
         ..QpAttr::default()
     };

@@ -377,7 +377,12 @@ impl Inbox {
             return Some(Received::Credit(credit));
         }
         let packet = &mut self.packet;
-        packet.headers.parse_from(rest, payload.len()).ok()?;
+        if packet.headers.parse_from(rest, payload.len()).is_err() {
+            // NAKs of XRC have no other form.
+            let (bth, extensions) = rest.split_first_chunk()?;
+            let bth = Bth::parse(bth).ok().filter(|bth| bth.opcode.service == Service::Xrc)?;
+            parse_refusal(&mut packet.headers, bth, extensions, payload.len())?;
+        }
         packet.packets = u32::from(u16::from_be_bytes([fixed[6], fixed[7]]));
         packet.payload = payload;
         packet.acks = None;

@@ -530,10 +530,6 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
             }
             return self.transmit(av, headers, &Payload::EMPTY, None);
         }
-        if self.cell.qp_type != QpType::Rc {
-            // The ring has NAKs with a payload for connections only.
-            return self.transmit(av, headers, &Payload::EMPTY, None);
-        }
         self.transmit(av, headers, &Payload::bytes(&told.to_bytes()), None)
     }
 

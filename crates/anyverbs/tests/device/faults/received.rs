@@ -217,6 +217,41 @@ fn a_receive_of_an_xrc_target_fails() {
     });
 }
 
+/// The target is in another process. Its refusal comes by a ring, and says that its script is the cause.
+#[test]
+fn a_refusal_of_an_xrc_target_names_its_script() {
+    let name = "received::a_refusal_of_an_xrc_target_names_its_script";
+    with(name, "", &[], || {
+        for (rule, rnr_retry, status) in [
+            ("receive 1 completes with LOC_PROT_ERR", 7, WcStatus::RemOpErr),
+            ("rnr received packets", 1, WcStatus::RnrRetryExcErr),
+        ] {
+            let mut peer = Peer::spawn("xrc", &[("ANYVERBS_FAULTS", rule)]);
+            let (context, line) = (context(), peer.hear());
+            let theirs: Vec<u32> =
+                line.split(' ').skip(1).take(3).map(|n| n.parse().unwrap()).collect();
+            let pd = context.alloc_pd().unwrap();
+            let cq = context.create_cq(16, None, 0, 0).unwrap();
+            let init = XrcSendInitAttr { send_cq: &cq, cap: CAP, sq_sig_all: true, cookie: 0 };
+            let initiator = context.create_xrc_send_qp(&pd, &init).unwrap();
+            peer.say(&format!("@ {} {} {} 0 0", initiator.qpn().get(), theirs[0], theirs[2]));
+            crate::xrc::set_up_with(&initiator, &context, Qpn::new(theirs[1]), rnr_retry);
+            assert_eq!(peer.hear(), "@ connected");
+            peer.say("go");
+            let buffer = Buffer::new(&pd, 64);
+            let (op, flags, sges) = (SendOp::Send, SendFlags::SIGNALED, [buffer.sge(0, 64)]);
+            let wr = SendWr { wr_id: 1, op, flags, sges: &sges, ud: None, xrc_srqn: theirs[2] };
+            initiator.post_send(&[wr]).unwrap();
+            let (begin, mut wcs) = (Instant::now(), [Wc::default()]);
+            while cq.poll(&mut wcs).unwrap() == 0 {
+                assert!(begin.elapsed() < Duration::from_secs(30));
+            }
+            assert_eq!((wcs[0].status, wcs[0].vendor_err), (status, 9901), "{rule}");
+            assert!(context.counters().unwrap().read(Counter::ShmSentPkts) > 0);
+        }
+    });
+}
+
 #[test]
 fn a_receive_of_a_datagram_fails_and_the_sender_hears_nothing() {
     let name = "received::a_receive_of_a_datagram_fails_and_the_sender_hears_nothing";

@@ -139,6 +139,29 @@ fn a_request_carries_an_ack_and_nothing_else_does() {
     assert!(read(&mut inbox, &bytes, payload(0)).is_none());
 }
 
+/// The link adds the reason as a payload. No NAK of a network has one.
+#[test]
+fn a_refusal_of_rc_and_of_xrc_has_its_reason_as_payload() {
+    let packets = [send(), Headers { bth: bth(Service::Xrc, Operation::Ack), ..ack() }];
+    for service in [Service::Rc, Service::Xrc] {
+        let refusal = Headers { bth: bth(service, Operation::Ack), ..ack() };
+        let mut inbox = Inbox::default();
+        for before in packets {
+            // The inbox forgets the packet that it read before.
+            read(&mut inbox, &message(&arrival(2), &before, 0, None), payload(0));
+            let bytes = message(&arrival(1), &refusal, Told::LEN, None);
+            assert!(matches!(read(&mut inbox, &bytes, payload(Told::LEN)), Some(Received::Packet)));
+            assert_eq!(inbox.packet.headers, refusal);
+            assert_eq!(inbox.packet.payload.len(), Told::LEN);
+            assert!(read(&mut inbox, &bytes, payload(Told::LEN + 1)).is_none());
+        }
+    }
+    let mut other = Headers::new(bth(Service::Xrc, Operation::ReadRequest));
+    (other.xrceth, other.reth) = (Some(XrcEth { srqn: 9 }), write().reth);
+    let bytes = message(&arrival(1), &other, Told::LEN, None);
+    assert!(read(&mut Inbox::default(), &bytes, payload(Told::LEN)).is_none());
+}
+
 #[test]
 fn a_payload_that_is_elsewhere_has_a_place() {
     let mut inbox = Inbox::default();
