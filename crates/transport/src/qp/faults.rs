@@ -260,15 +260,7 @@ impl QpFaults {
         let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
         let shown = || format!("{opcode}, PSN {psn:#x}");
         if let Some(cut) = self.cut(packet.own, gids) {
-            let port = self.plan.port_name(self.place.port);
-            let why = match cut {
-                Cut::Port => format!("the port of {port} is down"),
-                Cut::Gid(_) => format!("the port of {port} has lost this GID"),
-            };
-            let what = format!("{direction} packet is lost: {}, for {why}", shown());
-            let by = self.rules.cutting(cut, now);
-            let injected = by.map(|(at, rule)| Injected { rule, at, what, is_said_once: true });
-            return (Verdict::Times(0), injected);
+            return (Verdict::Times(0), self.lost_by(cut, now, packet));
         }
         for (at, armed) in self.rules.of_packet(packet) {
             let Armed { rule, dice, since, seen, .. } = armed;
@@ -300,6 +292,24 @@ impl QpFaults {
             return (verdict, Some(Injected { rule, at, what, is_said_once }));
         }
         (Verdict::Times(1), None)
+    }
+
+    /// The effect of a cut on a packet. None if no rule of now is the cause: the cut ends soon.
+    fn lost_by(&self, cut: Cut, now: Time, packet: Seen) -> Option<Injected> {
+        let port = self.plan.port_name(self.place.port);
+        let why = match cut {
+            Cut::Port => format!("the port of {port} is down"),
+            Cut::Gid(_) => format!("the port of {port} has lost this GID"),
+        };
+        let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
+        let what = format!("{direction} packet is lost: {opcode}, PSN {psn:#x}, for {why}");
+        let (at, rule) = self.rules.cutting(cut, now)?;
+        Some(Injected { rule, at, what, is_said_once: true })
+    }
+
+    /// A packet that has waited is due: the effect of the rule that loses it now, since its port went down meanwhile.
+    pub(super) fn loses_late(&self, now: Time, packet: Seen, gids: &GidTables) -> Option<Injected> {
+        self.lost_by(self.cut(packet.own, gids)?, now, packet)
     }
 
     /// Whether a rule may decide about a packet that is sent.

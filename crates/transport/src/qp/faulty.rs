@@ -283,8 +283,17 @@ impl DeviceEnv<'_, '_> {
         };
         while let Some(packet) = self.faults().and_then(next) {
             let left_at = self.now();
+            let gids = &self.transport.core.gids;
+            let mut lost = None;
             if let Some(faults) = self.faults() {
-                faults.note_fate(&packet.headers, Fate::Released, true, left_at);
+                let seen = Seen::sent(&packet.av, &packet.headers.bth);
+                lost = faults.loses_late(left_at, seen, gids);
+                let fate = lost.as_ref().map_or(Fate::Released, |lost| Fate::LostLate(lost.rule));
+                faults.note_fate(&packet.headers, fate, true, left_at);
+            }
+            if let Some(lost) = lost {
+                self.tell(&lost);
+                continue;
             }
             // If there is no room the network has lost it.
             let payload = Payload::bytes(&packet.payload);

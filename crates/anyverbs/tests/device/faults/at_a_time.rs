@@ -121,3 +121,41 @@ fn a_reliable_queue_pair_has_no_sqe() {
         assert_eq!(injected(&a.context), 2);
     });
 }
+
+/// Some of the packets wait for their time when the port goes down, and so do some of the answers.
+#[test]
+fn a_port_that_goes_down_is_the_cause_for_packets_that_were_late() {
+    let name = "at_a_time::a_port_that_goes_down_is_the_cause_for_packets_that_were_late";
+    with(name, "delay packets by 5ms; down after 500ms", &[], || {
+        let pairs: Vec<_> = (0..8)
+            .map(|_| {
+                let [a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
+                a.connect_with(b.address(), 12, 2);
+                b.connect(a.address());
+                let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+                (a, b, src, dst)
+            })
+            .collect();
+        let mut ends = vec![None; pairs.len()];
+        while ends.contains(&None) {
+            let works = || pairs.iter().zip(&ends).filter(|(_, end)| end.is_none());
+            for (n, ((a, _, src, dst), _)) in works().enumerate() {
+                a.send(n as u64, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
+                // They are at different places of their ways when the port goes down.
+                std::thread::sleep(Duration::from_micros(700));
+            }
+            let found: Vec<_> = pairs
+                .iter()
+                .zip(&ends)
+                .map(|((a, ..), end)| {
+                    end.or_else(|| {
+                        let wc = a.poll(1)[0];
+                        (wc.status != WcStatus::Success).then_some((wc.status, wc.vendor_err))
+                    })
+                })
+                .collect();
+            ends = found;
+        }
+        assert_eq!(ends, vec![Some((WcStatus::RetryExcErr, 9901)); pairs.len()]);
+    });
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use anyverbs_faults::Rule;
+use anyverbs_faults::{Fault, Rule};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Psn;
 
@@ -20,6 +20,8 @@ pub(in crate::qp) enum Fate {
     Waits(&'static Rule),
     /// It has waited, and leaves.
     Released,
+    /// It has waited, and this rule has lost it then.
+    LostLate(&'static Rule),
     /// It left as ever.
     Left,
 }
@@ -68,6 +70,8 @@ struct Tries {
     since: Time,
     /// When one of them left first.
     left_at: Option<Time>,
+    /// When one of them was lost first since no packet passes the port. From then on no answer has come either.
+    cut_at: Option<Time>,
 }
 
 impl Withheld {
@@ -80,9 +84,10 @@ impl Withheld {
                 answer.left_again = true;
             }
         }
-        let (Fate::Lost(rule) | Fate::Waits(rule)) = fate else {
+        let (Fate::Lost(rule) | Fate::LostLate(rule) | Fate::Waits(rule)) = fate else {
             if let Some(tries) = self.requests.get_mut(&psn) {
                 tries.left_at.get_or_insert(now);
+                tries.cut_at = None;
                 tries.waiting -= u32::from(matches!(fate, Fate::Released) && tries.waiting > 0);
             }
             return;
@@ -93,12 +98,19 @@ impl Withheld {
         }
         // No rule has touched what was sent of it before.
         let left_at = is_again.then_some(now);
-        let new = Tries { rule, lost: 0, waiting: 0, since: now, left_at };
+        let new = Tries { rule, lost: 0, waiting: 0, since: now, left_at, cut_at: None };
         let tries = self.requests.entry(psn).or_insert(new);
         tries.rule = rule;
         match fate {
             Fate::Lost(_) => tries.lost += 1,
+            Fate::LostLate(_) => {
+                tries.lost += 1;
+                tries.waiting = tries.waiting.saturating_sub(1);
+            }
             _ => tries.waiting += 1,
+        }
+        if matches!(rule.fault, Fault::Down(_) | Fault::Gid(..)) {
+            tries.cut_at.get_or_insert(now);
         }
     }
 
@@ -117,9 +129,11 @@ impl Withheld {
             }
             return Some(Meddling { is_cause: !answer.left_again, what });
         }
-        let Tries { rule, lost, waiting, since, left_at } = *self.requests.get(&una)?;
-        let withheld = left_at.unwrap_or(now).since(since);
-        let had = left_at.map_or(Duration::ZERO, |at| now.since(at));
+        let Tries { rule, lost, waiting, since, left_at, cut_at } = *self.requests.get(&una)?;
+        // An answer had to come before the port was down.
+        let last = cut_at.unwrap_or(now);
+        let withheld = left_at.unwrap_or(now).since(since) + now.since(last);
+        let had = left_at.map_or(Duration::ZERO, |at| last.since(at));
         let is_cause = left_at.is_none() || withheld >= had;
         if !is_cause && lost == 0 && waiting == 0 {
             // It has waited for a while, and the peer had time enough.
@@ -192,6 +206,29 @@ mod tests {
             (&[(0, lost), (100, left)], wanted(false, "was lost once, and left all the same")),
             // The first try left.
             (&[(0, left), (900, lost)], wanted(false, "was lost once, and left all the same")),
+        ] {
+            assert_eq!(said(fates), wanted, "{fates:?}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_goes_down_keeps_answers_away_as_well() {
+        let (delay, down) = (rule("delay packets by 1ms"), rule("down after 60ms"));
+        let (waits, lost) = (Fate::Waits(delay), Fate::Lost(down));
+        let wanted = |is_cause, what: &str| Some((is_cause, what.to_owned()));
+        for (fates, wanted) in [
+            // It was due when the port was down.
+            (&[(59, waits), (60, Fate::LostLate(down))][..], wanted(true, "was lost once")),
+            // It left, and its answer came too late.
+            (
+                &[(58, waits), (59, Fate::Released), (126, lost), (260, lost)],
+                wanted(true, "was lost 2 times, and left all the same"),
+            ),
+            // The peer was silent for long before.
+            (
+                &[(58, waits), (59, Fate::Released), (700, lost)],
+                wanted(false, "was lost once, and left all the same"),
+            ),
         ] {
             assert_eq!(said(fates), wanted, "{fates:?}");
         }
