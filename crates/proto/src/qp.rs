@@ -677,7 +677,7 @@ impl Qp {
     /// The device lost the queue pair's ground, such as a CQ that overran: moves to ERR with [`QpEvent::Fatal`].
     pub fn fail<E: Env>(&mut self, cause: Cause, env: &mut E) {
         if self.attr.state != QpState::Err {
-            self.blame(cause);
+            self.blame_own(cause);
             env.raise(QpEvent::Fatal);
             self.enter_error(env);
         }
@@ -686,7 +686,7 @@ impl Qp {
     /// The send queue of an unreliable queue pair in RTS lost its ground: moves to SQE, in which receives go on. No event tells of it.
     pub fn fail_sends<E: Env>(&mut self, cause: Cause, env: &mut E) {
         if self.attr.state == QpState::Rts && !self.init.qp_type.is_reliable() {
-            self.blame(cause);
+            self.blame_own(cause);
             self.attr.state = QpState::Sqe;
             self.flush_sends(env);
         }

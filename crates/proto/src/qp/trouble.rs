@@ -29,6 +29,8 @@ use super::{Arrival, Incoming, Qp};
 pub(super) struct Trouble {
     /// The first cause: flushed work carries it.
     first: Option<Cause>,
+    /// The first cause is a script of faults of this process.
+    is_by_script: bool,
     /// The peer's reason for the NAK of this PSN, which came ahead of it.
     told: Option<(Psn, Told)>,
     /// The peer's process has ended.
@@ -88,6 +90,13 @@ impl Qp {
     /// Notes a cause, if it is the first.
     pub(super) fn blame(&mut self, cause: Cause) {
         self.trouble().first.get_or_insert(cause);
+    }
+
+    /// As [`blame`](Self::blame), of what happened at this end. A script of faults is that of this process then.
+    pub(super) fn blame_own(&mut self, cause: Cause) {
+        let trouble = self.trouble();
+        trouble.is_by_script |= trouble.first.is_none() && cause == Cause::Injected;
+        self.blame(cause);
     }
 
     /// The send that was posted last is not sent. It fails with this status when its turn comes, since a script of faults asks
@@ -228,7 +237,7 @@ impl Qp {
         if asks {
             env.tell_why(arrival, bth, cause);
         }
-        if matches!(cause, Cause::PeerNotReady | Cause::PeerInError)
+        if matches!(cause, Cause::PeerNotReady | Cause::PeerInError | Cause::Injected)
             || std::mem::replace(&mut self.trouble().has_told, true)
         {
             return;
@@ -272,7 +281,8 @@ impl Qp {
         } else if !arrival.is_from(&attr.av) {
             Some(Cause::GidDiffers)
         } else if attr.state == QpState::Err {
-            Some(Cause::PeerInError)
+            let is_by_script = self.trouble.as_ref().is_some_and(|trouble| trouble.is_by_script);
+            Some(if is_by_script { Cause::Injected } else { Cause::PeerInError })
         } else if !bth.pkey.matches(self.pkey) {
             Some(Cause::PkeyDiffers)
         } else {
@@ -292,7 +302,10 @@ impl Qp {
             true => Reason::new(Cause::Injected),
             false => self.reason_of(status, position, env),
         };
-        self.blame(reason.cause);
+        match is_spoiled || is_cause {
+            true => self.blame_own(reason.cause),
+            false => self.blame(reason.cause),
+        }
         let why = match meddling {
             Some((true, what)) => what,
             Some((false, what)) => format!("{reason}; {what}"),
@@ -343,7 +356,7 @@ impl Qp {
 
     /// A request of the peer is refused for this reason: notes it, and says it.
     pub(super) fn explain_refusal<E: Env>(&mut self, what: &str, reason: &Reason, env: &mut E) {
-        self.blame(reason.cause);
+        self.blame_own(reason.cause);
         let peer = self.peer(self.sq.done);
         env.log(format_args!(
             "queue pair {:#08x}: {what} of {peer} was refused: {reason}; see `anyverbs explain {}`",

@@ -159,3 +159,30 @@ fn a_port_that_goes_down_is_the_cause_for_packets_that_were_late() {
         assert_eq!(ends, vec![Some((WcStatus::RetryExcErr, 9901)); pairs.len()]);
     });
 }
+
+fn lose_the_peer() {
+    let [a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
+    a.connect_with(b.address(), 12, 2);
+    b.connect(a.address());
+    let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+    let mut ends = std::iter::repeat_with(|| {
+        a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
+        a.poll(1)[0]
+    });
+    let end = ends.find(|wc| wc.status != WcStatus::Success).unwrap();
+    assert_eq!((end.status, end.vendor_err), (WcStatus::RetryExcErr, 9901));
+    assert_eq!(b.qp.state().unwrap(), QpState::Err);
+}
+
+/// The peer of a queue pair that a rule moved to the error state.
+#[test]
+fn a_queue_pair_that_fails_by_a_rule_says_so_to_its_peer() {
+    let name = "at_a_time::a_queue_pair_that_fails_by_a_rule_says_so_to_its_peer";
+    with(name, "on qp 2: fails after 300ms", &[], lose_the_peer);
+}
+
+#[test]
+fn a_queue_pair_that_fails_by_a_rule_says_so_by_udp() {
+    let name = "at_a_time::a_queue_pair_that_fails_by_a_rule_says_so_by_udp";
+    with(name, "on qp 2: goes to ERR after 300ms", &BY_UDP, lose_the_peer);
+}

@@ -137,7 +137,7 @@ fn a_receive_that_is_flushed_by_a_rule_ends_its_queue_pair_without_a_nak() {
         let flushed = WcStatus::WrFlushErr;
         assert_eq!(ends(&b, 2), [(1, flushed, 9901), (2, flushed, 9901)]);
         assert_eq!(event(&b.context), AsyncEventKind::QpFatal);
-        assert_eq!(ends(&a, 1)[0].1, WcStatus::RetryExcErr);
+        assert_eq!(ends(&a, 1), [(1, WcStatus::RetryExcErr, 9901)], "the script is the reason");
         assert_eq!(injected(&a.context), 1, "the other one was flushed behind it");
     });
 }
