@@ -316,6 +316,14 @@ fn calls_fail_by_script() {
     run_with("faults", &[("ANYVERBS_FAULTS", CALLS_FAIL), ("ANYVERBS_CHECK", "1")]);
 }
 
+/// Devices at 127.0.0.1 and 127.0.0.2. A call that the library makes itself counts as well.
+#[test]
+fn a_request_that_the_program_never_saw_is_refused_for_want_of_resources() {
+    let devices = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")];
+    let rule = ("ANYVERBS_FAULTS", "ibv_alloc_pd 2 fails with EPERM");
+    run_with("cm_refused", &[&devices[..], &[rule]].concat());
+}
+
 /// The failures that `call_sites.c` expects.
 const SITES_FAIL: &str = "ibv_reg_mr 1 from setup fails with EFAULT; ibv_reg_mr 2 from begin fails with ENOMEM\n\
     ibv_reg_mr from libc.so.6+0x1 fails with EIO\n\

@@ -244,9 +244,21 @@ impl Id {
     /// # Errors
     /// [`CmError`].
     pub fn reject(&self, private_data: &[u8], because_of_ece: bool) -> Result<(), CmError> {
-        let id = &self.0;
-        id.check_current()?;
+        self.0.check_current()?;
         let reason = if because_of_ece { RejReason::VendorOption } else { RejReason::Consumer };
+        self.reject_for(reason, private_data)
+    }
+
+    /// Rejects a request that the program never saw, since something was missing here to give it to the program. The peer is told
+    /// that there are no resources. Nothing happens where there is no request any more.
+    pub fn decline(&self) {
+        if self.0.check_current().is_ok() {
+            let _ = self.reject_for(RejReason::NoResources, &[]);
+        }
+    }
+
+    fn reject_for(&self, reason: RejReason, private_data: &[u8]) -> Result<(), CmError> {
+        let id = &self.0;
         id.gsi.with_cm(|cm, _, now| {
             let state = id.state.lock();
             let comm = state.comm.ok_or(STATE)?;

@@ -101,11 +101,19 @@ pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
 /// `None`: of an id that the program does not have yet, or one that it destroyed after it acknowledged more than it read.
 fn to_c(channel: &Channel, event: cm::Event) -> Option<*mut rdma_cm_event> {
     let id = object::lookup(event.cookie as *mut rdma_cm_id).ok()?;
-    accept_event(channel, event, &id)
-        .inspect_err(|error| {
-            anyverbs::say_again!(warn, 0, "an event was dropped: errno {}", error.0)
-        })
-        .ok()
+    let kind = event.kind;
+    let refused = |error: &Errno| {
+        let error = io::Error::from_raw_os_error(error.0);
+        match kind {
+            EventKind::ConnectRequest => anyverbs::say_again!(
+                warn,
+                0,
+                "a connection request is refused, since no id can be made for it: {error}; its sender is told that there are no resources"
+            ),
+            _ => anyverbs::say_again!(warn, 0, "an event was dropped ({}): {error}", kind.name()),
+        }
+    };
+    accept_event(channel, event, &id).inspect_err(refused).ok()
 }
 
 fn accept_event(
@@ -154,6 +162,9 @@ fn accept_event(
 fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
     let why = match (kind, status) {
         (EventKind::Rejected, NO_LISTENER) => "no program listens on this port there".to_owned(),
+        (EventKind::Rejected, NO_RESOURCES) => {
+            "the device there had no resources for it, and its program has not seen it".to_owned()
+        }
         (EventKind::Rejected, BY_PROGRAM) => "the program there called rdma_reject".to_owned(),
         (EventKind::Rejected, _) => format!("the peer's device refused it for reason {status}"),
         (EventKind::Unreachable, ..0) => {
@@ -176,7 +187,8 @@ fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
     say_once(&format!("no connection{to}: {why}; see `anyverbs explain {name}`"));
 }
 
-/// Reasons of a reject (IBA 12.6.7.2): no such service, and the consumer.
+/// Reasons of a reject (IBA 12.6.7.2): no resources, no such service, and the consumer.
+const NO_RESOURCES: c_int = 3;
 const NO_LISTENER: c_int = 8;
 const BY_PROGRAM: c_int = 28;
 
@@ -184,14 +196,18 @@ const BY_PROGRAM: c_int = 28;
 fn adopt(new: cm::Id, listener: &Id) -> Result<Arc<Id>, Errno> {
     let from = id::fields(listener);
     let on = if listener.inner.own_channel().is_some() {
-        let own = crate::rdmacm::OwnChannel::new()?;
-        new.migrate(&own.channel().inner.device)?;
-        On::Own(own)
+        let own = crate::rdmacm::OwnChannel::new().and_then(|own| {
+            new.migrate(&own.channel().inner.device)?;
+            Ok(own)
+        });
+        On::Own(own.inspect_err(|_| new.decline())?)
     } else {
         On::Program(from.channel)
     };
     let id = id::publish(new, on, from.context, from.ps, from.qp_type)?;
     if let Err(error) = id::refresh(&id) {
+        // The program has not seen it, so it has not refused it.
+        id.inner.device.decline();
         let _ = id::destroy(&id);
         return Err(error);
     }
