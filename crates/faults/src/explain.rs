@@ -105,7 +105,7 @@ impl Rule {
                             );
                         }
                         format!(
-                            "{work} of {of} {is} not sent and complete{s} with {status}{late}. The queue pair goes to the error state, as after a failure."
+                            "{work} of {of} {is} not sent and complete{s} with {status}{late}. The queue pair goes to the error state, or to SQE if it is of UD or UC, as after a failure."
                         )
                     }
                 }
@@ -157,7 +157,7 @@ impl Rule {
                     None => " It stays away.".into(),
                 };
                 format!(
-                    "{} {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there.{ends}",
+                    "{} {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another GID of the port is the same address.{ends}",
                     at(*after),
                     port(place)
                 )
