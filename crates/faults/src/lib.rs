@@ -6,6 +6,7 @@
 mod chance;
 mod explain;
 mod fired;
+mod hidden;
 mod names;
 mod opcode;
 mod parse;
@@ -387,42 +388,6 @@ impl Rule {
     #[must_use]
     pub fn is_of_device(&self) -> bool {
         !matches!(self.fault, Fault::Call { .. })
-    }
-}
-
-impl Rule {
-    /// Whether it limits the rate of all packets that a later rule would limit, so that the later one would never do anything.
-    #[must_use]
-    pub fn hides_limit(&self, place: &Place, fault: &Fault) -> bool {
-        use PacketAction::Limit;
-        let (
-            Fault::Packets { action: Limit(_), kind, which, span, .. },
-            Fault::Packets { action: Limit(_), kind: later, span: later_span, .. },
-        ) = (&self.fault, fault)
-        else {
-            return false;
-        };
-        let is_wider = match (&self.place.device, self.place.qp) {
-            (None, None) => true,
-            (device, None) => {
-                *device == place.device
-                    && (self.place.port.is_none() || self.place.port == place.port)
-            }
-            // Without a device a number counts the queue pairs of the process, and with one those of the device.
-            (device, qp) => (device, qp, self.place.port) == (&place.device, place.qp, place.port),
-        };
-        let has_peer = self.place.peer.is_none() || self.place.peer == place.peer;
-        let has_kind = match (kind, later) {
-            (None, _) => true,
-            (Some(kind), Some(later)) => kind.covers(*later),
-            (Some(_), None) => false,
-        };
-        let has_all = matches!(which, Which::All | Which::Chance(1_000_000..));
-        let end = |span: &Span| span.lasts.map(|lasts| span.after.saturating_add(lasts));
-        let has_time = span.after <= later_span.after
-            && end(span)
-                .is_none_or(|end_of_it| end(later_span).is_some_and(|end| end <= end_of_it));
-        is_wider && has_peer && has_kind && has_all && has_time
     }
 }
 

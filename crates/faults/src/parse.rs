@@ -90,11 +90,10 @@ impl Script {
         }
         let place = place(&mut words)?;
         let fault = fault(&mut words, &place)?;
-        if let Some(earlier) = self.rules.iter().find(|earlier| earlier.hides_limit(&place, &fault))
-        {
+        let hides = |earlier: &Rule| Some((earlier.line, earlier.hides(&place, &fault)?));
+        if let Some((line, does)) = self.rules.iter().find_map(hides) {
             return Err(words.refuse_last(format!(
-                "line {} limits these packets already, and the first rule decides: put the narrower rule first, or leave one out",
-                earlier.line
+                "line {line} {does} already, and the first rule decides: put the narrower rule first, or leave one out"
             )));
         }
         let (text, fired) = (text.to_owned(), Fired::default());

@@ -50,6 +50,48 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
 }
 
 #[test]
+fn a_rule_that_an_earlier_one_hides_is_refused() {
+    for (hidden, does) in [
+        ("drop packets; drop packets", "does so to these packets"),
+        ("drop packets; on qp 2: drop send packet 5 after 1s", "does so to these packets"),
+        ("drop received ack packets; drop received ack packet 3", "does so to these packets"),
+        ("delay packets by 1ms; delay 5% of packets by 2ms", "does so to these packets"),
+        (
+            "sends complete after 1ms; send 3 completes with RETRY_EXC_ERR",
+            "decides about these sends",
+        ),
+        (
+            "receives never complete; on qp 1: receive 2 never completes",
+            "decides about these receives",
+        ),
+        (
+            "ibv_reg_mr fails with EIO; ibv_reg_mr 2 from setup fails with ENOMEM",
+            "decides about these calls",
+        ),
+    ] {
+        let error = Script::parse(hidden).unwrap_err().to_string();
+        assert!(error.contains(&format!("line 1 {does} already, and")), "{hidden}: {error}");
+    }
+    for both_hold in [
+        "drop packet 1; drop packet 1",
+        "drop packets for 1s; drop packets",
+        "drop packets; drop received packets",
+        "drop send packets; drop packets",
+        "on qp 1: drop packets; drop packets",
+        "drop 5% of packets; drop 5% of packets",
+        "delay packets by 1ms; drop packet 5",
+        "sends complete after 1ms; receives complete after 1ms",
+        "on qp 1: sends never complete; send 2 never completes",
+        "ibv_reg_mr from setup fails with EIO; ibv_reg_mr 2 fails with ENOMEM",
+        "ibv_reg_mr pauses the process for 1s; ibv_reg_mr fails with EIO",
+        "ibv_reg_mr fails with EIO; ibv_dereg_mr fails with EIO",
+        "down; down",
+    ] {
+        assert!(Script::parse(both_hold).is_ok(), "{both_hold}");
+    }
+}
+
+#[test]
 fn each_kind_of_rule_is_read_and_explained() {
     let script = parse(
         "# a comment\nseed 7\non device mlx5_3 port 1: down for 2s after 5s\n\

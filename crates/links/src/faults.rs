@@ -263,11 +263,13 @@ impl Faults {
             return Err(format!("a process takes {MOST_RULES} rules in its life, and no more"));
         }
         for rule in &script.rules {
-            let hides = |active: &&Active| active.rule.hides_limit(&rule.place, &rule.fault);
-            if let Some(earlier) = plan.rules.iter().find(hides) {
+            let hides = |active: &Active| {
+                Some((&active.rule.text, active.rule.hides(&rule.place, &rule.fault)?))
+            };
+            if let Some((earlier, does)) = plan.rules.iter().find_map(hides) {
                 return Err(format!(
-                    "line {}: {:?} limits these packets already, and the first rule decides; `clear` ends it",
-                    rule.line, earlier.rule.text
+                    "line {}: {earlier:?} {does} already, and the first rule decides; `clear` ends it",
+                    rule.line
                 ));
             }
         }

@@ -221,7 +221,7 @@ fn a_storm_of_rnr_naks_by_udp_delays_messages_and_loses_none() {
 #[test]
 fn requests_without_a_receive_get_no_rnr_nak() {
     let name = "requests_without_a_receive_get_no_rnr_nak";
-    with(name, "rnr received packets; on qp 2: rnr received packets", &[], || {
+    with(name, "on qp 2: rnr received packets; rnr received packets", &[], || {
         let (a, b) = pair(QpType::Rc);
         let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
         a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
