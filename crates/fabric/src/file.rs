@@ -330,7 +330,10 @@ impl Workload {
         of("senders", self.senders, Kind::Incast, hosts - 1)?;
         of("parallel", self.parallel, Kind::AllToAll, hosts - 1)?;
         if self.kind == Kind::AllToAll && hosts * (hosts - 1) > MAX_CONNECTIONS {
-            return Err(format!("all-to-all of {hosts} hosts is more than this can number"));
+            let connections = hosts * (hosts - 1);
+            return Err(format!(
+                "all-to-all of {hosts} hosts has {connections} connections: expected {MAX_CONNECTIONS} at most, those of 2048 hosts"
+            ));
         }
         Ok(())
     }
@@ -513,6 +516,13 @@ mod tests {
             let got = error(&text.replace(from, to));
             assert!(got.starts_with(message), "{got}");
         }
+        let all = |hosts: u32| {
+            let text = text.replace("hosts = 4", &format!("hosts = {hosts}"));
+            Plan::parse(&text.replace("'incast'", "'all-to-all'")).map(drop)
+        };
+        assert_eq!(all(2048), Ok(()));
+        let refused = "line 4: all-to-all of 2049 hosts has 4196352 connections: expected 4194304 at most, those of 2048 hosts";
+        assert_eq!(all(2049), Err(refused.to_owned()));
         let two_tier = text.replace("'star'", "'two-tier'\nspines = 2");
         assert_eq!(error(&two_tier), "line 1: a two-tier network needs hosts_per_leaf");
         let large = two_tier.replace("hosts = 4", "hosts_per_leaf = 1\nhosts = 10000");

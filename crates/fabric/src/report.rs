@@ -30,14 +30,16 @@ impl Plan {
         let what = match w.kind {
             Kind::Incast => {
                 let senders = w.senders.map_or(network.hosts() - 1, |n| n as usize);
-                format!("incast of {senders} senders, {} x {} bytes each", w.count, w.size)
+                let senders = counted(senders, "sender");
+                format!("incast of {senders}, {} x {} bytes each", w.count, w.size)
             }
             Kind::AllToAll => format!("all-to-all, {} x {} bytes for each pair", w.count, w.size),
             Kind::RingAllReduce => format!("ring all-reduce, {} x {} bytes", w.count, w.size),
         };
         let (hosts, switches, links) = (network.hosts(), network.switches(), network.links());
         let switches = if switches == 1 { "1 switch" } else { &format!("{switches} switches") };
-        format!("{hosts} hosts, {switches}, {links} links; {what}; seed {}", self.seed)
+        let links = counted(links, "link");
+        format!("{hosts} hosts, {switches}, {links}; {what}; seed {}", self.seed)
     }
 }
 
@@ -87,8 +89,9 @@ pub fn table(outcomes: &[Outcome]) -> String {
         if o.failed > 0 {
             let _ = writeln!(
                 text,
-                "  {} connections gave up; the times are those of {} messages that arrived",
-                o.failed, o.messages
+                "  {} gave up; the times are those of {} that arrived",
+                counted(o.failed, "connection"),
+                counted(o.messages, "message")
             );
         }
         if let Some(twin) = twin(&outcomes[..n], o) {
@@ -109,6 +112,7 @@ pub fn verdict(outcomes: &[Outcome]) -> String {
         return "connections gave up with every setting\n".to_owned();
     };
     let over = (best.total_us / best.bound_us - 1.0) * 100.0;
+    let over = if over.abs() < 0.05 { 0.0 } else { over };
     let bound = format!(
         "the busiest link of a host needs {} for its bytes and their headers",
         time(best.bound_us)
@@ -227,10 +231,17 @@ fn time(us: f64) -> String {
 /// Three digits of a number below a thousand.
 fn three(number: f64) -> String {
     match number {
+        // Without a sign, which is left of a sum of differences.
+        n if n.abs() < 0.005 => "0.00".to_owned(),
         n if n < 9.995 => format!("{n:.2}"),
         n if n < 99.95 => format!("{n:.1}"),
         n => format!("{n:.0}"),
     }
+}
+
+/// A number of things.
+fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A count of at most five signs.
@@ -281,7 +292,7 @@ mod tests {
             outcome.failed = 1;
         }
         assert_ne!(best(&outcomes).unwrap().setting, first);
-        assert!(table(&outcomes).contains("  1 connections gave up; the times are those of "));
+        assert!(table(&outcomes).contains("  1 connection gave up; the times are those of "));
     }
 
     #[test]
@@ -295,8 +306,18 @@ mod tests {
     }
 
     #[test]
+    fn one_thing_is_no_plural() {
+        let links = "shape = 'links'\nhosts = ['a', 'b']\n[[network.links]]\nends = ['a', 'b']";
+        let work = "[workload]\nkind = 'incast'\nsize = 1";
+        let plan = Plan::parse(&format!("[network]\n{links}\n{work}")).unwrap();
+        let wanted = "2 hosts, 0 switches, 1 link; incast of 1 sender, 1 x 1 bytes each; seed 1";
+        assert_eq!(plan.summary(), wanted);
+    }
+
+    #[test]
     fn numbers_have_three_digits() {
         assert_eq!([0.5, 1.0, 12.34, 999.6].map(time), ["500 ns", "1.00 us", "12.3 us", "1.00 ms"]);
+        assert_eq!([-0.0, -1e-9, 0.0].map(time), ["0.00 ns"; 3]);
         assert_eq!([7, 12_345, 123_456_789].map(count), ["7", "12k", "123M"]);
     }
 }
