@@ -419,8 +419,8 @@ pub(crate) enum ShowWhat {
     },
     /// All about a process
     Process {
-        /// Its process number
-        pid: u32,
+        /// Its number, or its program if only one process runs that
+        process: String,
     },
 }
 

@@ -1,8 +1,10 @@
 //! Looks at the device's processes, and says what it sees in words and numbers. All texts and numbers come from other processes.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use anyverbs::config::Config;
 use anyverbs::watch::{Condition, Seen, Watcher};
 use anyverbs::{QpState, QpType};
@@ -123,6 +125,51 @@ impl Looker {
         processes.sort_by_key(|process| process.pid);
         processes
     }
+}
+
+/// The process of this number, or the only one with a program of this name, for a command.
+pub(crate) fn find<'a>(
+    processes: &'a [Process],
+    wanted: &str,
+    command: &str,
+) -> anyhow::Result<&'a Process> {
+    let number = wanted.parse::<u32>().ok();
+    let is_it = |process: &&Process| match number {
+        Some(pid) => process.pid == pid,
+        None => process.program() == wanted,
+    };
+    let found: Vec<_> = processes.iter().filter(is_it).collect();
+    match (&found[..], number) {
+        ([process], _) => Ok(process),
+        ([], Some(pid)) => {
+            let owner = std::fs::metadata(format!("/proc/{pid}")).map(|it| it.uid());
+            // SAFETY: it has no arguments, and cannot fail.
+            let own = unsafe { libc::geteuid() };
+            match owner {
+                Ok(owner) if owner != own => bail!("process {pid} is another user's"),
+                Ok(_) if is_elsewhere(pid) => bail!(
+                    "process {pid} is in another network namespace; run this there: `nsenter -t {pid} -n anyverbs {command} ...`"
+                ),
+                Ok(_) => bail!(
+                    "process {pid} does not run with this device; `anyverbs show` lists those that do"
+                ),
+                Err(_) => bail!("there is no process {pid}"),
+            }
+        }
+        ([], None) => bail!(
+            "no process of yours with this device runs {wanted:?} in this network namespace; `anyverbs show` lists those there are"
+        ),
+        (several, _) => {
+            let pids: Vec<_> = several.iter().map(|process| process.pid.to_string()).collect();
+            bail!("several processes run {wanted:?}; give the number of one: {}", pids.join(", "))
+        }
+    }
+}
+
+/// Whether a process is known to be in another network namespace, from where no message reaches it.
+fn is_elsewhere(pid: u32) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/net")).ok();
+    namespace(&pid.to_string()).is_some_and(|there| Some(there) != namespace("self"))
 }
 
 /// The process of a queue pair, by its number, if it is among these.

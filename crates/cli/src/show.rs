@@ -38,12 +38,8 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                 format!("{}\n{}", names.collect::<String>(), top::list(&processes, None, 80))
             }
         }
-        Some(ShowWhat::Process { pid }) => {
-            let Some(process) = processes.iter().find(|process| process.pid == pid) else {
-                bail!(
-                    "process {pid} is none of yours with the device; `anyverbs show` lists those"
-                );
-            };
+        Some(ShowWhat::Process { ref process }) => {
+            let process = look::find(&processes, process, "show")?;
             if args.json { json_text(&process.json())? } else { describe(process, &processes) }
         }
         Some(ShowWhat::Qp { number }) => {
