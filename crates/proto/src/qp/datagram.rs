@@ -146,7 +146,7 @@ impl Qp {
         let written = scatter(&recv.sges, 0, Data::Bytes(&grh), pd, mrs, memory)
             .and_then(|()| scatter(&recv.sges, GRH_LEN as u64, packet.payload, pd, mrs, memory));
         if written.is_err() {
-            return self.fail_datagram_recv(env);
+            return self.fail_datagram_recv((arrival, packet), env);
         }
         let mut wc = Wc {
             opcode: WcOpcode::Recv,

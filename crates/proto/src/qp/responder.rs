@@ -405,7 +405,10 @@ impl Qp {
             self.responder.is_ours = is_ours(packet);
             self.refuse(psn, what, Refusal::with(status), &reason, env);
         } else {
-            self.explain_refusal(what, &reason, env);
+            match self.init.qp_type {
+                QpType::Ud => self.explain_refused_datagram((arrival, packet), &reason, env),
+                _ => self.explain_refusal(what, &reason, env),
+            }
             self.complete_recv(Wc { status, ..Wc::default() }, env);
             self.enter_error(env);
         }

@@ -356,8 +356,25 @@ impl Qp {
 
     /// A request of the peer is refused for this reason: notes it, and says it.
     pub(super) fn explain_refusal<E: Env>(&mut self, what: &str, reason: &Reason, env: &mut E) {
-        self.blame_own(reason.cause);
         let peer = self.peer(self.sq.done);
+        self.tell_refusal((what, peer), reason, env);
+    }
+
+    /// As [`explain_refusal`](Self::explain_refusal), of a datagram, which says itself who sent it.
+    #[cold]
+    pub(super) fn explain_refused_datagram<E: Env>(
+        &mut self,
+        (arrival, packet): (&Arrival, &Incoming<'_>),
+        reason: &Reason,
+        env: &mut E,
+    ) {
+        let qpn = packet.headers.deth.map_or_else(Qpn::default, |deth| deth.src_qpn);
+        let peer = Peer { ip: arrival.source.to_ip(), qpn };
+        self.tell_refusal(("a datagram", peer), reason, env);
+    }
+
+    fn tell_refusal<E: Env>(&mut self, (what, peer): (&str, Peer), reason: &Reason, env: &mut E) {
+        self.blame_own(reason.cause);
         env.log(format_args!(
             "queue pair {:#08x}: {what} of {peer} was refused: {reason}; see `anyverbs explain {}`",
             self.qpn.get(),

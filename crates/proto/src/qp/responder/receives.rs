@@ -7,7 +7,7 @@ use crate::event::QpEvent;
 use crate::recv_queue::RecvWqe;
 use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 
-use super::super::{Incoming, Qp};
+use super::super::{Arrival, Incoming, Qp};
 use super::{Inbound, Responder, Stop};
 
 impl Qp {
@@ -64,9 +64,13 @@ impl Qp {
     }
 
     /// The receive in hand cannot be written: the program's mistake, and the end of the queue pair.
-    pub(in crate::qp) fn fail_datagram_recv<E: Env>(&mut self, env: &mut E) {
+    pub(in crate::qp) fn fail_datagram_recv<E: Env>(
+        &mut self,
+        from: (&Arrival, &Incoming<'_>),
+        env: &mut E,
+    ) {
         let reason = self.receive_fault(env);
-        self.explain_refusal("a datagram", &reason, env);
+        self.explain_refused_datagram(from, &reason, env);
         self.complete_recv(Wc { status: WcStatus::LocProtErr, ..Wc::default() }, env);
         self.enter_error(env);
     }

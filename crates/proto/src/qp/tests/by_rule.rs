@@ -77,6 +77,10 @@ fn an_unreliable_peer_hears_nothing_of_a_receive_that_fails() {
         assert!(world.fail_by(WcStatus::LocProtErr, &from_peer(), only), "{qp_type:?}");
         assert_eq!(world.statuses(), [WcStatus::LocProtErr]);
         assert_eq!((world.qp.state(), world.sent()), (QpState::Err, vec![]));
+        let what = if qp_type == QpType::Ud { "a datagram" } else { "a SEND" };
+        let ip = from_peer().source.to_ip();
+        let peer = format!("{what} of queue pair {PEER:#08x} at {ip} was refused");
+        assert!(world.device.lines[0].contains(&peer), "{:?}", world.device.lines);
     }
 }
 
