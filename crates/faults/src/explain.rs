@@ -20,8 +20,9 @@ impl Script {
             );
         }
         let rules = self.rules.iter();
-        let rules: Vec<_> =
-            rules.map(|rule| format!("Line {}: {}", rule.line, rule.explain())).collect();
+        let rules: Vec<_> = rules
+            .map(|rule| format!("Line {}{}: {}", rule.line, rule.part(), rule.explain()))
+            .collect();
         if rules.iter().any(|rule| rule.contains("the start")) {
             lines.push("The start is the moment at which the process opens its device.".into());
         }

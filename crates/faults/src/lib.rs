@@ -39,6 +39,8 @@ pub struct Script {
 pub struct Rule {
     /// Its line, from 1.
     pub line: u32,
+    /// Its number among the rules of its line, from 1, if there are several.
+    pub of_line: Option<u32>,
     /// Its words, as they stand there.
     pub text: String,
     /// It was added while the process ran.
@@ -349,12 +351,17 @@ impl Rule {
         }
     }
 
+    /// Its place in its line, behind the number of that. Empty if it is alone there.
+    pub(crate) fn part(&self) -> String {
+        self.of_line.map_or(String::new(), |n| format!(", rule {n}"))
+    }
+
     /// Its place, for the log.
     #[must_use]
     pub fn named(&self) -> String {
         match self.added {
             true => format!("added rule: {}", self.text),
-            false => format!("line {} of the script", self.line),
+            false => format!("line {} of the script{}", self.line, self.part()),
         }
     }
 

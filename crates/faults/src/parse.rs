@@ -46,7 +46,10 @@ impl Script {
     /// The first [`ScriptError`].
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let mut script = Self::default();
+        // Editors of some systems put a byte order mark in front.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (n, line) in text.lines().enumerate() {
+            let before = script.rules.len();
             let line_number = u32::try_from(n + 1).unwrap_or(u32::MAX);
             let line = line.split('#').next().unwrap_or_default();
             let mut column = 1_u32;
@@ -57,6 +60,10 @@ impl Script {
                 if !words.is_empty() {
                     script.add(line_number, part.trim(), words)?;
                 }
+            }
+            let of_line = &mut script.rules[before..];
+            if of_line.len() > 1 {
+                of_line.iter_mut().zip(1..).for_each(|(rule, n)| rule.of_line = Some(n));
             }
         }
         Ok(script)
@@ -97,7 +104,7 @@ impl Script {
             )));
         }
         let (text, fired) = (text.to_owned(), Fired::default());
-        self.rules.push(Rule { line, text, added: false, place, fault, fired });
+        self.rules.push(Rule { line, of_line: None, text, added: false, place, fault, fired });
         Ok(())
     }
 }

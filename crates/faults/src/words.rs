@@ -136,7 +136,7 @@ impl<'a> Words<'a> {
     ) -> Result<Option<T>, ScriptError> {
         let Some(word) = self.peek() else { return Ok(None) };
         let found = read(word).transpose();
-        let found = found.map_err(|range| self.refuse(format!("{range}, not {word}")))?;
+        let found = found.map_err(|range| self.refuse(format!("{range}, not {}", shown(word))))?;
         self.at += usize::from(found.is_some());
         Ok(found)
     }
@@ -149,7 +149,7 @@ impl<'a> Words<'a> {
     /// The next word is not what it should be.
     pub(crate) fn error(&self, expected: &str) -> ScriptError {
         let found = match self.peek() {
-            Some(word) => format!("\"{}\"", word.escape_debug()),
+            Some(word) => format!("\"{}\"", shown(word)),
             None => "the end of the rule".into(),
         };
         self.refuse(format!("expected {expected}, found {found}"))
@@ -166,6 +166,13 @@ impl<'a> Words<'a> {
         let before = Self { at: self.at.saturating_sub(1), ..self.clone() };
         before.refuse(reason)
     }
+}
+
+/// A word that is quoted: its begin, if it is long.
+fn shown(word: &str) -> String {
+    const MOST: usize = 60;
+    let more = if word.chars().nth(MOST).is_some() { "..." } else { "" };
+    word.chars().take(MOST).flat_map(char::escape_debug).collect::<String>() + more
 }
 
 /// A count, from 1. An inner error says what its range is.

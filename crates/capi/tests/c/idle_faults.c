@@ -67,7 +67,7 @@ int main(int argc, char **argv)
 		"on qp 1: delay packet 1 by 1us; limit send packets to 10Gb/s\n"
 		"on qp 9: drop packet 1";
 	static const char *const named[] = {
-		"(line 1 of the script): ibv_reg_mr 70 fails with ENOMEM\n",
+		"(line 1 of the script, rule 2): ibv_reg_mr 70 fails with ENOMEM\n",
 		"(line 3 of the script): on qp 9: drop packet 1; the process had 2 queue pairs\n",
 	};
 	for (int uses = 0; uses < 2; uses++) {

@@ -116,8 +116,8 @@ mod tests {
         let rule = |text: &str| format!("a rule never did anything (line {text}");
         let wanted = [
             "1 of the script): drop packet 1",
-            "2 of the script): on qp 2: drop packet 1",
-            "2 of the script): on device anyverbs1 qp 1: fails after 1s; anyverbs1 had 0 queue pairs",
+            "2 of the script, rule 1): on qp 2: drop packet 1",
+            "2 of the script, rule 2): on device anyverbs1 qp 1: fails after 1s; anyverbs1 had 0 queue pairs",
             "3 of the script): on device anyverbs0 qp 4: send 1 never completes; anyverbs0 had 2 queue pairs",
             "4 of the script): event SM_CHANGE after 20s; its time had not come after 19.0s",
             "5 of the script): ibv_reg_mr fails with EIO; the process makes no calls of C",
