@@ -347,7 +347,7 @@ impl Config {
         variable: impl Fn(&str) -> Option<String>,
         read: impl Fn(&Path) -> Result<String, String>,
     ) -> Result<Self, ConfigError> {
-        // A persona that the file names lies beside it.
+        // A persona or a script that the file names lies beside it.
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
             path: path.clone(),
@@ -399,7 +399,11 @@ impl Config {
         let registry_name = |s: &String| is_name(s) && s.len() <= 32;
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
-        let faults = script(env.value("FAULTS").or(file.faults), &ports)?;
+        let faults = match (env.value("FAULTS"), file.faults) {
+            (Some(text), _) => script(text, Path::new(""), &ports)?,
+            (None, Some(text)) => script(text, &dir, &ports)?,
+            (None, None) => None,
+        };
         let partitioned = ports.iter().any(|port| port.pkeys != [PKey::DEFAULT]);
         let injects = faults.is_some();
         Ok(Self {
@@ -489,11 +493,13 @@ fn persona(
 /// Most bytes of such a file.
 const LONGEST_TEXT: u64 = 1 << 20;
 
-/// The script of faults: `text`, or the contents of the file that it names, if it is one word.
-fn script(text: Option<String>, ports: &[PortConfig]) -> Result<Option<Script>, ConfigError> {
-    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+/// The script of faults: `text`, or the contents of the file below a directory that it names, if it is one word.
+fn script(text: String, dir: &Path, ports: &[PortConfig]) -> Result<Option<Script>, ConfigError> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
     let is_text = text.trim().contains(char::is_whitespace);
-    let file = (!is_text).then(|| PathBuf::from(text.trim()));
+    let file = (!is_text).then(|| dir.join(text.trim()));
     let text = match &file {
         Some(path) => read_text(path).map_err(|e| {
             let (path, reason) = (path.clone(), e.to_string());
@@ -534,7 +540,11 @@ pub fn read_text(path: &Path) -> io::Result<String> {
 /// The text of a file of any kind, up to a mebibyte. It waits for whoever writes to a pipe.
 fn read_limited(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    OpenFile::open(path)?.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;
+    let read = OpenFile::open(path)?.take(LONGEST_TEXT + 1).read_to_string(&mut text);
+    read.map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => io::Error::new(error.kind(), "it is no text in UTF-8"),
+        _ => error,
+    })?;
     if text.len() as u64 > LONGEST_TEXT {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is longer than 1 MiB"));
     }
@@ -655,6 +665,19 @@ mod tests {
             assert!(said.contains(reason), "{said}");
         }
         std::fs::remove_file(file).unwrap();
+        // One that a configuration file names lies beside that.
+        let dir = std::env::temp_dir().join(format!("anyverbs-scripts-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("own.toml");
+        std::fs::write(&file, "faults = 'own.fault'").unwrap();
+        std::fs::write(dir.join("own.fault"), "\u{feff}drop packet 1; drop packet 2").unwrap();
+        let file = file.to_str().unwrap();
+        let script = config(&[("ANYVERBS_CONFIG", file)]).unwrap().faults.unwrap();
+        assert_eq!(script.rules.len(), 2);
+        let other = [("ANYVERBS_CONFIG", file), ("ANYVERBS_FAULTS", "own.fault")];
+        let said = config(&other).map(drop).unwrap_err().to_string();
+        assert!(said.starts_with("cannot read the script of faults \"own.fault\""), "{said}");
+        std::fs::remove_dir_all(dir).unwrap();
         for script in ["seed 1", "ibv_reg_mr 1 fails with EIO"] {
             let config = config(&[("ANYVERBS_FAULTS", script)]).unwrap();
             assert!(!config.direct && config.faults.is_some(), "rules may come later");
