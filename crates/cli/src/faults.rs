@@ -2,17 +2,16 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use anyverbs::config::{Config, read_text};
 use anyverbs::watch::{MAX_ORDER as MOST, change_faults};
 use anyverbs_faults::{Script, ScriptError};
 
-use crate::look::{self, Looker, Process};
+use crate::look::{self, Looker};
 use crate::{args, write_out};
 
 /// Longest wait for the answer of a process, in seconds. Its own thread answers, which needs the processor.
@@ -26,8 +25,12 @@ pub(crate) fn is_file(value: &str) -> bool {
 /// The text of a script, or of the file that it names, and the script.
 fn parse(value: &str) -> anyhow::Result<(String, Script)> {
     let text = if is_file(value) {
-        let failed = || format!("cannot read the script {value:?}; rules have more than one word");
-        read_text(Path::new(value.trim())).with_context(failed)?
+        read_text(Path::new(value.trim())).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                anyhow!("there is no script {value:?}; rules have more than one word")
+            }
+            _ => anyhow!("cannot read the script {value:?}: {error}"),
+        })?
     } else {
         value.to_owned()
     };
@@ -64,7 +67,7 @@ pub(crate) fn change(args: &args::Fault) -> anyhow::Result<ExitCode> {
     }
     let config = Config::load_with(&args.settings.variables())?;
     let processes = Looker::new(&args.settings)?.look(look::longest_wait());
-    let process = find(&processes, &args.process)?;
+    let process = look::find(&processes, &args.process, "fault")?;
     let pid = process.pid;
     let at = (config.registry.as_str(), config.udp_port);
     match change_faults(at, &process.seen, &order, PATIENCE) {
@@ -81,53 +84,40 @@ pub(crate) fn change(args: &args::Fault) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The process of this number, or the only one with a program of this name.
-fn find<'a>(processes: &'a [Process], wanted: &str) -> anyhow::Result<&'a Process> {
-    let number = wanted.parse::<u32>().ok();
-    let is_it = |process: &&Process| match number {
-        Some(pid) => process.pid == pid,
-        None => process.program() == wanted,
-    };
-    let found: Vec<_> = processes.iter().filter(is_it).collect();
-    match (&found[..], number) {
-        ([process], _) => Ok(process),
-        ([], Some(pid)) => {
-            let owner = std::fs::metadata(format!("/proc/{pid}")).map(|it| it.uid());
-            // SAFETY: it has no arguments, and cannot fail.
-            let own = unsafe { libc::geteuid() };
-            match owner {
-                Ok(owner) if owner != own => bail!("process {pid} is another user's"),
-                Ok(_) if is_elsewhere(pid) => bail!(
-                    "process {pid} is in another network namespace; run this there: `nsenter -t {pid} -n anyverbs fault ...`"
-                ),
-                Ok(_) => bail!(
-                    "process {pid} does not run with this device; `anyverbs show` lists those that do"
-                ),
-                Err(_) => bail!("there is no process {pid}"),
-            }
-        }
-        ([], None) => bail!(
-            "no process of yours with this device runs {wanted:?} in this network namespace; `anyverbs show` lists those there are"
-        ),
-        (several, _) => {
-            let pids: Vec<_> = several.iter().map(|process| process.pid.to_string()).collect();
-            bail!("several processes run {wanted:?}; give the number of one: {}", pids.join(", "))
-        }
-    }
-}
+/// The characters of a line that are shown before and behind the place of an error, at most.
+const SHOWN: (usize, usize) = (40, 30);
 
-/// Whether a process is known to be in another network namespace, from where no message reaches it.
-fn is_elsewhere(pid: u32) -> bool {
-    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/net")).ok();
-    namespace(&pid.to_string()).is_some_and(|there| Some(there) != namespace("self"))
-}
-
-/// The line of an error, and a mark below the place.
+/// The part of the line of an error around its place, and a mark below that.
 fn excerpt(text: &str, error: &ScriptError) -> String {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let line = text.lines().nth(error.line.saturating_sub(1) as usize).unwrap_or_default();
-    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let before = " ".repeat(error.column.saturating_sub(1) as usize);
-    format!("  {line}\n  {before}^")
+    let at = error.column.saturating_sub(1) as usize;
+    let from = at.saturating_sub(SHOWN.0);
+    let mut rest = line.chars().skip(from).map(|c| if c.is_control() { ' ' } else { c });
+    let before: String = rest.by_ref().take(at - from).collect();
+    let behind: String = rest.by_ref().take(SHOWN.1).collect();
+    let begin = if from > 0 { "..." } else { "" };
+    let end = if rest.next().is_some() { "..." } else { "" };
+    let columns = begin.len() + before.chars().map(columns).sum::<usize>();
+    format!("  {begin}{before}{behind}{end}\n  {}^", " ".repeat(columns))
+}
+
+/// The columns that a terminal takes for a character: two for those of East Asia and pictures, none for accents and what joins.
+fn columns(c: char) -> usize {
+    match u32::from(c) {
+        0x300..=0x36f | 0x200b..=0x200f | 0xfe00..=0xfe0f => 0,
+        0x1100..=0x115f
+        | 0x2e80..=0x303e
+        | 0x3041..=0xa4cf
+        | 0xac00..=0xd7a3
+        | 0xf900..=0xfaff
+        | 0xfe30..=0xfe6f
+        | 0xff00..=0xff60
+        | 0xffe0..=0xffe6
+        | 0x1f300..=0x1faff
+        | 0x20000..=0x3fffd => 2,
+        _ => 1,
+    }
 }
 
 #[cfg(test)]
@@ -139,6 +129,18 @@ mod tests {
         let text = "drop packet 5\n\tdrop\u{1b} \u{e9}";
         let error = ScriptError { line: 2, column: 8, reason: String::new() };
         assert_eq!(excerpt(text, &error), "   drop  \u{e9}\n         ^");
+        let of = |text: &str, column| {
+            excerpt(text, &ScriptError { line: 1, column, reason: String::new() })
+        };
+        assert_eq!(
+            of("\u{feff}drop \u{6f22}\u{5b57} x", 9),
+            "  drop \u{6f22}\u{5b57} x\n            ^"
+        );
+        assert_eq!(of("e\u{301} drop", 4), "  e\u{301} drop\n    ^");
+        let long = of(&"drop packet 1; ".repeat(7000), 50_001);
+        let (line, mark) = long.split_once('\n').unwrap();
+        assert!(line.starts_with("  ...") && line.ends_with("...") && line.len() < 90, "{long}");
+        assert_eq!(&line[mark.len() - 1..][..4], &"drop packet 1; ".repeat(7000)[50_000..][..4]);
         assert!(is_file(" rail.fault ") && !is_file("drop packets"));
     }
 }
