@@ -9,7 +9,7 @@ mod turns;
 mod work;
 
 use crate::catalogue::Check;
-use crate::facts::{DropsOf, Kind, Piece, QueuePair, Refusal, Region};
+use crate::facts::{DropsOf, Elements, Kind, Piece, QueuePair, Refusal, Region, Work};
 use crate::map::Map;
 use crate::memory::{self, Memory, Read};
 use crate::report::{Finding, Reporter};
@@ -167,6 +167,20 @@ impl Regions {
         let offset = piece.addr.checked_sub(region.iova)?;
         let fits = offset.checked_add(piece.len.into())? <= region.len;
         fits.then(|| region.addr.wrapping_add(offset))
+    }
+
+    /// Whether a request makes the device write memory that another one names.
+    fn fills(&self, writer: &Work, other: &Work) -> bool {
+        if writer.elements != Elements::Written {
+            return false;
+        }
+        let bytes = |piece: &Piece| {
+            let from = self.place(piece)?;
+            Some(from..from.saturating_add(piece.len.into()))
+        };
+        writer.pieces.iter().filter_map(bytes).any(|a| {
+            other.pieces.iter().filter_map(bytes).any(|b| a.start.max(b.start) < a.end.min(b.end))
+        })
     }
 
     /// The checksum of elements; the inner one is `None` if a part is not mapped. `None` if one of them is not within its region.

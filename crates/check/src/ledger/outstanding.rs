@@ -28,6 +28,8 @@ pub(super) struct Outstanding {
     signaled: usize,
     /// The number of those whose elements the device writes.
     filled: usize,
+    /// The number of those that have a checksum.
+    summed: usize,
 }
 
 impl Outstanding {
@@ -65,7 +67,21 @@ impl Outstanding {
     pub(super) fn push(&mut self, posted: Posted) {
         self.signaled += usize::from(posted.work.is_signaled);
         self.filled += usize::from(posted.is_filled());
+        self.summed += usize::from(posted.checksum.is_some());
         self.works.push_back(posted);
+    }
+
+    /// The elements of those for which `is_it` holds may change.
+    pub(super) fn forget_checksums(&mut self, is_it: impl Fn(&Posted) -> bool) {
+        if self.summed == 0 {
+            return;
+        }
+        for posted in self.works.iter_mut().filter(|posted| posted.checksum.is_some()) {
+            if is_it(posted) {
+                posted.checksum = None;
+                self.summed -= 1;
+            }
+        }
     }
 
     /// Takes one away; 0 is the oldest.
@@ -87,6 +103,7 @@ impl Outstanding {
     fn forget(&mut self, posted: &Posted) {
         self.signaled -= usize::from(posted.work.is_signaled);
         self.filled -= usize::from(posted.is_filled());
+        self.summed -= usize::from(posted.checksum.is_some());
     }
 }
 

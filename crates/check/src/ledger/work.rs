@@ -44,11 +44,19 @@ impl Ledger {
                 || work.is_inline && bytes(&work) > facts.max_inline.into()
                 || queues.sends.is_any_filled() && may_overtake(&work);
             let is_kept = work.elements == Elements::Read && !work.is_inline;
-            let checksum = if is_kept && !queues.is_unwatched {
+            let is_filled = || {
+                queues.sends.is_any_filled()
+                    && queues.sends.iter().any(|before| self.regions.fills(&before.work, &work))
+            };
+            let checksum = if is_kept && !queues.is_unwatched && !is_filled() {
                 self.regions.checksum(&work.pieces, &mut self.memory).flatten()
             } else {
                 None
             };
+            // Its data comes when the requests before it are done.
+            if work.elements == Elements::Written {
+                queues.sends.forget_checksums(|before| self.regions.fills(&work, &before.work));
+            }
             queues.sends.push(Posted { work, stack, checksum });
         }
         let offered = queues.sends.len() - before;
@@ -396,10 +404,62 @@ mod tests {
         }
     }
 
+    fn memory(at: u64, lkey: u32) -> Pieces {
+        Pieces::from_iter([Piece { addr: at, len: 64, lkey }])
+    }
+
+    /// The device puts the data of a READ there, and the program does not touch it.
+    #[test]
+    fn a_buffer_that_a_read_of_the_queue_fills_is_not_a_changed_one() {
+        let mut bytes = vec![0_u8; 4096];
+        let base = bytes.as_ptr() as u64;
+        let read = |at| Work {
+            name: "READ",
+            elements: Elements::Written,
+            is_signaled: false,
+            pieces: memory(base + at, 6),
+            ..send()
+        };
+        let fenced = || Work { is_fenced: true, pieces: memory(base, 5), ..send() };
+        let plain = || Work { is_fenced: false, ..fenced() };
+        for (works, expected) in [
+            (vec![read(32), fenced()], 0),
+            (vec![plain(), read(32)], 0),
+            (vec![read(512), fenced()], 1),
+            (vec![plain(), read(512)], 1),
+            (vec![fenced()], 1),
+        ] {
+            let mut ledger = Ledger::new(
+                Reporter::new("", None),
+                |address, into| {
+                    // SAFETY: the test reads its own vector, which lives.
+                    let from =
+                        unsafe { std::slice::from_raw_parts(address as *const u8, into.len()) };
+                    into.copy_from_slice(from);
+                    true
+                },
+                |_, _| vec![],
+            );
+            make_qp(&mut ledger);
+            let [addr, len] = [base, 4096];
+            for (address, lkey) in [(5, 5), (6, 6)] {
+                let region = crate::facts::Region { addr, iova: addr, len, lkey, pd: 0, access: 0 };
+                ledger.made_region(address, region);
+            }
+            bytes[40] = 0;
+            ledger.post_sends(QP, works.iter().cloned(), || (works.len(), false));
+            bytes[40] = 1;
+            let completion =
+                Completion { number: 17, wr_id: 3, is_receive: false, status: 0, cause: 0 };
+            ledger.polled(&completion);
+            assert_eq!(ledger.reporter.findings, expected, "{works:?}");
+        }
+    }
+
     /// It begins behind the fence, which begins when the READ is complete.
     #[test]
     fn a_request_behind_a_fence_takes_what_a_read_before_it_has_brought() {
-        let memory = |at: u64| Pieces::from_iter([Piece { addr: at, len: 64, lkey: 5 }]);
+        let memory = |at| memory(at, 5);
         let read = |at| Work {
             name: "READ",
             elements: Elements::Written,
