@@ -255,12 +255,11 @@ fn queue_pair(pid: u32, qp: &QueuePair, port: u32) -> Attributes {
     let mut entry = Attributes::default();
     entry.number(PORT_INDEX, port).number(RES_LQPN, qp.number);
     if qp.peer.number != 0 {
-        entry
-            .number(RES_RQPN, qp.peer.number)
-            .number(RES_RQ_PSN, qp.peer.psns.expected)
-            .number(RES_SQ_PSN, qp.peer.psns.next);
+        entry.number(RES_RQPN, qp.peer.number).number(RES_RQ_PSN, qp.peer.psns.expected);
     }
+    // The kernel tells the PSN of the next send in every state, and `rdma` ends with an error at an entry without it.
     entry
+        .number(RES_SQ_PSN, qp.peer.psns.next)
         .put(RES_TYPE, &[qp.kind])
         .put(RES_STATE, &[qp.state])
         .number(RES_PDN, qp.protection_domain)
@@ -292,4 +291,34 @@ fn statistic(device: Numbered<'_>, port: u32, all: &Counters) -> Attributes {
     let mut message = head(device);
     message.number(PORT_INDEX, port).nest(HWCOUNTERS, &nest);
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kinds of the attributes of a message.
+    fn kinds(mut bytes: &[u8]) -> Vec<u16> {
+        let mut kinds = Vec::new();
+        while let [a, b, c, d, ..] = *bytes {
+            kinds.push(u16::from_ne_bytes([c, d]) & !NESTED);
+            bytes = &bytes[usize::from(u16::from_ne_bytes([a, b])).next_multiple_of(4)..];
+        }
+        kinds
+    }
+
+    #[test]
+    fn a_queue_pair_without_a_peer_has_what_rdma_requires() {
+        for (peer, has_peer) in [(0, false), (17, true)] {
+            let mut qp = QueuePair { number: 5, ..QueuePair::default() };
+            qp.peer.number = peer;
+            let Attributes(entry) = queue_pair(1, &qp, 1);
+            assert_eq!(kinds(&entry), [RES_QP_ENTRY]);
+            let kinds = kinds(&entry[4..]);
+            for required in [RES_LQPN, RES_SQ_PSN, RES_TYPE, RES_STATE, RES_PID] {
+                assert!(kinds.contains(&required), "{required} of {kinds:?}");
+            }
+            assert_eq!(kinds.contains(&RES_RQPN), has_peer);
+        }
+    }
 }
