@@ -44,6 +44,28 @@ impl io::Write for Stderr {
     }
 }
 
+/// The beginning of the names of all that logs here.
+const OURS: &str = "anyverbs";
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// A filter, or why the text is none. `tracing` takes a misspelt level for the name of a module, and would show nothing.
+fn filter(wanted: &str) -> Result<EnvFilter, String> {
+    let filter = EnvFilter::try_new(wanted).map_err(|error| error.to_string())?;
+    // Commas separate the fields of a span as well.
+    if wanted.contains('{') {
+        return Ok(filter);
+    }
+    let names = wanted.split(',').map(|part| part.split(['[', '=']).next().unwrap_or_default());
+    for name in names.map(str::trim).filter(|name| !name.is_empty()) {
+        let is_level = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(name))
+            || matches!(name.parse(), Ok(0..=5_u8));
+        if !is_level && !name.starts_with(OURS) {
+            return Err(format!("{name:?} is neither a level nor a module of the device"));
+        }
+    }
+    Ok(filter)
+}
+
 /// More than the log and a list of devices take.
 pub(crate) const ROOM: usize = 1 << 20;
 
@@ -59,7 +81,7 @@ pub(crate) fn init() {
     }
     ONCE.call_once(|| {
         let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();
-        let (filter, bad) = match EnvFilter::try_new(&wanted) {
+        let (filter, bad) = match filter(&wanted) {
             Ok(filter) if !wanted.is_empty() => (filter, None),
             Ok(_) => (EnvFilter::new("warn"), None),
             Err(error) => (EnvFilter::new("warn"), Some(error)),
@@ -82,4 +104,29 @@ pub(crate) fn init() {
             );
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_level_is_no_filter() {
+        for wanted in [
+            "",
+            "warn",
+            "WARN",
+            "off",
+            "3",
+            "anyverbs_transport=debug,warn",
+            "info,anyverbs::counters=trace",
+        ] {
+            assert!(filter(wanted).is_ok(), "{wanted}");
+        }
+        for wanted in
+            ["warning", "eror", "bogus", "warn,bogus", "warning=debug", "anyverbs=loud", "9"]
+        {
+            assert!(filter(wanted).is_err(), "{wanted}");
+        }
+    }
 }
