@@ -184,7 +184,8 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         }
     };
     drop(tree);
-    if let Some(Err(error)) = sarif.map(|sarif| sarif.end()) {
+    let reported = sarif.map_or(Ok(()), |sarif| sarif.end());
+    if let Err(error) = &reported {
         eprintln!("anyverbs: {error:#}");
     }
     if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings, &blocked)) {
@@ -194,6 +195,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     }
     if let Some(signal) = status.signal() {
         die_of(signal);
+    }
+    // Nobody takes a run without its report for one without findings.
+    if reported.is_err() && status.success() {
+        return Ok(ExitCode::from(crate::FAILED));
     }
     // A process that ended without a signal has a status of one byte.
     Ok(status

@@ -50,16 +50,30 @@ impl Sarif {
     /// Writes the document, and removes the lines.
     ///
     /// # Errors
-    /// A file cannot be read or written. The lines stay.
+    /// A file cannot be read or written. There is no document then, and the lines stay if there are findings.
     pub(crate) fn end(&self) -> anyhow::Result<()> {
         let findings =
             self.read().with_context(|| format!("cannot read {}", self.lines.display()))?;
         let root = env::current_dir().unwrap_or_default();
         let text = format!("{:#}\n", document(&findings, &root));
-        File::create(&self.document)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .and_then(|()| fs::remove_file(&self.lines))
-            .with_context(|| format!("cannot write the report {}", self.document.display()))
+        let written =
+            File::create(&self.document).and_then(|mut file| file.write_all(text.as_bytes()));
+        if written.is_ok() || findings.is_empty() {
+            // The document has them all.
+            let _ = fs::remove_file(&self.lines);
+        }
+        written.with_context(|| {
+            // A part of it is no document.
+            let _ = fs::remove_file(&self.document);
+            let document = self.document.display();
+            match findings.len() {
+                0 => format!("cannot write the report {document}; there were no findings"),
+                _ => format!(
+                    "cannot write the report {document}; the findings are in {}",
+                    self.lines.display()
+                ),
+            }
+        })
     }
 
     fn read(&self) -> anyhow::Result<Vec<Finding>> {

@@ -206,6 +206,26 @@ fn findings_become_a_sarif_document() {
     assert_eq!((status, said.len()), (Some(125), 1), "{said:?}");
 }
 
+/// The status says so, unless the program's own does; no part of a document stays.
+#[test]
+fn a_sarif_document_that_cannot_be_written_fails_the_run() {
+    let finding = r#"{"check":"leak","process":1,"message":"m","remedy":"r","stacks":[{"title":"","frames":[]}]}"#;
+    for (ended, status, has_finding) in [(0, 125, false), (0, 125, true), (66, 66, true)] {
+        let scratch = Scratch::new("sarif-full");
+        let file = scratch.0.join("found.sarif");
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        let add = if has_finding { finding } else { "" };
+        let script = format!("printf '%s' '{add}' >>$ANYVERBS_CHECK_REPORT; exit {ended}");
+        let name = file.to_str().unwrap();
+        let words = ["--check", "--check-report", name, "--no-view", "--", "sh", "-c", &script];
+        let (code, lines) = said(&mut scratch.run(&words));
+        assert!(code == Some(status) && lines.len() == 1, "{code:?} {lines:?}");
+        assert!(lines[0].contains("cannot write the report") && lines[0].contains("No space left"));
+        assert!(fs::symlink_metadata(&file).is_err());
+        assert_eq!(scratch.0.join("found.sarif.jsonl").exists(), has_finding);
+    }
+}
+
 /// A mistake in these changes the verdict of a run: nothing runs.
 #[test]
 fn files_of_a_check_are_looked_at_before_the_program_runs() {
