@@ -59,11 +59,17 @@ impl Ledger {
         if !is_in_use {
             return;
         }
-        let name = object.kind.name();
+        let (name, kind) = (object.kind.name(), object.kind);
         let mut users: Vec<_> =
             self.objects.iter().filter(|(_, user)| user.uses.contains(&address)).collect();
         users.sort_by_key(|(address, _)| **address);
-        let Some((_, user)) = users.first() else { return self.is_in_group(address) };
+        let Some((_, user)) = users.first() else {
+            return if kind == Kind::Mr {
+                self.has_windows(address)
+            } else {
+                self.is_in_group(address)
+            };
+        };
         let (n, first) = (users.len(), user.kind.name());
         let of = if n == 1 { String::new() } else { format!(", the first of {n} such objects") };
         let what = format!(
@@ -72,6 +78,16 @@ impl Ledger {
         let user = (format!("The {first} was made here"), user.stack);
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(Stack::here()), user, made]);
+    }
+
+    /// A region is not ended, since memory windows are bound to it. The ledger does not follow binds: they are done by work requests.
+    fn has_windows(&mut self, address: usize) {
+        let Some(&mut Region { addr, len, lkey, .. }) = self.regions.at(address) else { return };
+        let what = format!(
+            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is not ended, since memory windows are bound to it; the call returns EBUSY"
+        );
+        let made = self.origin(address, "The region was registered here");
+        self.report(Check::EndedInUse, what, vec![here(Stack::here()), made]);
     }
 
     /// A queue pair is not ended, since it is attached to a multicast group.
@@ -227,8 +243,9 @@ impl Ledger {
         let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.oldest()) else { return };
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
-            "queue pair {:#x} is destroyed, and {n} of its sends have no completion; the oldest is a {name} (wr_id {wr_id:#x})",
-            qp.number
+            "queue pair {:#x} is destroyed, and {n} of its sends {} no completion; the oldest is a {name} (wr_id {wr_id:#x})",
+            qp.number,
+            if n == 1 { "has" } else { "have" }
         );
         let posted = ("The oldest was posted here".into(), oldest.stack);
         let made = self.origin(address, "The queue pair was made here");
@@ -315,6 +332,18 @@ mod tests {
         ledger.not_ended(1, true);
         assert_eq!(ledger.reporter.findings, 0);
         ledger.attached(1, "ff0e::2".into());
+        ledger.not_ended(1, true);
+        assert_eq!(ledger.reporter.findings, 1);
+    }
+
+    #[test]
+    fn a_region_with_windows_is_in_use() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        ledger.made(1, Kind::Mr);
+        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, pd: 0, access: 0 };
+        ledger.made_region(1, region);
+        ledger.not_ended(1, false);
+        assert_eq!(ledger.reporter.findings, 0);
         ledger.not_ended(1, true);
         assert_eq!(ledger.reporter.findings, 1);
     }
