@@ -728,8 +728,10 @@ impl Cq {
             channel.withdraw(&self.0);
         }
         self.0.context.events.withdraw(&self.0.notices.acks);
-        self.0.notices.acks.wait(format_args!("a CQ"));
-        self.0.notices.comp_acks.wait(format_args!("a CQ"));
+        let entries = self.0.state.lock().queue.capacity();
+        let name = format_args!("CQ {} ({entries} entries)", self.0.number);
+        self.0.notices.acks.wait(name);
+        self.0.notices.comp_acks.wait(name);
         // Its memory may be a program's, which wants it back.
         let empty = anyverbs_proto::cq::Cq::new(0);
         let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);

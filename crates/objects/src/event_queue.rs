@@ -171,7 +171,7 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// The name of the event of a completion channel. Programs read many, so nobody notes which thread did.
+/// The name of the event of a completion channel.
 pub(crate) const COMPLETION: &str = "completion";
 
 /// Events of one object that the program has read, and how many of them it has acknowledged.
@@ -185,7 +185,7 @@ struct Unacknowledged {
     events: u64,
     /// Their types, as far as there is room; some of these may be acknowledged.
     types: ArrayVec<&'static str, 4>,
-    /// The thread that read the last asynchronous one, or 0.
+    /// The thread that read the last one, or 0.
     reader: i32,
 }
 
@@ -201,11 +201,10 @@ impl Unacknowledged {
 impl Acks {
     /// The program has read an event of this type.
     pub fn read(&self, event: &'static str) {
+        let reader = rustix::thread::gettid().as_raw_pid();
         let mut unacknowledged = self.unacknowledged.lock();
         unacknowledged.events += 1;
-        if event != COMPLETION {
-            unacknowledged.reader = rustix::thread::gettid().as_raw_pid();
-        }
+        unacknowledged.reader = reader;
         if !unacknowledged.types.contains(&event) {
             let _ = unacknowledged.types.try_push(event);
         }
@@ -346,6 +345,15 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         queue.push(9);
         assert_eq!(reader.join().unwrap(), 9);
+    }
+
+    #[test]
+    fn the_thread_that_read_a_completion_event_is_known() {
+        let acks = Acks::default();
+        acks.read(COMPLETION);
+        let thread = rustix::thread::gettid().as_raw_pid();
+        let said = acks.unacknowledged.lock().by();
+        assert_eq!(said, format!(" (thread {thread} read the last one)"));
     }
 
     #[test]
