@@ -1,6 +1,6 @@
 //! Address handle: where a datagram goes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
 use anyverbs_locks::{Mutex, rank};
@@ -56,6 +56,7 @@ impl Ah {
         let core = pd.core;
         core.may_make(device)?;
         let av = resolve(core, device, attr)?;
+        check_route(core, &av)?;
         let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
         Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
@@ -82,6 +83,37 @@ impl Ah {
             return Ok(());
         }
         self.hold.lock().take().map(drop).ok_or(DestroyError::Gone)
+    }
+}
+
+/// Refuses an address to which the system has no route: no datagram would leave. Kernel drivers resolve it here as well.
+fn check_route(core: &Core, av: &AddressVector) -> Result<(), CreateError> {
+    if av.dgid.is_multicast() || core.gids.contains(av.dgid) {
+        return Ok(());
+    }
+    let _uncancelled = anyverbs_net::Uncancelled::new();
+    let (from, to) = (av.sgid.to_ip(), av.dgid.to_ip());
+    let address = |ip: IpAddr, port| match ip {
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, av.scope_id).into(),
+        IpAddr::V4(_) => SocketAddr::new(ip, port),
+    };
+    let connected = anyverbs_net::bound_udp_socket(address(from, 0))
+        .and_then(|socket| socket.connect(address(to, core.config.udp_port)));
+    let is_of_route = |errno: &i32| {
+        matches!(
+            *errno,
+            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES | libc::EPERM
+        )
+    };
+    match connected.err().and_then(|error| error.raw_os_error()).filter(is_of_route) {
+        // The kernel's word for a source that has no way to the destination.
+        Some(libc::EINVAL) => {
+            let (index, errno) = (av.sgid_index, libc::ENETUNREACH);
+            Err(CreateError::Unreachable { from, index, to, errno })
+        }
+        Some(errno) => Err(CreateError::Unreachable { from, index: av.sgid_index, to, errno }),
+        // A lack of descriptors is none of routes.
+        None => Ok(()),
     }
 }
 

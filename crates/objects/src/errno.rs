@@ -59,7 +59,7 @@ impl CreateError {
             }
             Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Failed | Self::Device(_) => libc::EIO,
-            Self::System(errno) => *errno,
+            Self::System(errno) | Self::Unreachable { errno, .. } => *errno,
         }
     }
 }

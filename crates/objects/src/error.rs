@@ -118,6 +118,21 @@ pub enum CreateError {
         /// The largest that the persona has.
         limit: u32,
     },
+    /// The system has no route from the local address to the peer; its error number.
+    #[error(
+        "the local address {from} (sgid_index {index}) cannot reach the peer at {to}: {}",
+        std::io::Error::from_raw_os_error(*errno)
+    )]
+    Unreachable {
+        /// The local address.
+        from: std::net::IpAddr,
+        /// Its place in the GID table.
+        index: u8,
+        /// The peer's address.
+        to: std::net::IpAddr,
+        /// As the system says.
+        errno: i32,
+    },
     /// `ENOMEM`: the device holds no more of these.
     #[error("the device holds no more {0}")]
     Exhausted(&'static str),
@@ -481,6 +496,7 @@ impl CreateError {
             Self::Limit { .. } | Self::PersonaLimit { .. } => Some(Cause::Limit),
             Self::Persona { .. } => Some(Cause::Persona),
             Self::NoTraffic { .. } => Some(Cause::GidWithoutTraffic),
+            Self::Unreachable { .. } => Some(Cause::Unreachable),
             Self::Invalid(_) | Self::OutOfRange { .. } | Self::NoGid { .. } => {
                 Some(Cause::AttributeValue)
             }

@@ -29,6 +29,10 @@ static void creates(void)
 	ah.port_num = 1;
 	ah.grh.sgid_index = 77;
 	IS_NULL(ibv_create_ah(pd, &ah), EINVAL);
+	/* Nothing but the loopback is there. */
+	ah.grh.sgid_index = 0;
+	ah.grh.dgid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff, 10, 9, 8, 7 } };
+	IS_NULL(ibv_create_ah(pd, &ah), ENETUNREACH);
 }
 
 static void modifies(struct ibv_qp *qp)
