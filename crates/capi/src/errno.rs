@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, ptr};
 
-use anyverbs_causes::{Cause, error_number};
+use anyverbs_causes::{Cause, name_of_error};
 use anyverbs_sanitizers::Quiet;
 
 use crate::check;
@@ -114,7 +114,7 @@ impl Errno {
         if let Some((why, cause)) = self.reason() {
             let page = match cause {
                 Some(cause) => cause.to_string(),
-                None => error_number(&self.0.to_string()).unwrap_or("EINVAL").to_owned(),
+                None => name_of_error(self.0).unwrap_or("EINVAL").to_owned(),
             };
             if cause.is_none() && is_tried(self.0) {
                 tracing::debug!("refused: {call}: {why}");

@@ -8,7 +8,7 @@ mod pages;
 
 use std::fmt;
 
-pub use pages::{all, error_number, find};
+pub use pages::{all, error_number, find, name_of_error};
 
 macro_rules! causes {
     ($($number:literal $name:ident $text:literal,)+) => {

@@ -54,6 +54,30 @@ pub fn error_number(word: &str) -> Option<&'static str> {
     ERROR_NUMBERS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
 }
 
+/// Linux' numbers of further errors that have a section.
+const FURTHER_NUMBERS: &[(u32, &str)] = &[
+    (16, "EBUSY"),
+    (19, "ENODEV"),
+    (28, "ENOSPC"),
+    (38, "ENOSYS"),
+    (93, "EPROTONOSUPPORT"),
+    (95, "EOPNOTSUPP"),
+    (98, "EADDRINUSE"),
+    (99, "EADDRNOTAVAIL"),
+    (101, "ENETUNREACH"),
+    (107, "ENOTCONN"),
+    (110, "ETIMEDOUT"),
+    (113, "EHOSTUNREACH"),
+];
+
+/// The name of an error number that has a section.
+#[must_use]
+pub fn name_of_error(number: i32) -> Option<&'static str> {
+    let all = ERROR_NUMBERS.iter().chain(FURTHER_NUMBERS);
+    all.map(|(known, name)| (known.cast_signed(), *name))
+        .find_map(|(known, name)| (known == number).then_some(name))
+}
+
 /// The section that explains a word. The word is a number or name of a status, the code or number of a cause, or the name
 /// of an error number or event. It may be their text, too. Upper and lower case count as equal.
 #[must_use]
@@ -122,6 +146,16 @@ mod tests {
 
     fn heading(word: &str) -> &'static str {
         find(word).unwrap_or_else(|| panic!("{word}")).lines().next().unwrap()
+    }
+
+    #[test]
+    fn each_error_number_with_a_name_has_a_section() {
+        for (number, name) in ERROR_NUMBERS.iter().chain(FURTHER_NUMBERS) {
+            assert_eq!(name_of_error(number.cast_signed()), Some(*name));
+            assert!(find(name).is_some(), "{name}");
+        }
+        assert_eq!(name_of_error(101), Some("ENETUNREACH"));
+        assert_eq!(name_of_error(5000), None);
     }
 
     #[test]
