@@ -54,9 +54,9 @@ pub enum BindError {
     /// The range is not within the region.
     #[error("the window is not within the region")]
     Range,
-    /// The region does not let windows be bound to it, or not with these rights.
+    /// The region lacks these rights, of which the first lets windows be bound to it.
     #[error("the region does not grant the window's rights")]
-    Access,
+    Access(Access),
 }
 
 /// The bits of a key that stay.
@@ -211,10 +211,10 @@ impl MrTable {
         // IBA 10.6.7.2.1 (C10-73, C10-74).
         let writes = wanted.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let flushes = wanted & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
-        if !granted.contains(Access::MW_BIND | flushes)
-            || writes && !granted.contains(Access::LOCAL_WRITE)
-        {
-            return Err(BindError::Access);
+        let mut needed = Access::MW_BIND | flushes;
+        needed.set(Access::LOCAL_WRITE, writes);
+        if !granted.contains(needed) {
+            return Err(BindError::Access(needed.difference(granted)));
         }
         let iova = region.iova.load(Ordering::Relaxed);
         let offset = bind.addr.checked_sub(iova).ok_or(BindError::Range)?;
@@ -360,12 +360,12 @@ mod tests {
         assert_eq!(refused(Bind { len: 0xf1, ..good }, PD), BindError::Range);
         assert_eq!(refused(Bind { len: u64::MAX, ..good }, PD), BindError::Range);
         let flush = Access::FLUSH_GLOBAL;
-        assert_eq!(refused(Bind { access: flush, ..good }, PD), BindError::Access);
+        assert_eq!(refused(Bind { access: flush, ..good }, PD), BindError::Access(flush));
         let region =
             |pd, access| table.register(Region { pd, access, iova: 0x1000, len: 0x100, addr: 0 });
         for (pd, access, error) in [
-            (PD, Access::LOCAL_WRITE, BindError::Access),
-            (PD, Access::MW_BIND, BindError::Access),
+            (PD, Access::LOCAL_WRITE, BindError::Access(Access::MW_BIND)),
+            (PD, Access::MW_BIND, BindError::Access(Access::LOCAL_WRITE)),
             (PD + 1, ALL, BindError::Pd),
         ] {
             let lkey = region(pd, access).unwrap().lkey;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyverbs_causes::Cause;
 
-use crate::mr::{Access, Finding};
+use crate::mr::{Access, BindError, Finding};
 
 /// A cause with its values. `Display` is one clause, in words that suit both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,19 @@ impl Reason {
         Self { cause, value, memory: Some(memory) }
     }
 
+    /// The reason why a memory window is not bound.
+    pub(crate) fn of_bind(error: BindError) -> Self {
+        let value = match error {
+            BindError::Access(rights) => pair(LACKS, rights.bits()),
+            BindError::Window => pair(NO_WINDOW, 0),
+            BindError::Pd => pair(SEVERAL_PDS, 0),
+            BindError::State => pair(BOUND_ALREADY, 0),
+            BindError::Region => pair(NO_REGION, 0),
+            BindError::Range => pair(OUTSIDE, 0),
+        };
+        Self::with(Cause::WindowNotBound, value)
+    }
+
     /// The part that the peer is told. It sees another status than this end.
     #[must_use]
     pub fn told(&self) -> Told {
@@ -123,6 +136,26 @@ impl Reason {
 
 /// The value of [`Cause::Injected`] if the script is the peer's.
 pub(crate) const OF_PEER: u64 = 1;
+
+/// Kinds of [`Cause::WindowNotBound`], in the upper half of its value.
+const LACKS: u32 = 1;
+const NO_WINDOW: u32 = 2;
+const SEVERAL_PDS: u32 = 3;
+const BOUND_ALREADY: u32 = 4;
+const NO_REGION: u32 = 5;
+const OUTSIDE: u32 = 6;
+
+/// The sentences of those that have no further value.
+const NOT_BOUND: [(u32, &str); 5] = [
+    (NO_WINDOW, "there is no memory window of this key and of the type that the request needs"),
+    (SEVERAL_PDS, "window, region and queue pair are not of one protection domain"),
+    (
+        BOUND_ALREADY,
+        "the window of type 2 is bound already, or the length is 0: its invalidation alone unbinds it",
+    ),
+    (NO_REGION, "the local key of the bind names no region"),
+    (OUTSIDE, "the window is not within the region"),
+];
 
 /// Two values of 32 bits in one.
 pub(crate) fn pair(high: u32, low: u32) -> u64 {
@@ -175,6 +208,22 @@ impl fmt::Display for Reason {
                 behind => write!(f, "the range ends {behind} bytes behind the region"),
             },
             C::LkeyRight | C::RkeyRight => write!(f, "the region lacks {}", Rights(value)),
+            C::WindowNotBound if high == u64::from(LACKS) => {
+                write!(f, "the region lacks {}", Rights(low))
+            }
+            C::WindowNotBound => {
+                let known = NOT_BOUND.iter().find(|(kind, _)| u64::from(*kind) == high);
+                f.write_str(known.map_or(self.cause.text(), |(_, text)| text))
+            }
+            C::KeyNotInvalidated if value != 0 => {
+                write!(f, "the key {value:#x} cannot be invalidated")
+            }
+            C::DatagramTooLong if value != 0 => {
+                write!(f, "the datagram has {high} bytes, and the MTU is {low}")
+            }
+            C::FixedLength if value != 0 => {
+                write!(f, "the operation has elements of {high} bytes in all, and it takes {low}")
+            }
             C::WindowOfOtherQp => {
                 write!(f, "the memory window is bound to queue pair {value:#08x}")
             }
@@ -244,6 +293,30 @@ mod tests {
         let mtu = "path_mtu differs: it is 512 at the responder, and a packet of 1024 bytes came";
         assert_eq!(text(Cause::MtuDiffers), mtu);
         assert!(text(Cause::Unaligned).ends_with("(key 0x12, 8 bytes at 0x1001)"));
+    }
+
+    #[test]
+    fn a_bind_says_what_it_lacks() {
+        let text = |error| Reason::of_bind(error).to_string();
+        assert_eq!(text(BindError::Access(Access::MW_BIND)), "the region lacks IBV_ACCESS_MW_BIND");
+        let all = [
+            BindError::Window,
+            BindError::Pd,
+            BindError::State,
+            BindError::Region,
+            BindError::Range,
+        ];
+        let texts: std::collections::BTreeSet<_> = all.into_iter().map(text).collect();
+        assert!(texts.len() == 5 && !texts.contains(Cause::WindowNotBound.text()), "{texts:?}");
+    }
+
+    #[test]
+    fn lengths_stand_in_the_sentence() {
+        let text = |cause| Reason::with(cause, pair(2000, 8)).to_string();
+        let datagram = "the datagram has 2000 bytes, and the MTU is 8";
+        assert_eq!(text(Cause::DatagramTooLong), datagram);
+        let fixed = "the operation has elements of 2000 bytes in all, and it takes 8";
+        assert_eq!(text(Cause::FixedLength), fixed);
     }
 
     #[test]

@@ -151,6 +151,17 @@ impl SendOp {
     pub fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
+
+    /// The bytes that its elements must have in all, if it takes no other length.
+    pub(crate) fn fixed_len(&self) -> Option<u32> {
+        match self {
+            Self::CompareSwap { .. }
+            | Self::FetchAdd { .. }
+            | Self::AtomicWrite { data: None, .. } => Some(8),
+            Self::AtomicWrite { data: Some(_), .. } | Self::Flush { .. } => Some(0),
+            _ => None,
+        }
+    }
 }
 
 /// The path of packets: the part of an address handle that stays after the device resolved it (IBA 11.2.2.1).

@@ -34,7 +34,7 @@ pub enum PostSendError {
     #[error("a datagram needs an address handle")]
     NoDestination,
     /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
-    #[error("the message is too long")]
+    #[error("the message is longer than {MAX_MESSAGE} bytes")]
     TooLong,
     /// `EINVAL`: the target of an extended reliable connection, or the send queue is the device's, which matches tags.
     #[error("the queue pair does not send")]

@@ -358,13 +358,7 @@ impl Qp {
             }
             _ => return Err(WcStatus::LocQpOpErr),
         }
-        let fixed_len = match sqe.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some(8),
-            SendOp::AtomicWrite { data: None, .. } => Some(8),
-            SendOp::AtomicWrite { data: Some(_), .. } | SendOp::Flush { .. } => Some(0),
-            _ => None,
-        };
-        if fixed_len.is_some_and(|len| len != sqe.len) {
+        if sqe.op.fixed_len().is_some_and(|len| len != sqe.len) {
             return Err(WcStatus::LocLenErr);
         }
         // The place of the answer is checked when the answer comes. The peer's refusal comes first, and an atomic whose

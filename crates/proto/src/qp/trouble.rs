@@ -8,7 +8,7 @@ use std::fmt;
 use anyverbs_causes::Cause;
 
 use crate::env::Env;
-use crate::mr::Access;
+use crate::mr::{Access, BindError};
 use crate::reason::{KeyOf, MemoryRange, OF_PEER, Reason, Told, pair};
 use crate::time::Time;
 use crate::types::{Psn, Qpn};
@@ -40,6 +40,10 @@ pub(super) struct Trouble {
     asked: Option<(Psn, bool)>,
     /// The log says how this end differs from the other.
     has_told: bool,
+    /// How often a sender asked why this end, which is in the wrong state, drops its packets; 2 stands for more.
+    asked_of_state: u8,
+    /// Why the last bind that failed was refused.
+    bind_refused: Option<BindError>,
     /// The log says that the send queue is full for good.
     is_stuck: bool,
     /// The place of a request that makes room in the full send queue when it completes.
@@ -63,6 +67,11 @@ pub(super) struct Trouble {
 impl Qp {
     pub(super) fn trouble(&mut self) -> &mut Trouble {
         self.trouble.get_or_insert_default()
+    }
+
+    /// A bind of a memory window is refused.
+    pub(super) fn note_bind_refused(&mut self, error: BindError) {
+        self.trouble().bind_refused = Some(error);
     }
 
     /// Datagrams that were dropped for a reason since the last RESET.
@@ -409,17 +418,24 @@ impl Qp {
                 Reason::new(Cause::NoReadsGranted)
             }
             WcStatus::LocQpOpErr => Reason::new(Cause::NoSuchOperation),
-            WcStatus::LocLenErr if is_ud => Reason::new(Cause::DatagramTooLong),
-            WcStatus::LocLenErr => Reason::new(Cause::FixedLength),
+            WcStatus::LocLenErr if is_ud => {
+                Reason::with(Cause::DatagramTooLong, pair(sqe.len, self.mtu()))
+            }
+            WcStatus::LocLenErr => {
+                Reason::with(Cause::FixedLength, pair(sqe.len, sqe.op.fixed_len().unwrap_or(0)))
+            }
             WcStatus::LocProtErr => {
                 let need =
                     if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
                 local_fault(self.sq.sges(position), pd, need, env)
             }
-            WcStatus::MwBindErr if matches!(sqe.op, SendOp::LocalInv(_)) => {
-                Reason::new(Cause::KeyNotInvalidated)
-            }
-            WcStatus::MwBindErr => Reason::new(Cause::WindowNotBound),
+            WcStatus::MwBindErr => match (&sqe.op, self.trouble().bind_refused) {
+                (SendOp::LocalInv(rkey), _) => {
+                    Reason::with(Cause::KeyNotInvalidated, (*rkey).into())
+                }
+                (_, Some(error)) => Reason::of_bind(error),
+                (_, None) => Reason::new(Cause::WindowNotBound),
+            },
             WcStatus::RemInvReqErr => self.peers_reason(Cause::InvalidRequest, remote),
             WcStatus::RemAccessErr => self.peers_reason(Cause::RemoteAccess, remote),
             WcStatus::RemOpErr => self.peers_reason(Cause::RemoteOperation, None),

@@ -15,7 +15,10 @@ impl Qp {
         let done = match sqe.op {
             SendOp::BindMw(ref bind) => {
                 let bound = env.mrs().bind(bind, self.init.pd, self.qpn.get());
-                bound.map(drop).map_err(|_| WcStatus::MwBindErr)
+                bound.map(drop).map_err(|error| {
+                    self.note_bind_refused(error);
+                    WcStatus::MwBindErr
+                })
             }
             SendOp::LocalInv(rkey) => {
                 let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn.get()));
