@@ -80,6 +80,20 @@ impl QpState {
         [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|s| *s as u32 == code)
     }
 
+    /// Its name, as the manual pages write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::Rtr => "RTR",
+            Self::Rts => "RTS",
+            Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
+            Self::Err => "ERR",
+        }
+    }
+
     /// Whether packets are taken, and answered.
     #[must_use]
     pub fn receives(self) -> bool {
@@ -310,7 +324,7 @@ impl QpAttr {
 #[non_exhaustive]
 pub enum ModifyError {
     /// `EINVAL`: IBA 10.3.1 knows no such transition for this type.
-    #[error("no move leads from {from:?} to {to:?} for a queue pair of its type")]
+    #[error("no move leads from {} to {} for a queue pair of its type", from.name(), to.name())]
     Transition {
         /// The present state.
         from: QpState,
@@ -318,7 +332,7 @@ pub enum ModifyError {
         to: QpState,
     },
     /// `EINVAL`: `cur_state` is not the present state.
-    #[error("the queue pair is in {0:?}")]
+    #[error("the queue pair is in {}", .0.name())]
     CurState(QpState),
     /// `EINVAL`: attributes that the transition needs are missing.
     #[error("the move needs {}, which the mask lacks", Bits(*.0))]

@@ -246,9 +246,7 @@ impl Qp {
         if asks {
             env.tell_why(arrival, bth, cause);
         }
-        if matches!(cause, Cause::PeerNotReady | Cause::PeerInError | Cause::Injected)
-            || std::mem::replace(&mut self.trouble().has_told, true)
-        {
+        if !self.is_to_be_said(cause) {
             return;
         }
         let (source, av) = (arrival.source.to_ip(), &self.attr.av);
@@ -271,6 +269,9 @@ impl Qp {
                     ""
                 }
             ),
+            Cause::PeerNotReady | Cause::PeerInError => {
+                format!("it is in {}, and takes packets in RTR and RTS", self.attr.state.name())
+            }
             _ => format!(
                 "the queue pair is of type {:?}, and {} came",
                 self.init.qp_type, bth.opcode
@@ -279,6 +280,22 @@ impl Qp {
         env.log(format_args!(
             "queue pair {qpn:#08x} drops packets from {source}: {said}; see `anyverbs explain {cause}`"
         ));
+    }
+
+    /// Whether the log is to say now that packets are dropped for this cause. A sender asks first when nobody has answered it yet: this
+    /// end may be ready in time for its repeats. It asks again when its retries are about to run out.
+    fn is_to_be_said(&mut self, cause: Cause) -> bool {
+        let trouble = self.trouble();
+        match cause {
+            Cause::PeerNotReady | Cause::PeerInError => {
+                let before = trouble.asked_of_state;
+                trouble.asked_of_state = 2.min(before + 1);
+                before == 1
+            }
+            // The line of the rule has told it.
+            Cause::Injected => false,
+            _ => !std::mem::replace(&mut trouble.has_told, true),
+        }
     }
 
     fn reason_of_drop(&self, arrival: &Arrival, bth: &Bth) -> Option<Cause> {

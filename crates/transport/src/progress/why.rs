@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyverbs_causes::Cause;
 use anyverbs_links::shm::Digest;
 use anyverbs_net::Datagram;
+use anyverbs_objects::Repeats;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Data;
@@ -66,6 +67,28 @@ impl Driver {
             self.transport.overruns.note_stray(from, bth.psn);
         }
         self.tell_why(arrival, bth, Cause::PeerHasNoQp);
+        self.say_unclaimed(arrival, bth);
+    }
+
+    /// Says once of each number that its sender is about to give up. A sender can ask about many: they share what a second has of lines.
+    fn say_unclaimed(&self, arrival: &Arrival, bth: &Bth) {
+        static ASKED: Repeats = Repeats::new();
+        if !is_question(bth) || ASKED.count(bth.dest_qpn.get().into()) != Some(1) {
+            return;
+        }
+        let from = match arrival.source.is_zero() {
+            true => "this host".to_owned(),
+            false => arrival.source.to_ip().to_string(),
+        };
+        self.transport.overruns.log(
+            self.core.now(),
+            format!(
+                "packets from {from} for queue pair {:#08x} are dropped: this process has no queue pair of that number; \
+                 see `anyverbs explain {}`",
+                bth.dest_qpn.get(),
+                Cause::PeerHasNoQp
+            ),
+        );
     }
 
     /// A datagram that came for a process of this host which has ended: if it asks for the reason, this is it.
@@ -88,7 +111,7 @@ impl Driver {
     }
 
     fn tell_why(&self, arrival: &Arrival, bth: &Bth, cause: Cause) {
-        if bth.reserved & Bth::ASKS != 0 && bth.opcode.is_request() {
+        if is_question(bth) {
             self.transport.tell_why(self.core.now(), arrival, bth.psn, cause);
         }
     }
@@ -133,6 +156,11 @@ impl Driver {
         }
         lines
     }
+}
+
+/// The sender of a request wants to know why it is not answered.
+fn is_question(bth: &Bth) -> bool {
+    bth.reserved & Bth::ASKS != 0 && bth.opcode.is_request()
 }
 
 #[cfg(test)]
