@@ -193,7 +193,10 @@ impl From<anyverbs::error::CreateError> for Errno {
         match error {
             // Libraries find the largest by trying.
             E::Limit { what: "max_inline_data", .. }
-            | E::PersonaLimit { what: "max_inline_data", .. } => Self::said(error.errno()),
+            | E::PersonaLimit { what: "max_inline_data", .. } => {
+                tracing::debug!("refused: {error}");
+                Self::said(error.errno())
+            }
             _ => Self::in_words(error.errno(), &error, error.cause()),
         }
     }

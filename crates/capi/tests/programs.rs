@@ -541,7 +541,13 @@ fn refused_calls_say_once_why() {
         ("cqe is 0, and it must be between 1 and", "AV8004"),
         ("comp_vector is 7777, and it must be between 0 and", "AV8004"),
         ("cqe is 1073741824, and it must be between 1 and", "AV8004"),
+        ("cqe is -1, and it must be between 1 and", "AV8004"),
+        ("comp_vector is -3, and it must be between 0 and", "AV8004"),
         ("cannot reach the peer at 10.9.8.7: Network is unreachable", "AV8006"),
+        ("srq_attr_mask is 0x14, and no attribute has the bits 0x14", "AV8004"),
+        ("the queue pair is in RESET, and the call needs RTS", "AV8013"),
+        ("the queue pair is in INIT, and the call needs RTS", "AV8013"),
+        ("IBV_QP_PATH_MIG_STATE", "EOPNOTSUPP"),
         ("port_num is 9, and it must be between 1 and 1", "AV8004"),
         ("GID index 77 of port 1 holds no address, and the last that does is", "AV8004"),
         ("attr_mask is 0x10000001, and no attribute has the bits 0x10000000", "AV8004"),
@@ -558,7 +564,7 @@ fn refused_calls_say_once_why() {
         let is_one = lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(cause);
         assert!(is_one, "{text}: {lines:?}\n{said}");
     }
-    assert_eq!(said.matches("refused: ").count(), 20, "{said}");
+    assert_eq!(said.matches("refused: ").count(), 26, "{said}");
 }
 
 /// Exported calls that refuse no zeros: they return nothing, answer, or are tried out. All others must say why.

@@ -498,9 +498,10 @@ impl Cq {
         context: &Arc<ContextCell>,
         init: &CqInitAttr<'_>,
     ) -> Result<Self, CreateError> {
-        if init.cqe == 0 {
-            let most = core.attr_of(context.device).max_cqe;
-            return Err(CreateError::OutOfRange { what: "cqe", value: 0, least: 1, most });
+        // C's number has a sign.
+        if init.cqe.cast_signed() <= 0 {
+            let (value, most) = (init.cqe, core.attr_of(context.device).max_cqe);
+            return Err(CreateError::OutOfRange { what: "cqe", value, least: 1, most });
         }
         core.within(context.device, "cqe", init.cqe, |max| max.max_cqe)?;
         let vectors = core.attr_of(context.device).num_comp_vectors;

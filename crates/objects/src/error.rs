@@ -85,7 +85,7 @@ pub enum CreateError {
         limit: u32,
     },
     /// `EINVAL`: a number that must lie between two others.
-    #[error("{what} is {value}, and it must be between {least} and {most}")]
+    #[error("{what} is {}, and it must be between {least} and {most}", value.cast_signed())]
     OutOfRange {
         /// The field.
         what: &'static str,
@@ -292,7 +292,7 @@ pub enum ModifyObjectError {
     #[error("invalid {0}")]
     Invalid(&'static str),
     /// `EINVAL`: a number that must lie between two others.
-    #[error("{what} is {value}, and it must be between {least} and {most}")]
+    #[error("{what} is {}, and it must be between {least} and {most}", value.cast_signed())]
     OutOfRange {
         /// The field.
         what: &'static str,

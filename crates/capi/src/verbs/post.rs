@@ -6,8 +6,8 @@ use std::{ffi::c_int, fmt, mem::MaybeUninit};
 use anyverbs::error::PostError;
 use anyverbs::persona::Feature;
 use anyverbs::{
-    MAX_SGE, PostRecvError, PostSendError, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
-    Sge,
+    MAX_SGE, PostRecvError, PostSendError, QpState, QpType, RecvWr, RemoteAddr, SendFlags, SendOp,
+    SendWr, Sge,
 };
 use anyverbs_causes::Cause;
 
@@ -29,7 +29,11 @@ pub(crate) struct Refused {
 enum Why {
     /// Programs try it out, or the number says all.
     Silent,
+    /// Programs try it out: the log says it at the level `debug`.
+    Tried(String),
     Text(String),
+    /// The state of the queue pair, and the least that the call needs.
+    State(&'static str),
     Sges,
     Inline,
 }
@@ -38,6 +42,13 @@ enum Why {
 pub(crate) struct Sizes {
     pub(crate) sges: (i64, u32),
     pub(crate) inline: (u64, u32),
+    /// The state of the queue pair, where there is one.
+    pub(crate) state: Option<QpState>,
+}
+
+impl Sizes {
+    /// Nothing is known of the queue.
+    pub(crate) const NONE: Self = Self { sges: (0, 0), inline: (0, 0), state: None };
 }
 
 impl Refused {
@@ -63,7 +74,17 @@ impl Refused {
     pub(crate) fn say(&self, to: &str, sizes: &Sizes) -> Errno {
         let why = match &self.why {
             Why::Silent => return self.errno,
+            Why::Tried(why) => {
+                say(to, why, None);
+                return self.errno;
+            }
             Why::Text(why) => why.clone(),
+            Why::State(needs) => match sizes.state {
+                Some(state) => {
+                    format!("the queue pair is in {}, and the call needs {needs}", state.name())
+                }
+                None => format!("the call needs {needs}"),
+            },
             Why::Sges => match sizes.sges {
                 (asked, limit) if asked < 0 || asked > limit.into() => {
                     format!("num_sge is {asked}, and the limit is {limit}")
@@ -95,8 +116,15 @@ impl From<PostError> for Refused {
             PostError::Send(PostSendError::TooManySges)
             | PostError::Recv(PostRecvError::TooManySges) => Why::Sges,
             PostError::Send(PostSendError::InlineTooLong) => Why::Inline,
+            PostError::Send(PostSendError::State) => Why::State("RTS"),
             // A program may post until the queue is full.
-            _ if error.errno() == libc::ENOMEM => Why::Silent,
+            _ if error.errno() == libc::ENOMEM => {
+                if tracing::enabled!(tracing::Level::DEBUG) {
+                    Why::Tried(error.to_string())
+                } else {
+                    Why::Silent
+                }
+            }
             _ => Why::Text(error.to_string()),
         };
         Self { errno: Errno::said(error.errno()), why }
@@ -114,7 +142,7 @@ fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> E
     let device = qp.and_then(|qp| qp.inner.device.transport().ok());
     // SAFETY: NULL, or the request at which posting ended: the caller's promise.
     let (Some(device), Some(wr)) = (device, unsafe { wr.as_ref() }) else {
-        return refused.say("ibv_post_send: ", &Sizes { sges: (0, 0), inline: (0, 0) });
+        return refused.say("ibv_post_send: ", &Sizes::NONE);
     };
     let cap = device.cap();
     let elements = usize::try_from(wr.num_sge).ok().filter(|_| !wr.sg_list.is_null()).unwrap_or(0);
@@ -124,8 +152,11 @@ fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> E
         Why::Inline => (0..elements).map(len).sum(),
         _ => 0,
     };
-    let sizes =
-        Sizes { sges: (wr.num_sge.into(), cap.max_send_sge), inline: (bytes, cap.max_inline_data) };
+    let sizes = Sizes {
+        sges: (wr.num_sge.into(), cap.max_send_sge),
+        inline: (bytes, cap.max_inline_data),
+        state: device.state().ok(),
+    };
     refused.say(&format!("ibv_post_send to queue pair {:#08x}: ", device.qpn().get()), &sizes)
 }
 
@@ -142,7 +173,7 @@ fn refused_receive(
     }
     // SAFETY: NULL, or the request at which posting ended: the caller's promise.
     let asked = unsafe { wr.as_ref() }.map_or(0, |wr| wr.num_sge);
-    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge()), inline: (0, 0) })
+    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge()), ..Sizes::NONE })
 }
 
 /// Room for the elements of one work request.

@@ -18,7 +18,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, give, no_value, pointer, say, value},
+    errno::{Errno, give, no_value, pointer, say, say_once, value},
     faults,
     object::{self, Object},
     verbs::{
@@ -523,8 +523,9 @@ pub(crate) fn drops_at_exit(qp: usize, deadline: Instant) -> Vec<DroppedDatagram
 fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Errno> {
     let has = |bit| mask.contains(bit);
     let state = |code| {
-        QpState::from_code(code)
-            .ok_or_else(|| no_attribute(&format_args!("a state of the queue pair is {code}")))
+        QpState::from_code(code).ok_or_else(|| {
+            no_attribute(&format_args!("a state of the queue pair is {}", code.cast_signed()))
+        })
     };
     let mut to = QpAttr {
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
@@ -667,7 +668,11 @@ fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError)
         }
     }
     let what = format!("ibv_modify_qp of queue pair {:#08x}: ", qpn.get());
-    say(&what, &format_args!("{error}{values}"), error.cause());
+    if error.cause().is_none() && error.errno() == libc::EOPNOTSUPP {
+        say_once(&format!("refused: {what}{error}{values}; see `anyverbs explain EOPNOTSUPP`"));
+    } else {
+        say(&what, &format_args!("{error}{values}"), error.cause());
+    }
     Errno::said(error.errno())
 }
 

@@ -9,7 +9,7 @@ use crate::{
     abi::*,
     cancel::Uncancelled,
     check,
-    errno::{Errno, give, pointer, value},
+    errno::{Errno, give, no_value, pointer, value},
     faults,
     object::{self, Object},
     verbs::{Context, Cq, Pd, Xrcd, context, cq, watched::activity},
@@ -168,8 +168,11 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
             srq.inner.context.answers()?;
             let attr = attr.ok_or(Errno::NULL)?;
             let mask = mask as u32;
-            if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
-                return Err(Errno::invalid("srq_attr_mask has a bit that is no attribute"));
+            let unknown = mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT);
+            if unknown != 0 {
+                return Err(no_value(&format_args!(
+                    "srq_attr_mask is {mask:#x}, and no attribute has the bits {unknown:#x}"
+                )));
             }
             let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
             let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);

@@ -356,8 +356,9 @@ impl Batch {
         posted.map_err(|refused| {
             let to =
                 format!("ibv_wr_complete of queue pair {:#08x}: ", qp.inner.device.qpn().get());
+            let state = qp.inner.device.transport().ok().and_then(|device| device.state().ok());
             // Sizes that are too large were found before.
-            refused.say(&to, &Sizes { sges: (0, self.cap.max_send_sge), inline: (0, 0) })
+            refused.say(&to, &Sizes { sges: (0, self.cap.max_send_sge), state, ..Sizes::NONE })
         })
     }
 

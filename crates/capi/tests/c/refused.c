@@ -23,6 +23,8 @@ static void creates(void)
 	IS_NULL(ibv_create_qp(pd, &init), EINVAL);
 	IS_NULL(ibv_create_cq(ctx, 0, NULL, NULL, 0), EINVAL);
 	IS_NULL(ibv_create_cq(ctx, 8, NULL, NULL, 7777), EINVAL);
+	IS_NULL(ibv_create_cq(ctx, -1, NULL, NULL, 0), EINVAL);
+	IS_NULL(ibv_create_cq(ctx, 8, NULL, NULL, -3), EINVAL);
 	REFUSES(ibv_resize_cq(cq, 1 << 30), EINVAL);
 	struct ibv_ah_attr ah = { .is_global = 1, .port_num = 9, .grh.dgid = own_gid(ctx) };
 	IS_NULL(ibv_create_ah(pd, &ah), EINVAL);
@@ -33,6 +35,10 @@ static void creates(void)
 	ah.grh.sgid_index = 0;
 	ah.grh.dgid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff, 10, 9, 8, 7 } };
 	IS_NULL(ibv_create_ah(pd, &ah), ENETUNREACH);
+	struct ibv_srq_init_attr srq_init = { .attr = { 4, 1, 0 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
+	REFUSES(ibv_modify_srq(srq, &srq_init.attr, 0x14), EINVAL);
+	OK(ibv_destroy_srq(srq));
 }
 
 static void modifies(struct ibv_qp *qp)
@@ -42,6 +48,19 @@ static void modifies(struct ibv_qp *qp)
 	REFUSES(ibv_modify_qp(qp, &attr, 0x7fffffff), EINVAL);
 	REFUSES(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
 		EINVAL);
+}
+
+/* Each state is another reason. */
+static void sends_too_early(void)
+{
+	struct ibv_qp *qp = make_qp(pd, cq, IBV_QPT_RC, NULL, 0);
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
+	REFUSES(ibv_post_send(qp, &send, &bad), EINVAL);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	REFUSES(ibv_post_send(qp, &send, &bad), EINVAL);
+	REFUSES(ibv_post_send(qp, &send, &bad), EINVAL);
+	OK(ibv_destroy_qp(qp));
 }
 
 static void posts(struct end *e)
@@ -88,6 +107,9 @@ int main(void)
 	struct ibv_qp *fresh = make_qp(pd, cq, IBV_QPT_RC, NULL, 0);
 	struct end a = make_end(pd, IBV_QPT_RC), b = make_end(pd, IBV_QPT_RC);
 	connect_ends(&a, &b);
+	sends_too_early();
+	struct ibv_qp_attr migrates = { .path_mig_state = IBV_MIG_REARM };
+	REFUSES(ibv_modify_qp(a.qp, &migrates, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
 	for (int n = 0; n < 2; n++) {
 		registers();
 		creates();
