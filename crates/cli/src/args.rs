@@ -324,7 +324,7 @@ pub(crate) struct Top {
     /// Print one list, with the rates of one second; as if standard output were no terminal
     #[arg(long)]
     pub(crate) once: bool,
-    /// Print JSON: what `show --json` prints
+    /// Print JSON: a list of the processes, as in `processes` of `show --json`
     #[arg(long, conflicts_with = "once")]
     pub(crate) json: bool,
 }

@@ -109,7 +109,12 @@ fn describe(process: &Process, processes: &[Process]) -> String {
     line(
         &mut text,
         "memory",
-        format_args!("{} regions, {}B", objects.regions, look::bytes(objects.region_bytes)),
+        format_args!(
+            "{} {}, {}B",
+            objects.regions,
+            if objects.regions == 1 { "region" } else { "regions" },
+            look::bytes(objects.region_bytes)
+        ),
     );
     text.push_str("\ncompletion queues\n  CQ      completions   depth   events to acknowledge\n");
     for cq in &page.completion_queues {

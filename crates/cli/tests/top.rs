@@ -130,7 +130,7 @@ fn a_queue_pair_says_that_its_peer_must_post_a_receive() {
     assert!(text.contains("for a receive that this program must post; the peer waits\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     let text = output(&mut anyverbs(&["show", "process", &sender.pid().to_string()]));
-    assert!(text.contains("rcvd_rnr_err") && text.contains("1 regions, 4.0KiB"), "{text}");
+    assert!(text.contains("rcvd_rnr_err") && text.contains("1 region, 4.0KiB"), "{text}");
 }
 
 #[test]
