@@ -86,7 +86,7 @@ causes! {
     1201 NeverAnswered "the peer has never answered",
     1202 NoRoute "no route leads to the peer",
     1203 NobodyOnPort "nobody holds UDP port 4791 at the peer's address",
-    1204 PeerEnded "the peer's process has ended",
+    1204 PeerEnded "the peer's process has ended, or never was",
     1205 PeerHasNoQp "the peer has no queue pair of this number",
     1206 PeerNotReady "the peer's queue pair is not ready to receive",
     1207 PeerInError "the peer's queue pair is in the error state",

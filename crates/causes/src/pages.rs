@@ -175,7 +175,11 @@ mod tests {
     #[test]
     fn a_cause_is_found_by_code_and_vendor_err() {
         for word in ["AV1204", "av1204", "1204", "0x4b4"] {
-            assert_eq!(heading(word), "## AV1204: the peer's process has ended", "{word}");
+            assert_eq!(
+                heading(word),
+                "## AV1204: the peer's process has ended, or never was",
+                "{word}"
+            );
         }
         let page = find("AV1204").unwrap();
         assert!(page.lines().count() > 1 && !page.contains("AV1205"), "{page}");

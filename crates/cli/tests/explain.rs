@@ -12,7 +12,7 @@ fn it_prints_the_page_of_a_word() {
     for (words, heading) in [
         (&["12"][..], "# 12 IBV_WC_RETRY_EXC_ERR: transport retry counter exceeded"),
         (&["transport", "retry", "counter", "exceeded"], "# 12 IBV_WC_RETRY_EXC_ERR:"),
-        (&["AV1204"], "## AV1204: the peer's process has ended"),
+        (&["AV1204"], "## AV1204: the peer's process has ended, or never was"),
         (&["ENOMEM"], "## ENOMEM:"),
         (&["IBV_EVENT_QP_FATAL"], "## IBV_EVENT_QP_FATAL:"),
         (&["buffer-changed"], "# buffer-changed: the buffer of a send"),
