@@ -203,8 +203,8 @@ pub trait ReasonEnv: LinkEnv {
         let _ = (av, headers, payload);
     }
 
-    /// The cause that was heard since. `una` is the PSN of the packet.
-    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+    /// The reason that was heard since. `una` is the PSN of the packet.
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Told> {
         let _ = (av, una);
         None
     }

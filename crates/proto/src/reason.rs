@@ -221,6 +221,12 @@ impl fmt::Display for Reason {
             C::DatagramTooLong if value != 0 => {
                 write!(f, "the datagram has {high} bytes, and the MTU is {low}")
             }
+            C::QpnDiffers if value != 0 => {
+                write!(
+                    f,
+                    "the peer's queue pair is connected to queue pair {value:#08x}, and not to this one"
+                )
+            }
             C::FixedLength if value != 0 => {
                 write!(f, "the operation has elements of {high} bytes in all, and it takes {low}")
             }
@@ -308,6 +314,15 @@ mod tests {
         ];
         let texts: std::collections::BTreeSet<_> = all.into_iter().map(text).collect();
         assert!(texts.len() == 5 && !texts.contains(Cause::WindowNotBound.text()), "{texts:?}");
+    }
+
+    #[test]
+    fn the_queue_pair_that_the_peer_is_connected_to_is_named() {
+        let text = |value| Reason::with(Cause::QpnDiffers, value).to_string();
+        let named =
+            "the peer's queue pair is connected to queue pair 0x030011, and not to this one";
+        assert_eq!(text(0x03_0011), named);
+        assert_eq!(text(0), Cause::QpnDiffers.text());
     }
 
     #[test]

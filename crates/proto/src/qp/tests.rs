@@ -182,9 +182,9 @@ impl ReasonEnv for Device {
         }
     }
 
-    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Told> {
         self.listened.push((*av, una));
-        self.says
+        self.says.map(|cause| Told { cause, value: 0 })
     }
 
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {

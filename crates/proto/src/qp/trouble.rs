@@ -516,13 +516,13 @@ impl Qp {
         let silent = trouble.and_then(|trouble| trouble.silent).filter(|(psn, _)| *psn == una);
         let was_answered = una != self.attr.sq_psn;
         let heard = if self.awaits_reason() { env.heard(&self.attr.av, una) } else { None };
-        match (heard, silent) {
+        match (heard.map(|told| told.cause), silent) {
             (Some(Cause::NobodyOnPort), _) if was_answered => Reason::new(Cause::PeerEnded),
             (Some(Cause::Injected), _) => Reason::with(Cause::Injected, OF_PEER),
             (Some(cause @ Cause::PsnDiffers), _) => {
                 Reason::with(cause, self.attr.sq_psn.get().into())
             }
-            (Some(cause), _) => Reason::new(cause),
+            (Some(cause), _) => Reason::with(cause, heard.map_or(0, |told| told.value)),
             (None, None) => Reason::new(Cause::PacketLost),
             (None, Some((_, since))) => {
                 let ms = env.now().since(since).as_millis().try_into().unwrap_or(u64::MAX);

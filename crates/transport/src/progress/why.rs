@@ -64,7 +64,7 @@ impl Driver {
         if bth.opcode.is_response() {
             let of_udp = || Digest::new(arrival.source, arrival.destination);
             let from = source.digest().unwrap_or_else(of_udp);
-            self.transport.overruns.note_stray(from, bth.psn);
+            self.transport.overruns.note_stray(from, bth.psn, bth.dest_qpn);
         }
         self.tell_why(arrival, bth, Cause::PeerHasNoQp);
         self.say_unclaimed(arrival, bth);

@@ -547,14 +547,15 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
-    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Cause> {
+    fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Told> {
         let verdict = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
         let digests = [Some(Digest::new(av.dgid, av.sgid)), self.link.digest_of_peer()];
         let overruns = &self.transport.overruns;
-        verdict.or_else(|| {
-            let is_stray = digests.into_iter().flatten().any(|peer| overruns.is_stray(peer, una));
-            is_stray.then_some(Cause::QpnDiffers)
-        })
+        let stray = || {
+            let to = digests.into_iter().flatten().find_map(|peer| overruns.stray(peer, una))?;
+            Some(Told { cause: Cause::QpnDiffers, value: to.get().into() })
+        };
+        verdict.map(|cause| Told { cause, value: 0 }).or_else(stray)
     }
 
     #[cold]

@@ -128,7 +128,7 @@ struct Aftermath {
     said: Second,
     told: Second,
     /// The last answer that came for a queue pair that is not here.
-    stray: Option<(Digest, Psn)>,
+    stray: Option<(Digest, Psn, Qpn)>,
     /// Lines that were left out since the last one.
     unsaid: u64,
 }
@@ -209,15 +209,16 @@ impl Overruns {
     }
 
     /// An answer came for a queue pair that is not here.
-    pub(crate) fn note_stray(&self, from: Digest, psn: Psn) {
-        self.list.lock().stray = Some((from, psn));
+    pub(crate) fn note_stray(&self, from: Digest, psn: Psn, to: Qpn) {
+        self.list.lock().stray = Some((from, psn, to));
     }
 
-    /// Whether the last of them may have been the answer of this peer to the packet `una`, or to one behind it. Then the peer is
-    /// connected to another queue pair than the one that sends to it.
-    pub(crate) fn is_stray(&self, peer: Digest, una: Psn) -> bool {
+    /// The queue pair that the last of them was for, if it may have been the answer of this peer to the packet `una`, or to one behind
+    /// it. Then the peer is connected to that queue pair, and not to the one that sends to it.
+    pub(crate) fn stray(&self, peer: Digest, una: Psn) -> Option<Qpn> {
         let is_answer = |psn: Psn| (0..MOST_UNANSWERED).contains(&psn.since(una));
-        self.list.lock().stray.is_some_and(|(from, psn)| from == peer && is_answer(psn))
+        let (from, psn, to) = self.list.lock().stray?;
+        (from == peer && is_answer(psn)).then_some(to)
     }
 
     #[inline]
@@ -374,10 +375,12 @@ mod tests {
     fn a_stray_answer_belongs_to_its_sender_and_packet() {
         let [peer, other] = [1, 2].map(|n| Digest::new(Gid([n; 16]), Gid([9; 16])));
         let (overruns, psn) = (Overruns::default(), Psn::new(5));
-        assert!(!overruns.is_stray(peer, psn));
-        overruns.note_stray(peer, psn);
-        assert!(overruns.is_stray(peer, psn) && overruns.is_stray(peer, Psn::new(0xff_ffff)));
-        assert!(!overruns.is_stray(other, psn) && !overruns.is_stray(peer, psn.plus(1)));
+        let to = Some(Qpn::new(0x03_0011));
+        assert_eq!(overruns.stray(peer, psn), None);
+        overruns.note_stray(peer, psn, Qpn::new(0x03_0011));
+        assert_eq!(overruns.stray(peer, psn), to);
+        assert_eq!(overruns.stray(peer, Psn::new(0xff_ffff)), to);
+        assert_eq!((overruns.stray(other, psn), overruns.stray(peer, psn.plus(1))), (None, None));
     }
 
     #[test]
