@@ -89,7 +89,7 @@ pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedD
     let of = |reason| {
         let drops = device.drops(reason, deadline.saturating_duration_since(Instant::now()))?;
         let ([own_qkey, qkey], [own_pkey, pkey]) = (drops.qkeys, drops.pkeys);
-        let from = format!("queue pair {:#x} at {}", drops.src_qpn.get(), drops.source.to_ip());
+        let from = format!("queue pair {:#08x} at {}", drops.src_qpn.get(), drops.source.to_ip());
         let reason = match reason {
             DropReason::QKey => Dropped::QKey { own: own_qkey.0, other: qkey.0 },
             DropReason::PKey => Dropped::PKey { own: own_pkey.0, other: pkey.0 },

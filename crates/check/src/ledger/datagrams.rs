@@ -33,7 +33,7 @@ impl Ledger {
         let why = match *reason {
             Dropped::Message { ref first, .. } => {
                 let what = format!(
-                    "UC queue pair {:#x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
+                    "UC queue pair {:#08x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
                     qp.number
                 );
                 let seen = ("It was seen here, later".into(), Stack::here());
@@ -55,7 +55,7 @@ impl Ledger {
             }
         };
         let what = format!(
-            "UD queue pair {:#x} has dropped datagrams ({count} so far); the first came from {from}, {why}",
+            "UD queue pair {:#08x} has dropped datagrams ({count} so far); the first came from {from}, {why}",
             qp.number
         );
         let seen = ("It was seen here, later".into(), Stack::here());

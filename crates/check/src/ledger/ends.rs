@@ -243,7 +243,7 @@ impl Ledger {
         let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.oldest()) else { return };
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
-            "queue pair {:#x} is destroyed, and {n} of its sends {} no completion; the oldest is a {name} (wr_id {wr_id:#x})",
+            "queue pair {:#08x} is destroyed, and {n} of its sends {} no completion; the oldest is a {name} (wr_id {wr_id:#x})",
             qp.number,
             if n == 1 { "has" } else { "have" }
         );
@@ -272,7 +272,7 @@ impl Ledger {
         };
         let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
         let what = format!(
-            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#x} uses it",
+            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
             posted.work.name, posted.work.wr_id
         );
         let work = ("The work was posted here".into(), posted.stack);
@@ -284,7 +284,7 @@ impl Ledger {
         let uses = |posted: &&Posted| posted.work.ah == address;
         let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
         let what = format!(
-            "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#x} has no completion",
+            "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#08x} has no completion",
             posted.work.name, posted.work.wr_id
         );
         let work = ("The work was posted here".into(), posted.stack);

@@ -45,7 +45,7 @@ impl Ledger {
         let Some(check) = check_of(cause) else { return };
         let Posted { work, stack, .. } = posted;
         let mut what = format!(
-            "a {} (wr_id {:#x}) of queue pair {:#x} failed: {}",
+            "a {} (wr_id {:#x}) of queue pair {:#08x} failed: {}",
             work.name,
             work.wr_id,
             completion.number,
@@ -67,7 +67,7 @@ impl Ledger {
             stacks.push(("The region was registered here".into(), made));
         }
         if let Some((peer, number)) = self.peer_in_process(qp) {
-            what.push_str(&format!("; the peer is queue pair {number:#x} of this process"));
+            what.push_str(&format!("; the peer is queue pair {number:#08x} of this process"));
             stacks.push(self.origin(peer, "The peer's queue pair was made here"));
         }
         self.report(check, what, stacks);
@@ -81,7 +81,7 @@ impl Ledger {
         self.undefined.push(field);
         let Completion { number, wr_id, status, .. } = *completion;
         let what = format!(
-            "ibv_wc_{field} is called for a completion of queue pair {number:#x} (wr_id {wr_id:#x}) whose status is {status}: the field is undefined"
+            "ibv_wc_{field} is called for a completion of queue pair {number:#08x} (wr_id {wr_id:#x}) whose status is {status}: the field is undefined"
         );
         self.report(Check::FailedWcOpcode, what, vec![here(Stack::here())]);
     }

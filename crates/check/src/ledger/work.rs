@@ -137,7 +137,7 @@ impl Ledger {
         let Some((before, before_stack)) = found else { return };
         let (name, wr_id) = (before.name, before.wr_id);
         let what = format!(
-            "a {} (wr_id {:#x}) of queue pair {:#x} takes its data from where an unfinished {name} (wr_id {wr_id:#x}) puts its own, {}",
+            "a {} (wr_id {:#x}) of queue pair {:#08x} takes its data from where an unfinished {name} (wr_id {wr_id:#x}) puts its own, {}",
             work.name,
             work.wr_id,
             queues.qp.map_or(0, |qp| qp.number),
@@ -185,7 +185,7 @@ impl Ledger {
         let qp = self.queues.get(&address).and_then(|queues| queues.qp);
         let Some(qp) = qp.filter(|qp| len > qp.max_inline.into()) else { return };
         let what = format!(
-            "an inline {name} (wr_id {wr_id:#x}) on queue pair {:#x} has {len} bytes, and max_inline_data is {}",
+            "an inline {name} (wr_id {wr_id:#x}) on queue pair {:#08x} has {len} bytes, and max_inline_data is {}",
             qp.number, qp.max_inline
         );
         let stacks = vec![here(stack), self.origin(address, "The queue pair was made here")];
@@ -200,7 +200,7 @@ impl Ledger {
         queues.is_stuck = true;
         let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
         let what = format!(
-            "the send queue of queue pair {:#x} is full for good: none of its {n} requests since the {name} with wr_id {wr_id:#x} is signaled",
+            "the send queue of queue pair {:#08x} is full for good: none of its {n} requests since the {name} with wr_id {wr_id:#x} is signaled",
             qp.number
         );
         let posted = ("The oldest was posted here".into(), oldest.stack);
@@ -245,7 +245,7 @@ impl Ledger {
         }
         if let Some(Abandoned { number, made, ended }) = abandoned {
             let what = format!(
-                "queue pair {number:#x} was destroyed before IBV_EVENT_QP_LAST_WQE_REACHED, and its SRQ is used on: a receive may be lost"
+                "queue pair {number:#08x} was destroyed before IBV_EVENT_QP_LAST_WQE_REACHED, and its SRQ is used on: a receive may be lost"
             );
             let made = ("The queue pair was made here".into(), made);
             let used = ("The SRQ is used here".into(), stack);
@@ -256,7 +256,7 @@ impl Ledger {
     fn has_no_room_for_grh(&mut self, queue: usize, wr_id: u64, room: u64, stack: Stack) {
         let number = self.queues.get(&queue).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
         let what = format!(
-            "a receive (wr_id {wr_id:#x}) on UD queue pair {number:#x} has room for {room} bytes, and the first {GRH} are the GRH's"
+            "a receive (wr_id {wr_id:#x}) on UD queue pair {number:#08x} has room for {room} bytes, and the first {GRH} are the GRH's"
         );
         let stacks = vec![here(stack), self.origin(queue, "The queue pair was made here")];
         self.report(Check::UdReceiveRoom, what, stacks);
@@ -315,7 +315,7 @@ impl Ledger {
         let did = if now.is_some() { "changed" } else { "unmapped" };
         let number = self.queues.get(&qp).and_then(|queues| queues.qp).map_or(0, |qp| qp.number);
         let what = format!(
-            "the buffer of a {} (wr_id {:#x}) of queue pair {number:#x} was {did} between its posting and its completion",
+            "the buffer of a {} (wr_id {:#x}) of queue pair {number:#08x} was {did} between its posting and its completion",
             work.name, work.wr_id
         );
         let posted = ("The work was posted here".into(), *stack);
@@ -402,6 +402,20 @@ mod tests {
             ledger.overrun(CQ);
             assert_eq!(ledger.reporter.findings, expected, "{suppressions}");
         }
+    }
+
+    #[test]
+    fn a_queue_pair_has_the_number_that_the_log_prints() {
+        let file = std::env::temp_dir().join(format!("anyverbs-number-{}", std::process::id()));
+        let reporter = Reporter::new("", Some(file.clone()));
+        let mut ledger = Ledger::new(reporter, |_, _| false, |_, _| vec![]);
+        make_qp(&mut ledger);
+        let inline = Work { is_inline: true, pieces: memory(0, 5), ..send() };
+        let works = [inline.clone(), Work { pieces: [inline.pieces[0]; 2].into(), ..inline }];
+        ledger.post_sends(QP, works.into_iter(), || (2, false));
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(text.contains("on queue pair 0x000011 has 128 bytes"), "{text}");
     }
 
     fn memory(at: u64, lkey: u32) -> Pieces {
