@@ -1,4 +1,4 @@
-//! The destination of the device's log: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
+//! The destination of the device's log: stderr, filtered by `ANYVERBS_LOG` (levels of all or of modules; default `warn`).
 
 use std::{
     io::{self, Write},
@@ -6,7 +6,8 @@ use std::{
 };
 
 use tracing::{Event, Subscriber};
-use tracing_subscriber::{EnvFilter, Layer, layer::Context, layer::SubscriberExt as _};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt as _};
 
 /// Drops messages of a thread whose own variables were destroyed, as in an exit handler: the formatter needs one of
 /// them.
@@ -49,13 +50,9 @@ const OURS: &str = "anyverbs";
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// A filter, or why the text is none. `tracing` takes a misspelt level for the name of a module, and would show nothing.
-fn filter(wanted: &str) -> Result<EnvFilter, String> {
-    let filter = EnvFilter::try_new(wanted).map_err(|error| error.to_string())?;
-    // Commas separate the fields of a span as well.
-    if wanted.contains('{') {
-        return Ok(filter);
-    }
-    let names = wanted.split(',').map(|part| part.split(['[', '=']).next().unwrap_or_default());
+fn filter(wanted: &str) -> Result<Targets, String> {
+    let filter: Targets = wanted.parse().map_err(|error| format!("{error}"))?;
+    let names = wanted.split(',').map(|part| part.split('=').next().unwrap_or_default());
     for name in names.map(str::trim).filter(|name| !name.is_empty()) {
         let is_level = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(name))
             || matches!(name.parse(), Ok(0..=5_u8));
@@ -81,20 +78,22 @@ pub(crate) fn init() {
     }
     ONCE.call_once(|| {
         let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();
+        let default = Targets::new().with_default(LevelFilter::WARN);
         let (filter, bad) = match filter(&wanted) {
             Ok(filter) if !wanted.is_empty() => (filter, None),
-            Ok(_) => (EnvFilter::new("warn"), None),
-            Err(error) => (EnvFilter::new("warn"), Some(error)),
+            Ok(_) => (default, None),
+            Err(error) => (default, Some(error)),
         };
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+            .with_max_level(LevelFilter::TRACE)
             .with_writer(|| Stderr)
             // SAFETY: isatty takes any descriptor.
             .with_ansi(unsafe { libc::isatty(libc::STDERR_FILENO) } == 1)
             .without_time()
             .log_internal_errors(false)
             .finish()
-            .with(WhileThreadLives);
+            .with(WhileThreadLives)
+            .with(filter);
         // No other code in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
         crate::faults::init();

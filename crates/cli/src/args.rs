@@ -160,8 +160,8 @@ pub(crate) struct Settings {
     /// [env: ANYVERBS_PERSONA]
     #[arg(long, value_name = "PERSONA")]
     pub(crate) persona: Option<String>,
-    /// Level of the messages on standard error: error, warn, info, debug, trace, or a `tracing` filter [env:
-    /// ANYVERBS_LOG]
+    /// Level of the messages on standard error: error, warn, info, debug, trace, or such levels of modules:
+    /// warn,anyverbs_cm=debug [env: ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// The directory of libibverbs.so.1 and of the objects that are preloaded [env: ANYVERBS_LIB_DIR]

@@ -47,7 +47,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     only(
         "ANYVERBS_LOG",
         "warn",
-        "Messages on standard error: off, error, warn, info, debug, trace, or a `tracing` filter",
+        "Messages on standard error: off, error, warn, info, debug, trace, or such levels of modules: warn,anyverbs_cm=debug",
     ),
     only("ANYVERBS_RSOCKET_CONFIG", "/etc/rdma/rsocket", "Directory of the defaults of rsockets"),
     both(
