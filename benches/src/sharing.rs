@@ -21,7 +21,7 @@ const LINE: u64 = 64;
 /// Threads meet often at a line that more than one call in so many writes in one of them, and uses in the other.
 const OFTEN: usize = 8;
 
-/// What a thread did to a line.
+/// The uses of a line by a thread.
 #[derive(Default)]
 struct Use {
     /// Its calls that used it, and those that wrote to it.

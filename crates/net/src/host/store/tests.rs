@@ -293,7 +293,7 @@ fn a_name_that_nobody_serves_is_not_waited_for() {
     assert!(begin.elapsed() >= TIME_SLICES && watch.elapsed() < WAIT);
 }
 
-/// Of many processes that start at once, most wait for long before they see that moment.
+/// Most of many processes that start at once have waited for long before they see that moment.
 #[test]
 fn a_name_that_is_bound_after_a_long_wait_is_waited_for_as_well() {
     let registry = registry("bound-late");
