@@ -92,7 +92,7 @@ pub enum ConnectError {
         source: CreateError,
     },
     /// The queue pair was not moved to this state.
-    #[error("cannot move the queue pair to {to:?}: {source}")]
+    #[error("cannot move the queue pair to {}: {source}", to.name())]
     Modify {
         /// The state.
         to: QpState,

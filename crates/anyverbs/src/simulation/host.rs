@@ -231,9 +231,10 @@ impl Verbs for Host {
     }
 
     fn create_default_cq(&self, cqe: u32) -> Result<Cq, CreateError> {
-        if cqe == 0 {
-            let most = limits::DEFAULT.max_cqe;
-            return Err(CreateError::OutOfRange { what: "cqe", value: 0, least: 1, most });
+        // C's number has a sign.
+        if cqe.cast_signed() <= 0 {
+            let (value, most) = (cqe, limits::DEFAULT.max_cqe);
+            return Err(CreateError::OutOfRange { what: "cqe", value, least: 1, most });
         }
         CreateError::check("cqe", cqe, limits::DEFAULT.max_cqe)?;
         let id = self.world.sim.borrow_mut().cq(self.id, cqe);

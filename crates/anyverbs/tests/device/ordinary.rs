@@ -209,7 +209,7 @@ fn errors_name_the_field() {
     // It is still as it was.
     context.connect(&fresh, &local, &local).unwrap();
     let text = context.endpoint(&fresh).unwrap_err().to_string();
-    assert!(text.contains("Init") && text.contains("no move leads from Rts"), "{text}");
+    assert!(text.contains("to INIT") && text.contains("no move leads from RTS"), "{text}");
 
     let mut bytes = local.to_bytes();
     bytes[2] = 9;
