@@ -29,7 +29,7 @@ use super::Driver;
 use super::datagrams::{Received, Senders};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
-use super::own::Look;
+use super::own::{CLOCK_EVERY, Look};
 use super::why::ReasonAhead;
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::arrivals::reborrow;
@@ -42,9 +42,6 @@ const BUFFERS: usize = 8;
 const ACK_EVERY: usize = 128;
 /// Datagrams handed on by other processes that are read in one go.
 const FORWARD_BUDGET: usize = 32;
-/// A caller that finds nothing looks at the clock, and for forwarded datagrams, once in this many polls. Reading the
-/// clock costs a tenth of an empty poll.
-pub(super) const CLOCK_EVERY: u32 = 16;
 
 /// Empty looks at the sockets after which a caller looks only every [`WAKE_UP`], as long as the same-host link is
 /// busy. A look is two system calls, and costs more than a message there.
