@@ -56,9 +56,9 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Report problems that would stop a program on this machine, and their remedies
     Doctor(Doctor),
-    /// Explain a failure: a status, the code of a cause, an error number, an event
+    /// Explain a failure: a status, the code of a cause, an error number, an event, a check
     #[command(
-        after_help = "Examples:\n  anyverbs explain 12\n  anyverbs explain IBV_WC_RETRY_EXC_ERR\n  anyverbs explain AV1204\n  anyverbs explain EINVAL\n  anyverbs explain IBV_EVENT_QP_FATAL"
+        after_help = "Examples:\n  anyverbs explain 12\n  anyverbs explain IBV_WC_RETRY_EXC_ERR\n  anyverbs explain AV1204\n  anyverbs explain EINVAL\n  anyverbs explain IBV_EVENT_QP_FATAL\n  anyverbs explain leak"
     )]
     Explain {
         /// The word to explain; without it, the list of all
@@ -160,7 +160,7 @@ pub(crate) struct Settings {
     /// [env: ANYVERBS_PERSONA]
     #[arg(long, value_name = "PERSONA")]
     pub(crate) persona: Option<String>,
-    /// Level of the messages on standard error: error, warn, info, debug, trace, or such levels of modules:
+    /// Level of the messages on standard error: off, error, warn, info, debug, trace, or such levels of modules:
     /// warn,anyverbs_cm=debug [env: ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,

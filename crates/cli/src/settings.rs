@@ -251,7 +251,7 @@ mod tests {
         let mut text = String::from(
             "# Reference\n\n<!-- Made from the code by `UPDATE_REFERENCE=1 cargo test -p anyverbs-cli reference`. -->\n\n\
              ## Settings\n\nA setting is an environment variable, a key of the configuration file, or both. The variable goes before the file.\n\
-             Options of the command (`--config`, `--device`, `--log`, `--lib-dir`) set the variables of their names for the program.\n\
+             Options of the command, such as `--config`, `--devices`, `--log` and `--faults`, set the variables of their names for the program.\n\
              A set-user-ID program, or one with file capabilities, obeys none of them.\n\n\
              | variable | key in the file | default | meaning |\n|---|---|---|---|\n",
         );
