@@ -2,7 +2,7 @@
 
 mod facts;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -100,13 +100,20 @@ pub struct CqCell {
 /// How a queue tells its program of completions and errors.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    channel: Option<Arc<ChannelCell>>,
+    /// The queue holds it ([`Hold`]) until it is destroyed. References to the queue that outlast this keep no descriptor open.
+    channel: Option<Weak<ChannelCell>>,
     /// The program's, in each event.
     cookie: AtomicU64,
     /// Acknowledgements of events on the channel.
     pub(crate) comp_acks: Acks,
     /// Acknowledgements of asynchronous events.
     acks: Arc<Acks>,
+}
+
+impl Notices {
+    fn channel(&self) -> Option<Arc<ChannelCell>> {
+        self.channel.as_ref().and_then(Weak::upgrade)
+    }
 }
 
 /// A poll of a queue for at most `left` completions.
@@ -224,7 +231,7 @@ fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, of: Qpn, count: u
 impl Drop for CqCell {
     fn drop(&mut self) {
         // Inherited locks belong to threads of the parent.
-        if let Some(channel) = self.notices.channel.take()
+        if let Some(channel) = self.notices.channel()
             && self.core.is_current()
         {
             channel.withdraw(self);
@@ -249,7 +256,7 @@ impl Timed for CqCell {
             return;
         }
         if state.queue.expire()
-            && let Some(channel) = &self.notices.channel
+            && let Some(channel) = self.notices.channel()
         {
             channel.notify(&self);
         }
@@ -378,8 +385,11 @@ impl CqCell {
 
     /// Tells the channel, now or when the period of the moderation is over.
     fn tell(self: &Arc<Self>, state: &mut State, pushed: Pushed) {
-        let Some(channel) = &self.notices.channel else { return };
+        if self.notices.channel.is_none() {
+            return;
+        }
         if pushed.notify {
+            let Some(channel) = self.notices.channel() else { return };
             state.tell_at = None;
             // Under the lock, so that destroying the queue finds every event of it.
             channel.notify(self);
@@ -552,7 +562,7 @@ impl Cq {
             any: AtomicBool::new(false),
             plain: AtomicBool::new(init.fields.is_empty()),
             notices: Notices {
-                channel: held.as_ref().map(|h| Arc::clone(h.arc())),
+                channel: held.as_ref().map(|h| Arc::downgrade(h.arc())),
                 cookie: AtomicU64::new(init.cookie),
                 comp_acks: Acks::default(),
                 acks: Arc::default(),
@@ -666,7 +676,7 @@ impl Cq {
     /// [`CqError::NoChannel`], [`CqError::Gone`], [`CqError::Forked`].
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
         self.0.check()?;
-        let Some(channel) = &self.0.notices.channel else { return Err(CqError::NoChannel) };
+        let Some(channel) = self.0.notices.channel() else { return Err(CqError::NoChannel) };
         let mut state = self.0.state.lock();
         state.queue.arm(solicited_only);
         self.0.note_plain(&state);
@@ -723,7 +733,7 @@ impl Cq {
                 "CQ not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
-        if let Some(channel) = &self.0.notices.channel {
+        if let Some(channel) = self.0.notices.channel() {
             // The thread that added the last completion has released this lock, and made its event.
             drop(self.0.state.lock());
             channel.withdraw(&self.0);

@@ -133,8 +133,8 @@ pub struct Driver {
     worker: Shared,
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
     rx_empty_at: AtomicU64,
-    /// Empty polls: a program that polls does the worker's work.
-    polls: own::Polls,
+    /// Looks of polls at everything: a program that polls does the worker's work.
+    poll_looks: own::PollLooks,
     /// Threads that wait for a completion event.
     waiters: AtomicU32,
     /// Datagrams that the kernel dropped, as last read.
@@ -163,7 +163,7 @@ impl Driver {
             moderated: Moderated::new(),
             worker,
             rx_empty_at: AtomicU64::new(0),
-            polls: own::Polls::default(),
+            poll_looks: own::PollLooks::default(),
             waiters: AtomicU32::new(0),
             kernel_drops: AtomicU64::new(0),
             unsent: AtomicU64::new(0),

@@ -1,5 +1,6 @@
 //! Short SENDs between processes of one host, which leave by lanes.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -167,6 +168,53 @@ fn threads_with_queues_of_their_own_get_all() {
                 assert!(talk.by_lane() > 0);
             });
         }
+    });
+}
+
+/// A program that polls now and then finds what comes by the ring behind what came by a lane.
+#[test]
+fn rare_polls_find_long_messages_behind_short_ones() {
+    let talk = Talk::begin();
+    talk.warm();
+    let Talk { e, buffer, .. } = &talk;
+    let mut polls: Vec<usize> = (0..41)
+        .map(|_| {
+            talk.echo(b"to and fro");
+            post(e, buffer, 0);
+            e.send(100, SendOp::Send, &[buffer.sge(OUT, 2000)]);
+            let (mut polls, mut found) = (0, 0);
+            while found < 2 {
+                // Less than polls keep the worker away for.
+                sleep(Duration::from_micros(250));
+                found += e.cq.poll(&mut [Wc::default(); 2]).unwrap();
+                polls += 1;
+            }
+            polls
+        })
+        .collect();
+    polls.sort_unstable();
+    // The worker takes them. The next look of a poll at everything may be the sixteenth.
+    assert!(polls[30] <= 8, "{polls:?}");
+    talk.end();
+}
+
+// Alone, so that no other thread gets the number of the descriptor.
+#[test]
+fn a_completion_channel_is_closed_with_its_handle() {
+    in_own_process("lanes::a_completion_channel_is_closed_with_its_handle", || {
+        let talk = Talk::begin();
+        talk.warm();
+        talk.end();
+        let fd = talk.e.channel.as_fd().as_raw_fd();
+        // SAFETY: takes no pointers.
+        let is_open = || unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+        assert!(is_open());
+        talk.e.qp.destroy().unwrap();
+        talk.e.cq.destroy().unwrap();
+        talk.e.channel.destroy().unwrap();
+        // This thread knows its queue pair still, as the one that gave it a completion.
+        drop(talk);
+        assert!(!is_open());
     });
 }
 

@@ -16,6 +16,7 @@ use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::Sge;
 
 use super::Driver;
+use super::own::completes_for;
 use crate::probes;
 use crate::qp::arrivals::{Arrivals, reborrow};
 use crate::qp::env::Call;
@@ -106,6 +107,8 @@ pub(super) struct Served {
     pub(super) found: Option<Found>,
     /// There may be more that this look has left.
     pub(super) has_more: bool,
+    /// The queue pair is destroyed.
+    pub(super) is_over: bool,
 }
 
 impl Driver {
@@ -135,6 +138,11 @@ impl Driver {
                 poller.break_lane(lane);
             }
             poller.end_lane(lane);
+            if let (Some(cell), Some(into)) = (&cell, &into)
+                && completes_for(cell, *into)
+            {
+                Self::note_own(Some(cell));
+            }
             all.taken += found.taken;
             (all.any, all.is_out_of_turn) = (true, all.is_out_of_turn | found.is_out_of_turn);
             *last = cell;
@@ -152,7 +160,7 @@ impl Driver {
     ) -> Served {
         let mut state = cell.state.lock();
         if state.is_dead() {
-            return Served { found: None, has_more: true };
+            return Served { found: None, has_more: true, is_over: true };
         }
         let State { machine, link, .. } = &mut *state;
         let open = link.same_host.short_ways;
@@ -160,9 +168,11 @@ impl Driver {
         let guard = self.core.memory.guard();
         let mut short = ShortWay { cell, lanes, guard, into: &mut into };
         let (mut found, rest) = machine.read_lane_short(open, &mut short);
-        let Rest::Lane(answer) = rest else { return Served { found, has_more: false } };
+        let Rest::Lane(answer) = rest else {
+            return Served { found, has_more: false, is_over: false };
+        };
         if ring.is_none() && answer.is_none() {
-            return Served { found, has_more: true };
+            return Served { found, has_more: true, is_over: false };
         }
         let mut call = Call::new(cell);
         let mut arrivals = Arrivals::new(cell, into);
@@ -180,7 +190,7 @@ impl Driver {
         machine.transmit_rest(&mut env);
         arrivals.end();
         call.settle(&mut state);
-        Served { found, has_more: ring.is_none() }
+        Served { found, has_more: ring.is_none(), is_over: false }
     }
 
     /// A process has opened a lane to one of our queue pairs.

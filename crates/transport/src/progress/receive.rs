@@ -29,7 +29,7 @@ use super::Driver;
 use super::datagrams::{Received, Senders};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
-use super::own::{CLOCK_EVERY, Look};
+use super::own::OwnLook;
 use super::why::ReasonAhead;
 use super::worker::{Shared, WAKE_UP};
 use crate::qp::arrivals::reborrow;
@@ -68,7 +68,6 @@ pub struct RxState {
     /// When the sockets were last looked at.
     looked_at: Time,
     forwarded: ForwardBuffer,
-    calls: u32,
     /// Receiving failed, and the log says so.
     failed: bool,
     since_acks: usize,
@@ -123,7 +122,6 @@ impl RxState {
             empty_looks: 0,
             looked_at: Time::from_nanos(0),
             forwarded: ForwardBuffer::new(),
-            calls: 0,
             failed: false,
             since_acks: 0,
             deferred: Deferred {
@@ -141,15 +139,12 @@ impl RxState {
     #[inline]
     fn finds_nothing(&mut self, worker: &Shared) -> bool {
         let Some(poller) = &mut self.poller else { return false };
-        let calls = self.calls.wrapping_add(1);
         let is_quiet = self.since_shm < IDLE_AFTER
             && self.empty_looks >= QUIET_AFTER
-            && !calls.is_multiple_of(CLOCK_EVERY)
             && !(poller.is_armed() && worker.is_shm_spent());
         if !is_quiet || !poller.finds_nothing() {
             return false;
         }
-        self.calls = calls;
         self.since_shm += 1;
         self.since_acks = 0;
         true
@@ -159,29 +154,12 @@ impl RxState {
     /// be done.
     #[inline]
     fn receive_by_lane(&mut self, driver: &'static Driver, into: Option<&mut dyn Caller>) -> bool {
-        let calls = self.calls.wrapping_add(1);
-        let Some(poller) = self.poller.as_mut().filter(|_| !calls.is_multiple_of(CLOCK_EVERY))
-        else {
-            return false;
-        };
+        let Some(poller) = &mut self.poller else { return false };
         let found = driver.receive_lanes(poller, &mut self.last, Ring::Unread, into);
         if found.any {
-            (self.calls, self.since_shm) = (calls, 0);
-            Driver::note_own(self.last.as_ref());
-        }
-        found.any && !found.is_out_of_turn
-    }
-
-    /// The thread that has locked it has looked at lanes by itself before. Whether its next look is at the clock, and whether
-    /// it has found something.
-    #[inline]
-    fn note_own(&mut self, is_due: bool, has_found: bool) {
-        if is_due {
-            self.calls |= CLOCK_EVERY - 1;
-        }
-        if has_found {
             self.since_shm = 0;
         }
+        found.any && !found.is_out_of_turn
     }
 
     /// Whether ACKs are to leave after `n` more packets; `if_empty`: also after none.
@@ -199,12 +177,18 @@ impl RxState {
 /// The kinds of threads that receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// A poll. It does not look at quiet sockets each time.
-    Poll,
+    /// A poll. It looks at quiet sockets and at the clock only when it is due.
+    Poll { is_due: bool },
     /// A thread of the program that was woken, or waits for others. It looks at everything.
     Wait,
     /// The worker. It looks at everything, and leaves that to another thread that is at it already.
     Worker,
+}
+
+impl Reader {
+    fn is_poll(self) -> bool {
+        matches!(self, Self::Poll { .. })
+    }
 }
 
 /// The parts of a batch that were received, and are to be received.
@@ -223,38 +207,33 @@ struct Step {
 impl Driver {
     /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
     pub(crate) fn poll_progress(&'static self, mut into: Option<&mut dyn Caller>) -> bool {
-        let polls = self.polls.note();
         let (is_due, has_found) = match self.look_at_own(reborrow(&mut into)) {
-            Look::Nothing => return true,
-            Look::Something => {
-                self.end_batch(Reader::Poll, 1, false);
+            OwnLook::Nothing => return true,
+            OwnLook::Something => {
+                self.end_batch(Reader::Poll { is_due: false }, 1, false);
                 return false;
             }
-            Look::All { is_due, has_found } => (is_due, has_found),
+            OwnLook::LookAtAll { is_due, has_found } => (is_due, has_found),
         };
+        self.poll_looks.note();
+        let reader = Reader::Poll { is_due };
         self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
-        if let Some(rx) = &mut rx {
-            rx.note_own(is_due, has_found);
+        if has_found && let Some(rx) = &mut rx {
+            rx.since_shm = 0;
         }
-        let is_due = is_due || polls.is_multiple_of(CLOCK_EVERY.into());
         if !is_due && rx.as_mut().is_some_and(|rx| rx.receive_by_lane(self, reborrow(&mut into))) {
             drop(rx);
             if !self.worker.is_left_to_reader() {
-                self.end_batch(Reader::Poll, 1, false);
+                self.end_batch(reader, 1, false);
                 return false;
             }
             // The worker has left the sockets to this poll.
             rx = self.rx.try_lock();
         }
-        let nothing_came = self.is_end_of_poll(&mut rx);
-        if !nothing_came {
-            if self.receive_with(rx, Reader::Poll, into) == 0 {
-                self.flush(Debts::All);
-            } else if !is_due {
-                // By the ring or a socket: the next may come that way, too.
-                Self::note_own(None);
-            }
+        let nothing_came = !is_due && self.is_end_of_poll(&mut rx);
+        if !nothing_came && self.receive_with(rx, reader, into) == 0 {
+            self.flush(Debts::All);
         }
         if is_due {
             self.run_timers();
@@ -284,7 +263,7 @@ impl Driver {
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
     pub(crate) fn end_polling(&'static self) {
-        self.worker.end_polling(self.polls.sum());
+        self.worker.end_polling(self.poll_looks.sum());
         self.flush(Debts::AtOnce);
         self.worker.rearm_if_disarmed(self.links);
         self.let_shm_wake();
@@ -294,7 +273,7 @@ impl Driver {
     pub(super) fn let_shm_wake(&'static self) {
         let mut rounds = 0;
         while !self.rearm_shm() {
-            self.receive(Reader::Poll);
+            self.receive(Reader::Poll { is_due: false });
             rounds += 1;
             if rounds == ACK_EVERY {
                 self.kick_worker();
@@ -343,7 +322,7 @@ impl Driver {
         let mut n = rx.map_or(0, |rx| self.receive_batch(rx, reader, into));
         let again =
             |reader| self.lock_rx(reader).map_or(0, |rx| self.receive_batch(rx, reader, None));
-        if reader == Reader::Poll && self.worker.take_left_to_reader() && n == 0 {
+        if reader.is_poll() && self.worker.take_left_to_reader() && n == 0 {
             // The event that woke the worker came after this thread had looked.
             n = again(reader);
         }
@@ -372,11 +351,10 @@ impl Driver {
         reader: Reader,
         into: Option<&mut dyn Caller>,
     ) -> usize {
-        rx.calls = rx.calls.wrapping_add(1);
-        let is_poll = reader == Reader::Poll;
-        let now = (!is_poll || rx.calls.is_multiple_of(CLOCK_EVERY)).then(|| self.core.now());
+        let is_brief = reader == Reader::Poll { is_due: false };
+        let now = (!is_brief).then(|| self.core.now());
         let by_ring = self.receive_rings(&mut rx, reader, into);
-        let quiet = is_poll
+        let quiet = reader.is_poll()
             && rx.since_shm < IDLE_AFTER
             && rx.empty_looks >= QUIET_AFTER
             && now.is_none_or(|now| now < rx.looked_at + WAKE_UP);
@@ -405,7 +383,11 @@ impl Driver {
         }
         let by_lane = self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into));
         let mut n = by_lane.number();
-        n += self.receive_ring(poller, (last, inbox), deferred, reborrow(&mut into));
+        let by_ring = self.receive_ring(poller, (last, inbox), deferred, reborrow(&mut into));
+        if by_ring > 0 && reader.is_poll() {
+            Self::note_own(None);
+        }
+        n += by_ring;
         if poller.has_called_lanes() {
             n += self.receive_lanes(poller, last, Ring::Unread, reborrow(&mut into)).number();
         }
@@ -482,7 +464,7 @@ impl Driver {
     /// Reads datagrams from the sockets; how many buffers.
     fn read_sockets(&self, rx: &mut RxState, reader: Reader) -> usize {
         let read = match reader {
-            Reader::Poll => self.links.port.poll(&mut rx.batch),
+            Reader::Poll { .. } => self.links.port.poll(&mut rx.batch),
             Reader::Wait | Reader::Worker => self.links.port.receive(&mut rx.batch),
         };
         let buffers = read.unwrap_or_else(|error| {
@@ -536,6 +518,9 @@ impl Driver {
         // Not remembered: a queue pair that is destroyed should not keep its completion channel open.
         self.deliver(&mut source, &mut None, None);
         self.count_received(tally);
+        if n > 0 && reader.is_poll() {
+            Self::note_own(None);
+        }
         if !to_gsi.is_empty() {
             // No queue pair is locked here.
             self.above().management.receive(now, &to_gsi);

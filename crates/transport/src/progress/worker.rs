@@ -76,7 +76,7 @@ pub struct Shared {
     left_to_reader: AtomicBool,
     /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
     shm_spent: AtomicBool,
-    /// The count of polls when it was last looked at.
+    /// The count of looks when it was last read.
     seen: AtomicU64,
     /// One-sided requests came since the worker last looked.
     one_sided: AtomicBool,
@@ -190,8 +190,8 @@ impl Shared {
     }
 
     /// Polls up to now no longer keep the worker away.
-    pub(super) fn end_polling(&self, polls: u64) {
-        self.seen.store(polls, Ordering::SeqCst);
+    pub(super) fn end_polling(&self, looks: u64) {
+        self.seen.store(looks, Ordering::SeqCst);
     }
 
     pub(super) fn rearm_if_disarmed(&self, links: &Links) {
@@ -438,8 +438,8 @@ impl Worker {
         if found.input != 0 {
             shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
-        let polls = driver.polls.sum();
-        self.polled = shared.seen.swap(polls, Ordering::SeqCst) != polls;
+        let looks = driver.poll_looks.sum();
+        self.polled = shared.seen.swap(looks, Ordering::SeqCst) != looks;
         let now = driver.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
             self.needed_until = now + ONE_SIDED;
@@ -522,8 +522,8 @@ impl Worker {
 /// and be in the middle of a poll. If it has polled before and now waits on its memory, the worker has to take them.
 fn takes_it(driver: &'static Driver) -> bool {
     std::thread::sleep(MOMENT);
-    let polls = driver.polls.sum();
-    driver.worker.seen.swap(polls, Ordering::SeqCst) != polls
+    let looks = driver.poll_looks.sum();
+    driver.worker.seen.swap(looks, Ordering::SeqCst) != looks
 }
 
 /// Receives all there is, acknowledges, and arms the sockets again.
@@ -536,13 +536,14 @@ fn takes_it(driver: &'static Driver) -> bool {
 fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     let stream = if driver.core.now().since(*last) <= BUSY_POLL { PIECE } else { STREAM };
     let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
-    let polls = driver.polls.sum();
+    let looks = driver.poll_looks.sum();
     let begin = driver.bytes_moved();
     let mut batches = 0;
     let mut give_up = None;
     while batches < BATCHES {
         // While it waits it asks as cheaply as a poller, and thoroughly before it gives up.
-        let reader = if give_up.is_none() { Reader::Worker } else { Reader::Poll };
+        let reader =
+            if give_up.is_none() { Reader::Worker } else { Reader::Poll { is_due: false } };
         let n = driver.receive(reader);
         if n > 0 {
             batches += 1;
@@ -571,7 +572,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             }
         }
         driver.flush(Debts::All);
-        let polled = driver.polls.sum() != polls;
+        let polled = driver.poll_looks.sum() != looks;
         if polled || !is_stream(begin) {
             break;
         }

@@ -89,7 +89,7 @@ fn it_leaves_one_sided_requests_to_polls_that_go_on() {
             driver.kick_worker();
             while looks < 500 {
                 driver.worker.note_one_sided();
-                driver.polls.note();
+                driver.poll_looks.note();
                 // Where this thread does not get the processor, polls do not go on, and the worker is right to take over.
                 let goes_on = polled_at.elapsed() < WAKE_UP;
                 polled_at = Instant::now();
@@ -129,7 +129,7 @@ fn request(driver: &'static Driver) -> [Connected; 2] {
 }
 
 fn poll(driver: &'static Driver) {
-    driver.polls.note();
+    driver.poll_looks.note();
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn it_hands_the_sockets_to_the_thread_that_reads_them() {
         assert_eq!(worker.away, Some(BUSY_POLL), "it does not come back at once");
         let received = count(driver, Counter::RcvdPkts);
         // The reader has found nothing, and looks once more for the note.
-        assert_eq!(driver.receive(Reader::Poll), 1);
+        assert_eq!(driver.receive(Reader::Poll { is_due: false }), 1);
         assert_eq!(count(driver, Counter::RcvdPkts), received + 1);
         assert!(!driver.worker.is_left_to_reader());
     });
