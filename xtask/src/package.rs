@@ -57,6 +57,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Makes the packages of this machine, which fails if one is too large or needs a newer C library.
+pub(crate) fn make_own() -> anyhow::Result<()> {
+    make(machine(None)?).map(drop)
+}
+
 /// Makes the packages of this machine and of those that it can emulate, and tests them. This machine's are made twice, and the
 /// crates packed.
 pub(crate) fn run_counted() -> anyhow::Result<Tally> {

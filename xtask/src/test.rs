@@ -131,6 +131,9 @@ fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
     }
     if full {
         steps.counted("package", package::run_counted)?;
+    } else {
+        // Sizes and needs of what users get, which no other build has.
+        steps.whole("package", package::make_own)?;
     }
     Ok(())
 }
