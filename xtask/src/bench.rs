@@ -4,6 +4,7 @@
 
 mod contender;
 mod docs;
+mod emulated;
 mod machine;
 mod place;
 mod plot;
@@ -22,6 +23,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use self::contender::Contender;
+use self::emulated::Guests;
 use self::machine::{Machine, Ticks};
 use self::report::Outcome;
 use self::rows::Row;
@@ -34,7 +36,7 @@ use crate::workspace::{cargo, root, succeed, target};
 
 /// The measurements to run.
 ///
-/// A run of everything takes about 15 minutes, with `--runs 1` about 6. No other program should use the machine: two
+/// A run of everything takes about 20 minutes, with `--runs 1` about 10. The guests of Soft-RoCE take 3 of these. No other program should use the machine: two
 /// programs at a time spin on one core each.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
@@ -215,15 +217,38 @@ fn measure_all(
     }
     for sweep in sweeps {
         eprint!("{}", sweep.name());
-        let chart = sweep.measure(runner, options.plot_runs)?;
+        results.charts.push(sweep.measure(runner, options.plot_runs)?);
         eprintln!();
+    }
+    let charts = &mut results.charts;
+    add_soft_roce(charts.iter_mut().filter(|chart| chart.between_hosts).collect(), runner)?;
+    for chart in charts {
         for curve in &chart.curves {
             for (size, why) in &curve.failures {
                 eprintln!("{}: {}, {size} B: {}", chart.name, curve.name, report::brief(why));
             }
         }
-        plot::write(&chart, &picture(&results_folder(), &chart.name))?;
-        results.charts.push(chart);
+        plot::write(chart, &picture(&results_folder(), &chart.name))?;
+    }
+    Ok(())
+}
+
+/// Adds the curves of guests, which run after everything else: they would take time from it.
+fn add_soft_roce(charts: Vec<&mut Chart>, runner: &Runner) -> anyhow::Result<()> {
+    if charts.is_empty() {
+        return Ok(());
+    }
+    let guests = match Guests::start(&runner.scratch)? {
+        Ok(guests) => guests,
+        Err(reason) => {
+            eprintln!("no curve of Soft-RoCE: {reason}");
+            return Ok(());
+        }
+    };
+    for chart in charts {
+        eprint!("{}, Soft-RoCE", chart.name);
+        chart.curves.push(guests.curve(chart.quantity, sweep::sizes())?);
+        eprintln!();
     }
     Ok(())
 }

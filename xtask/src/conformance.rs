@@ -25,6 +25,7 @@ use crate::interrupt;
 pub(crate) use hosts::{Hosts, Side, Sockets, Topology};
 pub(crate) use process::{Process, quiet, wait_for};
 pub(crate) use results::{Report, cmtime_connects, iperf3_gbits, transfers};
+pub(crate) use rxe::{Family, Guest};
 
 /// A suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

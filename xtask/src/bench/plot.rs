@@ -29,6 +29,7 @@ fn colour(name: &str) -> RGBColor {
         ["UCX", ..] => RGBColor(213, 94, 0),
         ["libfabric", ..] => RGBColor(204, 121, 167),
         ["TCP", ..] => RGBColor(110, 110, 110),
+        ["rxe", ..] => RGBColor(0, 0, 0),
         _ => RGBColor(230, 159, 0),
     }
 }
@@ -211,6 +212,7 @@ mod tests {
         let chart = Chart {
             name: "test".into(),
             place: "same host".into(),
+            between_hosts: false,
             quantity: Quantity::Latency,
             unit: "us",
             curves: vec![Curve {

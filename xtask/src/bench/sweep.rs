@@ -41,6 +41,8 @@ pub(super) struct Sweep {
 pub(super) struct Chart {
     pub(super) name: String,
     pub(super) place: String,
+    /// Otherwise on one host.
+    pub(super) between_hosts: bool,
     pub(super) quantity: Quantity,
     pub(super) unit: &'static str,
     pub(super) curves: Vec<Curve>,
@@ -69,7 +71,7 @@ pub(super) const ALL: [Sweep; 4] = {
 };
 
 /// 2 B to 8 MiB, every fourth power: 2, 8, 32, ...
-fn sizes() -> impl Iterator<Item = u64> {
+pub(super) fn sizes() -> impl Iterator<Item = u64> {
     (0..12).map(|n| 2 << (2 * n))
 }
 
@@ -150,6 +152,7 @@ impl Sweep {
         Ok(Chart {
             name: self.slug(),
             place: self.place.to_string(),
+            between_hosts: self.place != Place::SameHost,
             quantity: self.quantity,
             unit: if self.quantity == Quantity::Latency { "us" } else { "Gb/s" },
             curves,

@@ -14,8 +14,10 @@ use anyhow::{Context, bail};
 
 use self::capture::{Addresses, Capture};
 use self::docs::Results;
-use self::guest::{Guest, Job};
-use self::table::{Case, Family};
+pub(crate) use self::guest::Guest;
+use self::guest::Job;
+use self::table::Case;
+pub(crate) use self::table::Family;
 use super::table::fill;
 use super::tools::{gid_index, noise, tail};
 use super::{Process, Selection, Sockets, Tally, wait_for};
@@ -71,7 +73,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     }
 
     let mut tally = Tally::default();
-    let guest = match Guest::start(&scratch.join("guest.log"))? {
+    let guest = match Guest::start(1, &scratch.join("guest.log"))? {
         Ok(guest) => guest,
         Err(reason) => {
             for case in &cases {

@@ -15,8 +15,6 @@ use super::table::Family;
 use crate::conformance::{Process, quiet, wait_for};
 use crate::{packages, workspace};
 
-/// The one guest that is used.
-const GUEST: &str = "1";
 /// About two minutes on a busy machine, and the time to fetch the packages.
 const BUILD_TIME: Duration = Duration::from_secs(900);
 const START_TIME: Duration = Duration::from_secs(200);
@@ -27,8 +25,10 @@ const POLL: Duration = Duration::from_millis(20);
 const OUTDATED: &str = " outdated";
 
 /// A running guest on a bridge with this machine; stopped with this value if it was started for it.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     vm: Vm,
+    /// From 1.
+    number: u8,
     ours: bool,
     /// The guest's GID table, in lines like `gids/1:0000:...:0a63:0002` and `gid_attrs/types/1:RoCE v2`.
     gids: String,
@@ -45,8 +45,9 @@ struct Vm {
 }
 
 impl Guest {
-    /// Builds the guest if there is none and starts it if it does not run. The inner error is why there is no guest to be had.
-    pub(super) fn start(log: &Path) -> anyhow::Result<Result<Self, String>> {
+    /// Builds the image if there is none and starts guest `number`, from 1, if it does not run. The inner error is why
+    /// there is no guest to be had.
+    pub(crate) fn start(number: u8, log: &Path) -> anyhow::Result<Result<Self, String>> {
         // SAFETY: cannot fail and touches no memory.
         if unsafe { libc::geteuid() } != 0 {
             return Ok(Err("the guest's network takes root".into()));
@@ -56,10 +57,10 @@ impl Guest {
         }
         let vm = Vm::from_environment();
         let status = quiet(&mut vm.command(&["status"]))?;
-        let running = status.lines().find(|line| line.starts_with(&format!("guest {GUEST} ")));
+        let running = status.lines().find(|line| line.starts_with(&format!("guest {number} ")));
         if running.is_some_and(|line| line.ends_with(OUTDATED)) {
             bail!(
-                "the guest that runs is outdated: {} stop {GUEST}",
+                "the guest that runs is outdated: {} stop {number}",
                 workspace::shown(&vm.command(&[]))
             );
         }
@@ -73,8 +74,9 @@ impl Guest {
         }
         let ours = running.is_none();
         // From here on a guest that does not come up is taken down again.
-        let mut guest = Guest { vm, ours, gids: String::new() };
-        if ours && let Err(reason) = guest.vm.step(&["start", GUEST], log, START_TIME)? {
+        let mut guest = Guest { vm, number, ours, gids: String::new() };
+        let start = ["start", &number.to_string()];
+        if ours && let Err(reason) = guest.vm.step(&start, log, START_TIME)? {
             return Ok(Err(reason));
         }
         let gids = guest.run(
@@ -92,8 +94,8 @@ impl Guest {
     }
 
     /// The guest's address, without a scope.
-    pub(super) fn address(&self, family: Family) -> String {
-        self.numbered(family, 2)
+    pub(crate) fn address(&self, family: Family) -> String {
+        self.numbered(family, self.number + 1)
     }
 
     /// This machine's address on the bridge.
@@ -115,18 +117,19 @@ impl Guest {
     }
 
     /// The index of an address of the guest, as RoCE v2, in its GID table.
-    pub(super) fn gid_index(&self, family: Family) -> Option<u64> {
+    pub(crate) fn gid_index(&self, family: Family) -> Option<u64> {
         gid_index(&self.gids, &self.address(family))
     }
 
     /// A file that both see: here, and in the guest.
     pub(super) fn shared(&self, name: &str) -> (PathBuf, PathBuf) {
-        (self.vm.work.join(format!("vm{GUEST}/share")).join(name), Path::new("/mnt").join(name))
+        let share = self.vm.work.join(format!("vm{}/share", self.number));
+        (share.join(name), Path::new("/mnt").join(name))
     }
 
     /// The guest's end of the wire, on which packets look as on a cable: segmented.
     pub(super) fn interface(&self) -> String {
-        format!("{}{GUEST}", self.vm.bridge)
+        format!("{}{}", self.vm.bridge, self.number)
     }
 
     /// Sets the MTU of the cable's both ends.
@@ -150,15 +153,16 @@ impl Guest {
     }
 
     /// Starts a shell command in the guest.
-    pub(super) fn spawn(&self, command: &str) -> anyhow::Result<Job<'_>> {
-        let name = quiet(&mut self.vm.command(&["spawn", GUEST, command]))?;
+    pub(crate) fn spawn(&self, command: &str) -> anyhow::Result<Job<'_>> {
+        let number = self.number.to_string();
+        let name = quiet(&mut self.vm.command(&["spawn", &number, command]))?;
         let name = name.trim();
-        let file = self.vm.work.join(format!("vm{GUEST}/share/jobs")).join(name);
-        Ok(Job { vm: &self.vm, name: name.into(), file })
+        let file = self.vm.work.join(format!("vm{number}/share/jobs")).join(name);
+        Ok(Job { vm: &self.vm, guest: self.number, name: name.into(), file })
     }
 
     /// Runs a shell command in the guest to its end.
-    pub(super) fn run(&self, command: &str, time: Duration) -> anyhow::Result<String> {
+    pub(crate) fn run(&self, command: &str, time: Duration) -> anyhow::Result<String> {
         let mut job = self.spawn(command)?;
         let end = Instant::now() + time;
         wait_for(end, || Ok(job.ended()?.is_some()))?;
@@ -172,7 +176,7 @@ impl Guest {
     }
 
     /// Waits until a process in the guest listens on a port of TCP or of librdmacm, or is bound to one of UDP.
-    pub(super) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
+    pub(crate) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
         let polls = time.as_millis() / 100;
         let tcp = format!("grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
         let udp = format!("grep -qs ':{port:04X} 0*:0000 07' /proc/net/udp /proc/net/udp6");
@@ -204,7 +208,7 @@ fn gid_index(table: &str, address: &str) -> Option<u64> {
 impl Drop for Guest {
     fn drop(&mut self) {
         if self.ours
-            && let Err(error) = quiet(&mut self.vm.command(&["stop", "all"]))
+            && let Err(error) = self.vm.stop(self.number)
         {
             eprintln!("xtask: {error:#}");
         }
@@ -239,6 +243,16 @@ impl Vm {
         command
     }
 
+    /// Stops a guest, and takes the bridge down after the last one.
+    fn stop(&self, number: u8) -> anyhow::Result<()> {
+        quiet(&mut self.command(&["stop", &number.to_string()]))?;
+        let status = quiet(&mut self.command(&["status"]))?;
+        if !status.lines().any(|line| line.starts_with("guest ")) {
+            quiet(&mut self.command(&["stop", "all"]))?;
+        }
+        Ok(())
+    }
+
     /// Runs a step of the script. The inner error is the last thing that it said.
     fn step(
         &self,
@@ -261,8 +275,9 @@ impl Vm {
 }
 
 /// A shell command in the guest, ended with this value.
-pub(super) struct Job<'a> {
+pub(crate) struct Job<'a> {
     vm: &'a Vm,
+    guest: u8,
     name: String,
     /// Without extension: the guest writes `.out` as it goes and `.rc` at the end.
     file: PathBuf,
@@ -270,7 +285,7 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// The exit status if the command has ended.
-    pub(super) fn ended(&mut self) -> anyhow::Result<Option<i32>> {
+    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<i32>> {
         match fs::read_to_string(self.file.with_extension("rc")) {
             // Made, not yet written.
             Ok(text) if text.is_empty() => Ok(None),
@@ -284,7 +299,7 @@ impl Job<'_> {
     }
 
     /// Its output so far.
-    pub(super) fn output(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         let bytes = fs::read(self.file.with_extension("out")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -294,7 +309,9 @@ impl Job<'_> {
         if !matches!(self.ended(), Ok(None)) {
             return;
         }
-        if let Err(error) = quiet(&mut self.vm.command(&["kill", GUEST, &self.name])) {
+        if let Err(error) =
+            quiet(&mut self.vm.command(&["kill", &self.guest.to_string(), &self.name]))
+        {
             eprintln!("xtask: {error:#}");
             return;
         }
@@ -363,7 +380,7 @@ mod tests {
         // SAFETY: touches no memory; the signal is caught.
         unsafe { libc::raise(libc::SIGTERM) };
         assert!(interrupt::check().is_err());
-        drop(Job { vm: &vm, name: "job".into(), file: file.clone() });
+        drop(Job { vm: &vm, guest: 1, name: "job".into(), file: file.clone() });
         assert!(guest.join().unwrap(), "the guest did not find the job any more");
         assert!(!path("pid").exists() && !path("rc").exists());
         fs::remove_dir_all(folder).unwrap();

@@ -26,7 +26,7 @@ pub(super) enum Direction {
 
 /// Kinds of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(crate) enum Family {
     Ipv4,
     Ipv6,
     LinkLocal,
