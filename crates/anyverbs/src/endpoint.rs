@@ -229,7 +229,8 @@ impl Context {
         let address = self.routable_gid()?;
         let max_rd_atomic = self.device_attr()?.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         let psn = Psn::new(StdRng::from_os_rng().random());
-        let (_, init) = qp.query().map_err(refused(QpState::Init))?;
+        let (attr, init) = qp.query().map_err(refused(QpState::Init))?;
+        check_new(attr.state)?;
         let (qpn, gid, mtu) = (qp.qpn(), address.gid, address.mtu);
         let qp_type = init.qp_type;
         let endpoint = Endpoint { qp_type, qpn, psn, gid, mtu, max_rd_atomic, qkey: QKey(0) };
@@ -298,6 +299,14 @@ fn move_to(
 
 fn no(side: &'static str, field: &'static str, reason: String) -> ConnectError {
     ConnectError::Endpoint { side, field, reason }
+}
+
+/// A second endpoint of a queue pair would have another PSN, which the peer does not know.
+pub(crate) fn check_new(state: QpState) -> Result<(), ConnectError> {
+    if state == QpState::Reset {
+        return Ok(());
+    }
+    Err(no("local", "state", format!("the queue pair is not new, but in {}", state.name())))
 }
 
 pub(crate) fn no_address_of_ours(local: &Endpoint) -> ConnectError {

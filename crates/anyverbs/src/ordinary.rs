@@ -124,8 +124,8 @@ impl PdExt for Pd {
 
 /// One call for a single work request. Each makes a completion. None needs `unsafe` or allocates.
 ///
-/// A request names memory by address and key. So the slice may be dropped at once if its region lives on elsewhere. If it does not, the
-/// request completes with an error.
+/// A request names memory by address and key. So the slice may be dropped at once if its region lives on elsewhere. If it does not, a
+/// request that still needs it completes with an error.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -219,19 +219,21 @@ pub trait QpExt<S: Memory = Slice> {
         self.post_recv_wr(&RecvWr { wr_id, sges: &[self.sge_of(into)?] })
     }
 
-    /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has.
+    /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has; the peer's may have more.
     ///
     /// # Errors
-    /// [`PostError`].
+    /// [`PostError`]; [`PostError::Longer`] if the peer's has fewer.
     fn write(&self, wr_id: u64, from: &S, to: &RemoteSlice) -> Result<(), PostError> {
+        check_lengths(from, to)?;
         self.post_send_wr(&signaled(wr_id, SendOp::Write(to.addr()), &[self.sge_of(from)?], None))
     }
 
-    /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has.
+    /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has; the peer's may have more.
     ///
     /// # Errors
-    /// [`PostError`].
+    /// [`PostError`]; [`PostError::Longer`] if the peer's has fewer.
     fn read(&self, wr_id: u64, into: &S, from: &RemoteSlice) -> Result<(), PostError> {
+        check_lengths(into, from)?;
         self.post_send_wr(&signaled(wr_id, SendOp::Read(from.addr()), &[self.sge_of(into)?], None))
     }
 
@@ -259,6 +261,12 @@ pub trait QpExt<S: Memory = Slice> {
         let op = SendOp::CompareSwap { at: at.addr(), compare, swap };
         self.post_send_wr(&signaled(wr_id, op, &[self.sge_of(into)?], None))
     }
+}
+
+/// The peer named no more than its slice: what lies behind is not for the request.
+fn check_lengths(own: &impl Memory, peer: &RemoteSlice) -> Result<(), PostError> {
+    let (local, remote) = (own.len() as u64, peer.len);
+    if local > remote { Err(PostError::Longer { local, remote }) } else { Ok(()) }
 }
 
 impl QpExt for Qp {

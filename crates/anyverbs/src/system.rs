@@ -51,14 +51,14 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyverbs_objects::error::{CqError, CreateError, ModifyObjectError, OpenError};
 use anyverbs_objects::memory::install_guard;
 use anyverbs_proto::mr::Access;
-use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpType};
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use anyverbs_proto::types::{Gid, Mtu, Psn, QKey, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{AddressVector, UdDest};
@@ -382,6 +382,8 @@ pub struct Qp {
     cap: ibv_qp_cap,
     /// The data of the inline send that is being posted.
     inline: Mutex<Vec<u8>>,
+    /// It has an endpoint.
+    is_prepared: AtomicBool,
     /// It uses them.
     _cqs: [Cq; 2],
 }
@@ -518,6 +520,7 @@ impl Verbs for Device {
             qp_type,
             cap: init.cap,
             inline: Mutex::default(),
+            is_prepared: AtomicBool::new(false),
             _cqs: cqs,
         })
     }
@@ -537,6 +540,9 @@ impl Verbs for Device {
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
         self.check(&qp.pd.device, "queue pair")?;
+        if qp.is_prepared.swap(true, Ordering::Relaxed) {
+            endpoint::check_new(QpState::Init)?;
+        }
         let endpoint = Endpoint {
             qp_type: qp.qp_type,
             qpn: qp.qpn(),

@@ -2,8 +2,8 @@
 
 mod facts;
 
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyverbs_locks::{FastMutex, Mutex, rank};

@@ -163,6 +163,7 @@ impl PostError {
             | Self::NoTags
             | Self::Bind
             | Self::Foreign
+            | Self::Longer { .. }
             | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
             Self::System(errno) => *errno,
@@ -348,6 +349,7 @@ mod tests {
             (PostError::NoTags, EINVAL),
             (PostError::Bind, EINVAL),
             (PostError::Foreign, EINVAL),
+            (PostError::Longer { local: 2, remote: 1 }, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),
         ] {

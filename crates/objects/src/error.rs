@@ -393,6 +393,14 @@ pub enum PostError {
     /// `EINVAL`: memory or a destination of another simulation or device.
     #[error("an object of another simulation or device, or a destination of another host")]
     Foreign,
+    /// `EINVAL`: the slice for a READ or WRITE is longer than that of the peer.
+    #[error("the slice has {local} bytes, and that of the peer {remote}")]
+    Longer {
+        /// Bytes of the own slice.
+        local: u64,
+        /// Bytes of the peer's.
+        remote: u64,
+    },
     /// The error number of the system's libibverbs.
     #[error("the system refused it: errno {0}")]
     System(i32),

@@ -273,6 +273,7 @@ impl Verbs for Host {
 
     fn endpoint(&self, qp: &Qp) -> Result<Endpoint, ConnectError> {
         self.check(&qp.host, "queue pair")?;
+        endpoint::check_new(qp.state())?;
         let endpoint = Endpoint {
             qp_type: qp.qp_type(),
             qpn: qp.qpn(),

@@ -51,6 +51,10 @@ fn slices_are_sent_received_read_and_written() {
     a.write(3, &mine.slice(..5), &place).unwrap();
     of_a.wait(SOON).unwrap();
     assert_eq!(theirs.slice(1024..1029).to_vec(), b"first");
+    // The bytes behind the peer's slice are not offered.
+    let longer = Err(anyverbs::error::PostError::Longer { local: 6, remote: 5 });
+    assert_eq!(a.write(4, &mine.slice(..6), &place), longer);
+    assert_eq!(a.read(4, &mine.slice(..6), &place), longer);
     a.read(4, &mine.slice(4096..4101), &place).unwrap();
     of_a.wait(SOON).unwrap();
     assert_eq!(mine.slice(4096..).slice(..5).to_vec(), b"first");
@@ -196,6 +200,8 @@ fn errors_name_the_field() {
     let [(a, cq), (b, _)] = pair(&context, &pd);
     let fresh = context.create_default_qp(&pd, &cq, QpType::Rc).unwrap();
     let local = context.endpoint(&fresh).unwrap();
+    let text = context.endpoint(&fresh).unwrap_err().to_string();
+    assert!(text.contains("not new, but in INIT"), "{text}");
     let fails = |local: &Endpoint, remote: &Endpoint| {
         context.connect(&fresh, local, remote).unwrap_err().to_string()
     };
@@ -209,7 +215,7 @@ fn errors_name_the_field() {
     // It is still as it was.
     context.connect(&fresh, &local, &local).unwrap();
     let text = context.endpoint(&fresh).unwrap_err().to_string();
-    assert!(text.contains("to INIT") && text.contains("no move leads from RTS"), "{text}");
+    assert!(text.contains("not new, but in RTS"), "{text}");
 
     let mut bytes = local.to_bytes();
     bytes[2] = 9;
