@@ -158,7 +158,8 @@ fn forbidden_operations_end_as_they_would_by_messages() {
 #[test]
 fn changes_between_operations_show_at_the_next() {
     let _turn = turn();
-    for change in ["region", "rights", "no rights", "beyond", "before", "key", "much"] {
+    let by_peer = ["region", "rights", "no rights", "address", "address and back"];
+    for change in by_peer.into_iter().chain(["beyond", "before", "key", "much"]) {
         let mut peer = Peer::spawn("rc direct change", &[]);
         let e = Endpoint::new(QpType::Rc);
         let buffer = Buffer::new(&e.pd, SIZE);
@@ -185,8 +186,8 @@ fn changes_between_operations_show_at_the_next() {
                 assert_eq!(peer.hear(), "@ changed");
             }
         }
-        if change == "rights" {
-            // The rights went, and came back.
+        if change == "rights" || change == "address and back" {
+            // The rights or the address went, and came back.
             assert_eq!(done(SendOp::Write(at), 8), WcStatus::Success);
             continue;
         }
@@ -197,6 +198,8 @@ fn changes_between_operations_show_at_the_next() {
         let refused = done(SendOp::Write(at), 8);
         let expected = match change {
             "no rights" => WcStatus::RemInvReqErr,
+            // The peer knows this address no more, so it drops the packets.
+            "address" => WcStatus::RetryExcErr,
             _ => WcStatus::RemAccessErr,
         };
         assert_eq!(refused, expected, "{change}");
@@ -404,6 +407,9 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
             "region" => buffer.mr.destroy().unwrap(),
             "no rights" => permit(read),
             "rights" => [read, read | Access::REMOTE_WRITE].into_iter().for_each(permit),
+            "address" => move_peer(e, &[ELSEWHERE]),
+            // Both ends have the same address.
+            "address and back" => move_peer(e, &[ELSEWHERE, e.address().gid]),
             _ => return,
         }
         println!("@ changed");
@@ -416,6 +422,19 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         std::thread::yield_now();
     }
     println!("@ {:?}", e.qp.state().unwrap());
+}
+
+/// An address of this host that no test uses.
+const ELSEWHERE: Gid = Gid(std::net::Ipv4Addr::new(127, 0, 0, 2).to_ipv6_mapped().octets());
+
+/// Says in SQD that the peer has these addresses, one after the other.
+fn move_peer(e: &Endpoint, addresses: &[Gid]) {
+    let drained = QpAttr { state: QpState::Sqd, ..QpAttr::default() };
+    e.qp.modify(&drained, QpAttrMask::STATE).unwrap();
+    for &gid in addresses {
+        let av = e.av(Address { gid, ..e.address() });
+        e.qp.modify(&QpAttr { av, ..QpAttr::default() }, QpAttrMask::AV).unwrap();
+    }
 }
 
 /// The memory that a peer offers, with the fault of its role.

@@ -107,14 +107,32 @@ impl QpEntry {
 pub struct PublishedQp {
     /// The peers' rights without a message.
     access: Option<Access>,
-    /// Something was taken back, and copies that use it have not been waited for.
-    unsettled: bool,
+    /// How often something was taken back.
+    taken_back: u32,
+    /// Copies that use what was taken back have been waited for up to this time of them.
+    settled: u32,
 }
 
+/// Something was taken back, and copies that use it have not been waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the caller waits for the copies"]
+pub struct Unsettled(u32);
+
 impl PublishedQp {
-    /// Whether [`Directory::settle`] is to be called, which the caller then does.
-    pub fn take_unsettled(&mut self) -> bool {
-        std::mem::take(&mut self.unsettled)
+    /// Says that [`Directory::settle`] is to be called, and then [`note_settled`](Self::note_settled).
+    pub fn unsettled(&self) -> Option<Unsettled> {
+        (self.taken_back != self.settled).then_some(Unsettled(self.taken_back))
+    }
+
+    /// The copies were waited for. What was taken back meanwhile needs another wait.
+    pub fn note_settled(&mut self, Unsettled(taken_back): Unsettled) {
+        if self.taken_back == taken_back {
+            self.settled = taken_back;
+        }
+    }
+
+    fn note_taken_back(&mut self) {
+        self.taken_back = self.taken_back.wrapping_add(1);
     }
 }
 
@@ -211,19 +229,22 @@ impl Directory {
         let (peer, pd, gid) = (attr.dest_qpn, machine.init().pd, attr.av.dgid);
         let entry = QpEntry { peer, access, pd, gid, device };
         if known.access.is_some() {
-            // Only the rights change. They share a word with fields that stay.
+            // Only the rights change: whoever changes the peer's address withdraws the entry first.
             self.endpoint.published().store(at + PEER, entry.words()[0]);
-            known.unsettled = true;
+            known.note_taken_back();
+        } else if known.unsettled().is_some() {
+            // A copy may have begun by the entry that was taken back, and may be reading it.
+            return;
         } else {
             self.enter(at, machine.qpn().get(), &entry.words());
         }
         known.access = Some(access);
     }
 
-    /// Takes a queue pair back.
+    /// Takes a queue pair back. It is entered anew once copies that use it have been waited for.
     pub fn withdraw_qp(&self, qpn: Qpn, known: &mut PublishedQp) {
-        if known.access.take().is_some() {
-            known.unsettled |= self.take_back(qp_at(qpn));
+        if known.access.take().is_some() && self.take_back(qp_at(qpn)) {
+            known.note_taken_back();
         }
     }
 
@@ -281,6 +302,19 @@ pub fn publish_qp(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_back_during_a_wait_needs_another() {
+        let mut known = PublishedQp::default();
+        assert_eq!(known.unsettled(), None);
+        known.note_taken_back();
+        let first = known.unsettled().unwrap();
+        known.note_taken_back();
+        known.note_settled(first);
+        let second = known.unsettled().unwrap();
+        known.note_settled(second);
+        assert_eq!(known.unsettled(), None);
+    }
 
     #[test]
     fn entries_lie_apart_and_inside() {

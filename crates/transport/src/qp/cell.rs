@@ -400,6 +400,10 @@ impl QpCell {
             link.xrc.srq = None;
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
+            if let Some(directory) = &transport.core.directory {
+                // What it says of the peer's address is true no more.
+                directory.withdraw_qp(self.qpn, &mut link.same_host.published);
+            }
             link.pin(transport.links, machine);
             machine.transmit_rest(&mut call.env(link));
             self.check_route(&attr.av);
@@ -416,10 +420,12 @@ impl QpCell {
         }
         self.note_modified(&mut state);
         call.settle(&mut state);
-        let unsettled = state.link.same_host.published.take_unsettled();
+        let unsettled = state.link.same_host.published.unsettled();
         call.finish(state);
-        if unsettled {
+        if let Some(unsettled) = unsettled {
             transport.core.settle_copies();
+            // The next call enters what was withdrawn and is open to the peer.
+            self.state.lock().link.same_host.published.note_settled(unsettled);
         }
         Ok(())
     }

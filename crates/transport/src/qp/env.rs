@@ -165,10 +165,10 @@ impl<'a> Call<'a> {
         }
         transport.owed.note(self.cell.qpn, &mut state.link.owed.debt, false);
         state.link.leave_path(self.cell.qpn);
-        let unsettled = state.link.same_host.published.take_unsettled();
+        let unsettled = state.link.same_host.published.unsettled();
         drop(state);
         transport.after_unlock();
-        if unsettled {
+        if unsettled.is_some() {
             transport.core.settle_copies();
         }
     }
