@@ -102,7 +102,7 @@ pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
 pub use layout::{LANES, MAX_HEADER};
 pub use memory::{Area, Memory, SharedWords};
-pub(crate) use memory::{allocate, check_length, memfd};
+pub(crate) use memory::{allocate, check_length, is_sealed_memory, memfd};
 pub use poller::{Event, LaneId, LaneLook, Poller};
 pub(crate) use process::{PeerProcess, peer as peer_process};
 pub use published::{Copied, Published};

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use socket2::Socket;
 
 use super::lock::Owner;
 use super::name::{Name, Registry};
 use super::pass;
 use super::table::{self, ENTRY_BITS, Entry, Fact, Header, Kind, Table};
-use crate::shm::{Area, allocate, check_length, memfd};
+use crate::shm::{Area, allocate, check_length, is_sealed_memory, memfd};
 use crate::sockopt;
 use crate::sys::{Uncancelled, above_standard_streams};
 
@@ -235,10 +235,12 @@ impl Store {
 
     /// Takes a file for the store if it is one. Its giver is not trusted.
     fn open(registry: &Registry, file: File, locks: Owner) -> io::Result<Option<Self>> {
+        if !is_sealed_memory(file.as_fd(), SEALS) {
+            return Ok(None);
+        }
         let meta = file.metadata()?;
-        let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
         let is_sound = meta.is_file() && meta.nlink() == 0 && registry.is_own_user(meta.uid());
-        if !is_sound || !is_sealed {
+        if !is_sound {
             return Ok(None);
         }
         let mut header = [0; 16];

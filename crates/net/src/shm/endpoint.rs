@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
 use rustix::event::epoll::{self, EventFlags};
-use rustix::fs::{FileType, Mode, OFlags, fcntl_setfl, fstat, open};
+use rustix::fs::{Mode, OFlags, fcntl_setfl, open, readlink};
 use socket2::Socket;
 use thiserror::Error;
 
@@ -352,15 +352,16 @@ impl Shared {
 pub(super) struct Waker(Descriptor);
 
 impl Waker {
-    /// Opens the pipe that a peer sent. None if it is none.
+    /// Opens the pipe that a peer sent. None if it is none, or lies in a file system: that may be one of FUSE, whose
+    /// server need not answer. The name tells without a question to a file system.
     ///
     /// # Errors
-    /// Those of open(2) of `/proc/self/fd`.
+    /// Those of open(2) and readlink(2) of `/proc/self/fd`.
     pub(super) fn open(given: BorrowedFd<'_>) -> io::Result<Option<Self>> {
-        if FileType::from_raw_mode(fstat(given)?.st_mode) != FileType::Fifo {
+        let name = format!("/proc/self/fd/{}", given.as_raw_fd());
+        if !readlink(&name, Vec::new())?.as_bytes().starts_with(b"pipe:[") {
             return Ok(None);
         }
-        let name = format!("/proc/self/fd/{}", given.as_raw_fd());
         let fd = open(name, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Some(Self(fd.into())))
     }
@@ -378,5 +379,25 @@ pub(super) fn read_wakes(pipe: BorrowedFd<'_>) {
         if rustix::io::read(pipe, &mut bytes) != Ok(bytes.len()) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pipe_of_no_file_system_is_a_waker() {
+        let (_reader, pipe) = io::pipe().unwrap();
+        assert!(Waker::open(pipe.as_fd()).unwrap().is_some());
+        let path = std::env::temp_dir().join(format!("anyverbs-fifo-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a string with its end.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let named = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        std::fs::remove_file(&path).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(Waker::open(null.as_fd()).unwrap().is_none());
+        assert!(Waker::open(named.unwrap().as_fd()).unwrap().is_none());
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    ftruncate, memfd_create,
+    fstatfs, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
 use rustix::mm::{
@@ -21,6 +21,9 @@ use rustix::mm::{
 use rustix::process::{Resource, getrlimit};
 
 use crate::sys;
+
+/// The type of a file system of ordinary pages, as fstatfs(2) has it.
+pub(crate) const TMPFS: u64 = 0x0102_1994;
 
 /// Words of 64 bits, at offsets that are multiples of 8, and bytes.
 ///
@@ -415,6 +418,15 @@ pub(crate) fn allocate(fd: BorrowedFd<'_>, start: usize, len: usize) -> io::Resu
     Ok(fallocate(fd, FallocateFlags::empty(), start as u64, len as u64)?)
 }
 
+/// Whether a descriptor of a stranger is a memfd of ordinary pages with these seals.
+///
+/// Files of other file systems have no seals, and no other question is put to these. A server of FUSE need not answer
+/// one. A memfd of huge pages has seals. But where none is free, a hole in it ends the process that reads there.
+pub(crate) fn is_sealed_memory(fd: BorrowedFd<'_>, needed: SealFlags) -> bool {
+    fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(needed))
+        && fstatfs(fd).is_ok_and(|stat| stat.f_type as u64 == TMPFS)
+}
+
 impl SharedObject {
     /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched
     /// when the system has none to give, they would end the process.
@@ -439,9 +451,9 @@ impl SharedObject {
 
     /// Takes a descriptor that a peer sent, if it is a memfd of exactly `len` bytes that cannot shrink.
     pub(crate) fn check(fd: OwnedFd, len: usize) -> Option<Self> {
-        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let is_whole = fstat(&fd).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(len as u64));
-        (is_sealed && is_whole).then_some(Self(fd))
+        let is_whole =
+            || fstat(&fd).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(len as u64));
+        (is_sealed_memory(fd.as_fd(), SealFlags::SHRINK) && is_whole()).then_some(Self(fd))
     }
 }
 
@@ -498,5 +510,18 @@ mod tests {
         assert!(SharedObject::check(unsealed, 4096).is_none());
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         assert!(SharedObject::check(file, 4096).is_none());
+    }
+
+    /// Where no huge page is free, a hole in such an object would end whoever reads there.
+    #[test]
+    fn objects_of_huge_pages_are_refused() {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(huge) = memfd_create(c"huge", flags) else {
+            return println!("skipped: the kernel has no huge pages");
+        };
+        let len = rustix::fs::fstatfs(&huge).unwrap().f_bsize as usize;
+        ftruncate(&huge, len as u64).unwrap();
+        fcntl_add_seals(&huge, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        assert!(SharedObject::check(huge, len).is_none());
     }
 }
