@@ -71,9 +71,11 @@ impl Traffic {
     /// A place for the packets of a queue pair's lanes.
     pub(super) fn of_lanes(&self, device: u8) -> Arc<LaneTally> {
         let mut lanes = self.lanes.lock();
-        let is_free =
-            |(of, tally): &&(u8, Arc<LaneTally>)| *of == device && Arc::strong_count(tally) == 1;
-        let free = lanes.iter().find(is_free).map(|(_, tally)| Arc::clone(tally));
+        // Unlike `strong_count`, `get_mut` also shows the counts as who gave the place up has left them.
+        let free = lanes.iter_mut().find_map(|(of, tally)| {
+            let is_free = *of == device && Arc::get_mut(tally).is_some();
+            is_free.then(|| Arc::clone(tally))
+        });
         free.unwrap_or_else(|| {
             let tally = Arc::<LaneTally>::default();
             lanes.push((device, Arc::clone(&tally)));
