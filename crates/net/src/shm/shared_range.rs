@@ -12,9 +12,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use rustix::fs::fstatfs;
 
+use super::memory::TMPFS;
 use crate::Uncancelled;
 
-const TMPFS: u64 = 0x0102_1994;
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// A file, and where in it a range of another process's memory lies.
@@ -59,16 +59,25 @@ impl<'a> Mapped<'a> {
 
     /// Opens the file that is mapped by this name, if it is that.
     fn open(&self, path: &str, write: bool) -> Option<OwnedFd> {
-        // Looked at before it is opened: a pipe or a device may do anything then.
+        // Memory is on no device.
+        if self.device.0 != 0 {
+            return None;
+        }
+        // Looked at before it is opened: a pipe or a device may do anything then, and a file of FUSE may wait.
         let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
+        if !is_in_memory(&found) {
+            return None;
+        }
         let stat = found.metadata().ok()?;
         let device = (libc::major(stat.dev()), libc::minor(stat.dev()));
         if !stat.is_file() || stat.ino() != self.inode || device != self.device {
             return None;
         }
         let name = format!("/proc/self/fd/{}", found.as_raw_fd());
-        let file = OpenOptions::new().read(true).write(write).open(name).ok()?;
-        is_in_memory(&file).then(|| file.into())
+        let mut open = OpenOptions::new();
+        // A lease of another process is not waited for.
+        let file = open.read(true).write(write).custom_flags(libc::O_NONBLOCK).open(name).ok()?;
+        Some(file.into())
     }
 }
 
@@ -104,7 +113,9 @@ fn by_name(pid: i32, mapped: &Mapped<'_>, write: bool) -> Option<OwnedFd> {
 
 fn by_descriptor(pid: i32, mapped: &Mapped<'_>, write: bool) -> io::Result<Option<OwnedFd>> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // Most are of other files. Their names tell, and no file system is asked.
         if let Some(path) = entry?.path().to_str()
+            && fs::read_link(path).is_ok_and(|name| name.as_os_str() == mapped.path)
             && fs::metadata(path).is_ok_and(|stat| stat.ino() == mapped.inode)
             && let Some(file) = mapped.open(path, write)
         {
@@ -167,5 +178,31 @@ mod tests {
         let on_disk = File::open("/proc/self/exe").unwrap();
         let area = Area::map(on_disk.as_fd(), 4096, Access::ReadOnly).unwrap();
         assert!(find(pid, here(&area), 4096, false).is_none());
+    }
+
+    /// A lease makes an open of the file wait until its holder gives it up, or for 45 s.
+    #[test]
+    fn a_file_under_a_lease_is_not_waited_for() {
+        let name = "shm::shared_range::tests::a_file_under_a_lease_is_not_waited_for";
+        anyverbs_testing::in_own_process(name, || {
+            let path = format!("/dev/shm/anyverbs-lease-{}", std::process::id());
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+            let Ok(file) = file else { return println!("skipped: no /dev/shm") };
+            file.set_len(4096).unwrap();
+            let fd = file.as_raw_fd();
+            // SAFETY: nobody else in this process handles the signal; an open descriptor.
+            let rc = unsafe {
+                libc::signal(libc::SIGIO, libc::SIG_IGN);
+                libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK)
+            };
+            let leased = if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+            let area = Area::map(file.as_fd(), 4096, Access::ReadWrite).unwrap();
+            let begin = std::time::Instant::now();
+            let found = find(std::process::id() as i32, here(&area), 4096, true);
+            fs::remove_file(&path).unwrap();
+            leased.unwrap();
+            assert!(found.is_none());
+            assert!(begin.elapsed() < std::time::Duration::from_secs(10), "{:?}", begin.elapsed());
+        });
     }
 }
