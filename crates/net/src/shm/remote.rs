@@ -2,7 +2,11 @@
 //!
 //! Those calls take a process number and no descriptor, so the number must still be the peer's. Numbers are handed out
 //! in a cycle: one comes back only after all others were used, which takes far longer than the tick of the coarse clock.
-//! Hence it is enough to look once a tick whether the process and its socket (which `execve` closes) are still there.
+//! Hence a look once a tick, at the process and its socket, is enough to find no other process.
+//!
+//! A process that runs another program (execve(2)) keeps its number. Its socket closes, so the next look finds that. Until
+//! then, for up to a tick, a copy may reach the memory of the new program, if something is mapped at the same address
+//! and the kernel still permits the copy.
 //!
 //! The file of a process's memory (proc_pid_mem(5)) would read a little in less time. It ignores protection, so a page that its
 //! owner has made inaccessible would be read.
