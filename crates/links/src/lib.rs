@@ -142,8 +142,9 @@ impl Links {
         }
     }
 
-    /// Whether somebody wants to see what queue pairs do, or a script of faults or a partition changes it. Then all of it is packets.
-    pub fn is_watched(&self) -> bool {
+    /// Whether all that queue pairs do has to be packets, as a network has them: they are recorded, a script of faults changes
+    /// them, or they may have P_Keys other than the default. A lane has no place for a P_Key.
+    pub fn needs_packets(&self) -> bool {
         self.is_recorded() || self.may_drop()
     }
 

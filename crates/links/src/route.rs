@@ -149,13 +149,13 @@ impl Route {
                 LinkProps { certain, probe_after, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
-            // Whoever watches sees packets of a network: without long ones, and with ACKs that travel alone.
+            // Packets of a network: without long ones, and with ACKs that travel alone.
             Self::Shm(route) => {
-                let is_watched = links.is_watched();
+                let needs_packets = links.needs_packets();
                 let loses = links.loses_packets() || route.peer.channel().peer_loses();
                 LinkProps {
-                    segment: if is_watched { 0 } else { shm::SEGMENT },
-                    immediate: !is_watched && !loses,
+                    segment: if needs_packets { 0 } else { shm::SEGMENT },
+                    immediate: !needs_packets && !loses,
                     probe_after: loses.then_some(PROBE_AFTER),
                     ..LinkProps::new(shm::WINDOW)
                 }

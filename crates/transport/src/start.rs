@@ -108,8 +108,8 @@ impl DataPath {
         fork::set_owner(core);
         let kept = opened.port.kept() > 0;
         let links = leak(Links::new(core, opened));
-        // Whoever watches wants packets as a network has them.
-        if let Some(directory) = core.directory.as_ref().filter(|_| !links.is_watched()) {
+        // Payloads that are fetched are in no packet.
+        if let Some(directory) = core.directory.as_ref().filter(|_| !links.needs_packets()) {
             directory.offer_to_fetch();
         }
         if links.faults.is_some() {

@@ -263,6 +263,7 @@ impl Lanes {
         spare: &mut Spare,
         (from, dest): (Qpn, Qpn),
     ) -> Option<Arc<LaneWriter>> {
+        debug_assert!(!links.needs_packets(), "a SEND in a lane has the default P_Key");
         let shm = links.shm.as_ref()?;
         let lane = route.peer.channel().open_lane()?;
         let (index, first) = (lane.index() as u8, lane.next());

@@ -101,7 +101,7 @@ impl Watch {
         qpn: Qpn,
         qp_type: QpType,
     ) -> Option<Box<Self>> {
-        if !links.is_watched() {
+        if !links.needs_packets() {
             return None;
         }
         if let Some(trace) = &links.trace {
