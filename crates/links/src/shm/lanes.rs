@@ -22,9 +22,12 @@ use super::traffic::LaneTally;
 use super::{Shm, Spare, Unflushed};
 use crate::Links;
 
-/// A lane that was refused is asked for again after this many SENDs.
+/// A lane that was refused is asked for again after this many SENDs. The peer needs packets, or is not
+/// connected that far. A question is a message and an answer. So among so many it costs little, and a program that goes
+/// on for long still gets its lane. Without a bound each SEND would ask.
 const ASK_AGAIN_AFTER: u32 = 1024;
-/// The same for one that found no room in the ring, or no free lane.
+/// The same for one that found no room in the ring, or no free lane. That costs no message, only a look at each lane. A ring
+/// has room soon, mostly.
 const TRY_AGAIN_AFTER: u32 = 64;
 
 /// The acknowledged PSN is there, in the low half of a cell's first word.

@@ -20,7 +20,8 @@ use super::owed::Debts;
 use super::receive::Reader;
 
 /// Times that another thread may have taken the event that woke a waiting one. Then that thread receives in its place,
-/// and this one sleeps at its channel.
+/// and this one sleeps at its channel. Otherwise each packet would wake both for as long as the other polls. The first
+/// times may be chance, and at its channel this thread costs a second wake-up.
 const TOO_LATE: u32 = 3;
 /// The most descriptors that a thread sleeps at: the channel, the links' and those of frames (two).
 const DESCRIPTORS: usize = 1 + Links::MOST_FDS + 2;

@@ -49,9 +49,12 @@ const PIECE: u64 = 3 << 10;
 /// The time, in microseconds, for which the worker leaves arrivals to a program that polls. A poll takes less, and so does a
 /// look at whether there was one (`it_leaves_one_sided_requests_to_polls_that_go_on`).
 const MOMENT: Duration = Duration::from_micros(10);
-/// Packets that came alone, likely.
+/// Packets that came alone, likely. Behind a batch of so few the sockets are armed, without another look that finds nothing. If
+/// more did come, an event wakes the worker once more. So a larger number costs bursts a wake-up for each batch.
 const FEW: usize = 4;
-/// Batches in a row before the worker looks at anything else.
+/// Batches in a row before the worker looks at anything else. A peer that sends without a pause would otherwise keep it from
+/// timers, from new channels and from the program's calls for it. A batch is up to 8 buffers of 64 KiB, so the looks
+/// cost nothing beside them.
 const BATCHES: usize = 64;
 
 const TOKEN_KICK: u64 = 0;

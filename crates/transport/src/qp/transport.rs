@@ -136,7 +136,9 @@ struct Aftermath {
 /// Lines in the log in one second.
 const LINES_A_SECOND: u32 = 20;
 
-/// The longest wait for lines that another thread writes.
+/// The longest wait for lines that another thread writes. A program that ends upon a failed completion has the line in its log
+/// by then. A log that waits for this very thread would wait for ever without it
+/// (`a_thread_waits_for_the_lines_of_another_for_a_bounded_time`).
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Reasons in one second that peers are told whose packets were dropped.
