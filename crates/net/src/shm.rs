@@ -29,8 +29,12 @@
 //! | 128 | whether it looks into that ring by itself, or wants its doorbell rung |
 //! | 256 | the last question for room that it answered |
 //! | 384 | the last question for room that it asked |
+//! | 448 | whether it has given the channel up: the other begins no further copy |
+//! | 456 | whether the kernel lets it copy from and to the other's memory |
+//! | 464 | whether it may lose packets on purpose |
 //! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
-//! | one page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
+//! | 1024 | counts of these copies, for each mark and each device of the other |
+//! | behind it, on a page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
 //! | behind it | its answers to the other's lanes, where it looks and its bells ([`bells`]), then its own lanes ([`lane`]) |
 //!
 //! A message is `control word 8 | header 0 to 120 | payload`, at a multiple of 64. A header and payload that fit into
@@ -71,7 +75,7 @@
 //! - Sleeping: [`Poller::arm`]. If it returns false, poll again; else wait for `endpoint.wake_fd()` (epoll), then
 //!   [`Poller::disarm`] and poll. While disarmed no peer writes to the eventfd, so it may stay in the epoll set.
 //! - [`Channel::can_copy`], [`Channel::read_remote`] and [`Channel::write_remote`] are process_vm_readv(2) and
-//!   process_vm_writev(2) with a check that the process is still the same, or to read a little proc_pid_mem(5).
+//!   process_vm_writev(2) with a check that the process is still the same.
 //! - [`Channel::begin_copy`] does the same as far as the other process's [`Published`] memory allows it, which can be read
 //!   meanwhile. When its owner takes something back from [`Endpoint::published`], it waits in [`Endpoint::settle`] until
 //!   the copy has ended.

@@ -245,11 +245,12 @@ impl Area {
         unsafe { self.address(at) }
     }
 
-    /// Adds to a word, sequentially consistent.
+    /// Keeps these bits of a word and clears the others, sequentially consistent.
     pub(crate) fn fetch_and(&self, at: usize, bits: u64) -> u64 {
         self.word(at).fetch_and(bits, Ordering::SeqCst)
     }
 
+    /// Adds to a word, sequentially consistent.
     pub(crate) fn fetch_add(&self, at: usize, n: u64) -> u64 {
         self.word(at).fetch_add(n, Ordering::SeqCst)
     }
