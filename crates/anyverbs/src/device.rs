@@ -27,7 +27,7 @@ use rand::{Rng, SeedableRng};
 use exit::ExitThread;
 pub use listing::{
     Details, DeviceInfo, PortAttr, PortDetails, PortState, all_devices, device_age, devices,
-    is_removed, note_injected,
+    has_failed, is_removed, note_injected,
 };
 pub(crate) use listing::{guids, lid_of};
 

@@ -181,4 +181,4 @@ pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
 pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};
 #[doc(hidden)]
-pub use device::{all_devices, device_age, is_removed};
+pub use device::{all_devices, device_age, has_failed, is_removed};

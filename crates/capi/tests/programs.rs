@@ -359,6 +359,16 @@ fn an_address_and_a_device_are_taken_away_by_script() {
 }
 
 #[test]
+fn the_connection_manager_leaves_lost_devices_out() {
+    // The program has opened the devices by then, on a busy machine too.
+    let script = "on device anyverbs0: fatal after 3s; on device anyverbs1: removed after 3s";
+    let configuration = [("ANYVERBS_FAULTS", script), ("ANYVERBS_DEVICES", "4")];
+    for begins in ["before", "after"] {
+        run_below("lost_devices", &[], &[begins], &configuration);
+    }
+}
+
+#[test]
 fn memory_vanishes_by_script() {
     let script = "page 3 of region 1 vanishes";
     run_with("vanished", &[("ANYVERBS_FAULTS", script)]);

@@ -44,9 +44,10 @@ impl From<GidEntry> for LocalAddress {
 }
 
 impl LocalAddress {
-    /// The device's entry of a GID, on one interface unless that is 0.
+    /// The device's entry of a GID, on one interface unless that is 0. A device that has failed for good has none.
     pub(super) fn find(gsi: &Gsi, gid: Gid, interface: u32) -> Option<Self> {
-        gsi.core().gids.find(gid, interface).map(Self::from)
+        let entry = gsi.core().gids.find(gid, interface);
+        entry.filter(|entry| !gsi.core().has_failed(entry.device)).map(Self::from)
     }
 
     /// Where an id that is bound to `address` is.

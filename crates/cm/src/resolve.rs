@@ -123,7 +123,9 @@ impl Id {
         let mut to = loopback_of(peer.socket_addr());
         if peer.is_any() && LocalAddress::find(id.gsi, to.ip().into(), 0).is_none() {
             // A device without the loopback: its first address does as well.
-            if let Some(entry) = id.gsi.core().gids.entries().first() {
+            let core = id.gsi.core();
+            let entries = core.gids.entries();
+            if let Some(entry) = entries.iter().find(|entry| !core.has_failed(entry.device)) {
                 to.set_ip(entry.gid.to_ip());
             }
         }

@@ -416,6 +416,12 @@ impl Faults {
         ports.any(|port| port.name == device && port.removed.load(Ordering::Acquire))
     }
 
+    /// Whether a device has failed for good, or was removed.
+    pub fn has_failed(&self, device: &str) -> bool {
+        let mut ports = self.ports.iter();
+        ports.any(|port| port.name == device && port.failed.load(Ordering::Acquire))
+    }
+
     /// The time of the next thing that happens, in nanoseconds.
     pub(crate) fn next(&self) -> u64 {
         self.next.load(Ordering::Acquire)

@@ -124,6 +124,13 @@ pub fn is_removed(name: &str) -> bool {
     faults.is_some_and(|faults| faults.is_removed(name))
 }
 
+/// Whether a script of faults has let the device of a name fail for good, or has removed it.
+#[must_use]
+pub fn has_failed(name: &str) -> bool {
+    let faults = Device::running().and_then(|device| device.transport.links.faults.as_ref());
+    faults.is_some_and(|faults| faults.has_failed(name))
+}
+
 /// As [`devices`], with those that were removed.
 ///
 /// # Errors

@@ -118,16 +118,43 @@ pub(crate) fn shared_device(number: usize) -> Result<&'static SharedDevice, Errn
     }
 }
 
+/// The devices that have not failed for good.
+fn living_devices() -> Result<Vec<&'static SharedDevice>, Errno> {
+    let listed = verbs::devices();
+    let mut living = Vec::new();
+    for (number, device) in listed.iter().enumerate() {
+        let has_failed = || anyverbs::has_failed(&device.name);
+        if has_failed() {
+            continue;
+        }
+        match shared_device(number) {
+            // A rule may take it away while it is opened.
+            Err(_) if has_failed() => {}
+            shared => living.push(shared?),
+        }
+    }
+    match (listed.is_empty(), living.is_empty()) {
+        (true, _) => Err(Errno::because(libc::ENODEV, "there is no such device")),
+        (_, true) => Err(Errno::because(libc::ENODEV, "each device has failed")),
+        _ => Ok(living),
+    }
+}
+
+/// The first device that has not failed for good.
+pub(crate) fn first_device() -> Result<&'static SharedDevice, Errno> {
+    let listed = verbs::devices();
+    let living = listed.iter().position(|device| !anyverbs::has_failed(&device.name));
+    shared_device(living.unwrap_or(0))
+}
+
 /// `rdma_get_devices`: a NULL-terminated array for `rdma_free_devices`; NULL with `errno` on failure, `ENODEV` without a
-/// device. The contexts are those of `id->verbs`.
+/// device. The contexts are those of `id->verbs`. Devices that have failed for good are not among them.
 ///
 /// # Safety
 /// `num_devices` is NULL or writable.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let _uncancelled = Uncancelled::new();
-    let devices: Result<Vec<_>, Errno> =
-        (0..verbs::devices().len().max(1)).map(shared_device).collect();
-    let (n, list) = match devices {
+    let (n, list) = match living_devices() {
         Ok(devices) => (devices.len(), context_list(&devices)),
         Err(error) => (0, Err(error)),
     };

@@ -20,7 +20,10 @@ use crate::{
     errno::{Errno, give},
     faults, log,
     object::{self, Object},
-    rdmacm::{Channel, OwnChannel, SharedDevice, release_event, shared_device, storage, zero},
+    rdmacm::{
+        Channel, OwnChannel, SharedDevice, first_device, release_event, shared_device, storage,
+        zero,
+    },
     verbs::{self, Qp, qp},
 };
 
@@ -254,9 +257,9 @@ pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The device of an id; the first, if it has none yet.
+/// The device of an id; the first that works, if it has none yet.
 pub(crate) fn device_of(id: &Id) -> Result<&'static SharedDevice, Errno> {
-    shared_device(id.inner.device.info().device.unwrap_or(0))
+    id.inner.device.info().device.map_or_else(first_device, shared_device)
 }
 
 /// "Exactly", of a value in a path record.
