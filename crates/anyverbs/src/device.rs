@@ -29,7 +29,7 @@ pub use listing::{
     Details, DeviceInfo, PortAttr, PortDetails, PortState, all_devices, device_age, devices,
     has_failed, is_removed, note_injected,
 };
-pub(crate) use listing::{guids, lid_of};
+pub(crate) use listing::{guid, lid_of};
 
 /// The device of a process, shared by all contexts. Its parts live until the process ends.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Device {
 
     fn new() -> Result<(Self, worker::Starter), OpenError> {
         let config = Config::load()?;
-        let attrs = config.device_attrs(guids);
+        let attrs = config.device_attrs(guid);
         let mut rng = StdRng::from_os_rng();
         let DataPath { transport, driver, services, kept, starter } =
             DataPath::open(config, attrs, Some(STEERING), &mut rng)?;

@@ -19,7 +19,7 @@ pub use anyverbs_page::{INTERVAL, Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
 
 use crate::abandoned::Membership;
-use crate::device::{PortState, guids, lid_of};
+use crate::device::{PortState, guid, lid_of};
 
 /// The addresses of a configuration's ports, as a process has them that began when this did. They follow those of the host.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Addresses {
     pub fn new(config: &Config) -> io::Result<Self> {
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = AddressMonitor::new()?;
-        let gids = GidTables::of(config, &config.device_attrs(guids))?;
+        let gids = GidTables::of(config, &config.device_attrs(guid))?;
         let personas = config.ports.iter().map(|port| port.persona.clone()).collect();
         Ok(Self { monitor, gids, personas })
     }

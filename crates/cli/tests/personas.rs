@@ -74,6 +74,20 @@ fn is_there(program: &str) -> bool {
     found.unwrap().status.success()
 }
 
+/// NCCL takes the NICs of one such number for ports of one adapter, which share its bandwidth.
+#[test]
+fn each_device_is_an_adapter_of_its_own() {
+    let scratch = Scratch::new();
+    let show = ["sh", "-c", "cat /sys/class/infiniband/*/sys_image_guid"];
+    for persona in [&["--persona", "mlx5"][..], &[]] {
+        let shown = scratch.prints(&[&["--devices", "3"], persona].concat(), &show);
+        let guids: std::collections::HashSet<&str> = shown.lines().collect();
+        assert_eq!((guids.len(), shown.lines().count()), (3, 3), "{shown}");
+        let is_vendors = |guid: &&str| guid.starts_with("b8ce:f6");
+        assert_eq!(guids.iter().all(is_vendors), !persona.is_empty(), "{shown}");
+    }
+}
+
 /// The index is that of the listings which the persona's file names.
 #[test]
 fn nics_and_gids_are_chosen_as_on_the_hardware() {

@@ -10,7 +10,7 @@ use crate::features::Features;
 pub struct DeviceAttr {
     /// Identifies the device; from the host's name and the process's network namespace.
     pub node_guid: u64,
-    /// Identifies the host.
+    /// Identifies the adapter, which is one device. Its ports share it.
     pub sys_image_guid: u64,
     /// Vendor: a number that no known vendor has.
     pub vendor_id: u32,

@@ -19,7 +19,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// Identifies it.
     pub node_guid: u64,
-    /// Identifies the host.
+    /// Identifies the adapter, which here has one device: the same number.
     pub sys_image_guid: u64,
     /// The vendor's device that it looks like.
     pub persona: Option<Arc<Persona>>,
@@ -146,8 +146,8 @@ pub fn all_devices() -> Result<Vec<DeviceInfo>, OpenError> {
     };
     let info = |(at, device): (usize, &PortConfig)| {
         let PortConfig { name, persona, .. } = device.clone();
-        let (node_guid, sys_image_guid) = guids(persona.as_deref(), at as u64);
-        DeviceInfo { name, node_guid, sys_image_guid, persona }
+        let node_guid = guid(persona.as_deref(), at as u64);
+        DeviceInfo { name, node_guid, sys_image_guid: node_guid, persona }
     };
     Ok(config.devices().map(info).collect())
 }
@@ -167,22 +167,18 @@ pub fn device_age() -> Duration {
     Device::running().map_or(Duration::ZERO, age)
 }
 
-/// GUIDs of a device's node, by the place of its first port, and of the system: equal in all processes of a host (network namespace), different between
-/// hosts. A persona's begin with the bytes of its vendor.
-pub(crate) fn guids(persona: Option<&Persona>, number: u64) -> (u64, u64) {
+/// The GUID of a device's node, by the place of its first port: equal in all processes of a host (network namespace), different between
+/// hosts. A persona's begins with the bytes of its vendor.
+pub(crate) fn guid(persona: Option<&Persona>, number: u64) -> u64 {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
     for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
         hasher.write(&std::fs::read(path).unwrap_or_default());
     }
-    // Locally administered, so that no vendor's prefix is claimed where nobody asked for it.
-    let local = |n: u64| {
-        let guid = (n & !(3 << 56)) | (2 << 56);
-        persona.map_or(guid, |persona| persona.guid(guid))
-    };
-    let system = local(hasher.finish());
     if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
         hasher.write(namespace.as_os_str().as_encoded_bytes());
     }
-    (node_guid(local(hasher.finish()), number), system)
+    // Locally administered, so that no vendor's prefix is claimed where nobody asked for it.
+    let first = (hasher.finish() & !(3 << 56)) | (2 << 56);
+    node_guid(persona.map_or(first, |persona| persona.guid(first)), number)
 }

@@ -88,23 +88,21 @@ pub(super) struct Without<'a> {
 }
 
 impl Config {
-    /// The attributes of each device, a row for each of its ports. `guids` gives the GUIDs of a node, by its persona and its number,
-    /// and of the system. In the row of a second port they are the port's.
-    pub fn device_attrs(
-        &self,
-        guids: impl Fn(Option<&Persona>, u64) -> (u64, u64),
-    ) -> Box<[DeviceAttr]> {
-        let of = |(row, number): (&PortConfig, u64)| {
+    /// The attributes of each device, a row for each of its ports. `guid` gives the GUID of a node, by its persona and its number.
+    /// In the row of a second port it is the port's. Both rows have the device's for the adapter.
+    pub fn device_attrs(&self, guid: impl Fn(Option<&Persona>, u64) -> u64) -> Box<[DeviceAttr]> {
+        let of = |(number, row): (usize, &PortConfig)| {
             let persona = row.persona.as_deref();
             let attr = persona.map_or(limits::DEFAULT, |persona| persona.apply(limits::DEFAULT));
-            let (node_guid, sys_image_guid) = guids(persona, number);
+            let node_guid = guid(persona, number as u64);
+            let sys_image_guid = guid(persona, self.device_of(number).0 as u64);
             let max_qp = self.max_qp.unwrap_or(attr.max_qp);
             let ports = self.ports.iter().filter(|port| port.name == row.name);
             let max_pkeys = ports.clone().map(|port| port.pkeys.len()).max().unwrap_or(0) as u16;
             let phys_port_cnt = ports.count() as u8;
             DeviceAttr { node_guid, sys_image_guid, max_qp, max_pkeys, phys_port_cnt, ..attr }
         };
-        self.ports.iter().zip(0..).map(of).collect()
+        self.ports.iter().enumerate().map(of).collect()
     }
 }
 
@@ -304,7 +302,7 @@ mod tests {
     fn limits_are_those_of_each_device_and_of_all() {
         let limits = |file: &str| {
             let config = Config::parse("", file, |_| None).unwrap();
-            let each = config.device_attrs(|_, _| (0, 0));
+            let each = config.device_attrs(|_, _| 0);
             let all = limits::of_all(&each);
             let of = |attr: &limits::DeviceAttr| (attr.max_qp, attr.max_sge, attr.max_qp_rd_atom);
             (each.iter().map(of).collect::<Vec<_>>(), of(&all))

@@ -190,10 +190,12 @@ mod tests {
     fn the_attributes_of_a_device_count_its_ports() {
         let file = "devices = [{ ports = [{}, { pkeys = [1, 2] }] }, {}]";
         let config = Config::parse("", file, |_| None).unwrap();
-        let attrs = config.device_attrs(|_, number| (number, 7));
+        let attrs = config.device_attrs(|_, number| number);
         let shown: Vec<_> =
             attrs.iter().map(|a| (a.node_guid, a.phys_port_cnt, a.max_pkeys)).collect();
         assert_eq!(shown, [(0, 2, 2), (1, 2, 2), (2, 1, 1)]);
+        let adapters: Vec<_> = attrs.iter().map(|a| a.sys_image_guid).collect();
+        assert_eq!(adapters, [0, 0, 2]);
         assert_eq!([0, 1, 2].map(|number| config.device_of(number)), [(0, 1), (0, 2), (2, 1)]);
     }
 
