@@ -86,6 +86,10 @@ pub fn take_calls(calls: &'static dyn Calls) {
 /// Raises an event of a port, by its place among all. It is called under the lock of the rules, so that events come in the order of the changes.
 pub type Raise<'a> = &'a dyn Fn(usize, AsyncEventKind);
 
+/// Tells the log of what is about to happen, and whether something changes by it. It is called under the same lock: a program that sees the
+/// change may end at once, and the log has it by then.
+pub type Tell<'a> = &'a dyn Fn(Happening, bool);
+
 /// A rule that holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Active {
@@ -470,7 +474,7 @@ mod tests {
     fn rules_come_and_go() {
         let second = |n: u64| Time::from_nanos(n * 1_000_000_000);
         let faults = faults("drop packet 1");
-        let due = |n| faults.take_due(second(n), &|_, _| ());
+        let due = |n| faults.take_due(second(n), &|_, _| (), &|_, _| ());
         let mut known = Known::default();
         let texts = |(cleared, rules): (bool, Vec<Active>)| {
             (cleared, rules.iter().map(|a| (a.number, a.rule.text.clone())).collect::<Vec<_>>())
@@ -556,7 +560,7 @@ mod tests {
         let mut changes = Vec::new();
         for second in 0..7 {
             let now = Time::from_nanos(second * 1_000_000_000);
-            while let Some((happening, changed)) = faults.take_due(now, &|_, _| ()) {
+            while let Some((happening, changed)) = faults.take_due(now, &|_, _| (), &|_, _| ()) {
                 if changed {
                     changes.push((second, short(happening)));
                 }
@@ -575,7 +579,7 @@ mod tests {
         let stands = |text: &str, at: u64| {
             let (faults, now) = (faults(text), Time::from_nanos(at * 1_000_000_000));
             let Some((Happening::Process(ProcessAction::Pauses(time), _), _)) =
-                faults.take_due(now, &|_, _| ())
+                faults.take_due(now, &|_, _| (), &|_, _| ())
             else {
                 panic!("{text}: no pause");
             };
@@ -610,7 +614,7 @@ mod tests {
         let faults = faults("on device anyverbs1: down for 1s");
         assert!(faults.is_down(1) && !faults.is_down(0));
         let at = |second: u64| Time::from_nanos(second * 1_000_000_000);
-        let due = |second: u64| faults.take_due(at(second), &|_, _| ());
+        let due = |second: u64| faults.take_due(at(second), &|_, _| (), &|_, _| ());
         let due = |second| due(second).map(|(happening, changed)| (short(happening), changed));
         assert_eq!(due(0), Some(("down 1".into(), true)));
         assert!(faults.is_down(1));
@@ -626,7 +630,8 @@ mod tests {
         assert_eq!(faults.gids_gone_at_start(), [(1, 1)]);
         let due = |second: u64| {
             let now = Time::from_nanos(second * 1_000_000_000);
-            let taken = faults.take_due(now, &|_, _| panic!("the caller raises the event"));
+            let taken =
+                faults.take_due(now, &|_, _| panic!("the caller raises the event"), &|_, _| ());
             taken.map(|(happening, changes)| (short(happening), changes, faults.lacks_gids()))
         };
         let gone = |what: &str, changes, lacks| Some((what.to_owned(), changes, lacks));
@@ -651,7 +656,7 @@ mod tests {
             (removed, faults.failed().collect::<Vec<_>>())
         };
         assert_eq!(state(), ([false; 3], vec![]));
-        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| (), &|_, _| ()).is_some() {}
         assert_eq!(state(), ([false, true, false], vec![1, 2]));
         faults.clear(&|_, _| ());
         assert_eq!(state(), ([false, true, false], vec![1, 2]));
@@ -664,7 +669,7 @@ mod tests {
         let faults = faults(script);
         let told = std::cell::RefCell::new(Vec::new());
         let raise = |port, kind| told.borrow_mut().push((port, kind));
-        while faults.take_due(Time::from_nanos(9_000_000_000), &raise).is_some() {}
+        while faults.take_due(Time::from_nanos(9_000_000_000), &raise, &|_, _| ()).is_some() {}
         let lids = [0, 1, 2].map(|port| (port, AsyncEventKind::LidChange));
         let wanted = [&[(1, AsyncEventKind::ClientReregister)][..], &lids].concat();
         assert_eq!(told.into_inner(), wanted);
@@ -683,15 +688,42 @@ mod tests {
                 is_down.wait();
                 faults.clear(&|device, kind| told.lock().unwrap().push((device, kind)));
             });
-            faults.take_due(Time::from_nanos(1_000_000_000), &|device, kind| {
-                is_down.wait();
-                // The other thread comes to its own change meanwhile, or waits for this one.
-                std::thread::sleep(Duration::from_millis(100));
-                told.lock().unwrap().push((device, kind));
-            });
+            faults.take_due(
+                Time::from_nanos(1_000_000_000),
+                &|device, kind| {
+                    is_down.wait();
+                    // The other thread comes to its own change meanwhile, or waits for this one.
+                    std::thread::sleep(Duration::from_millis(100));
+                    told.lock().unwrap().push((device, kind));
+                },
+                &|_, _| (),
+            );
         });
         assert_eq!(told.into_inner().unwrap(), [(1, PortErr), (1, PortActive)]);
         assert!(!faults.is_down(1));
+    }
+
+    /// A program may end as soon as it sees the change.
+    #[test]
+    fn the_log_has_a_change_before_it_is_there() {
+        let faults = faults(
+            "on device anyverbs0: down; on device anyverbs1: down for 2s after 1s; on device anyverbs1: down for 1s after 2s",
+        );
+        assert_eq!(faults.at_start().into_iter().map(short).collect::<Vec<_>>(), ["down 0"]);
+        let told = std::cell::RefCell::new(Vec::new());
+        let tell = |happening, changes| {
+            told.borrow_mut().push((short(happening), changes, faults.is_down(1)));
+        };
+        let now = Time::from_nanos(9_000_000_000);
+        while faults.take_due(now, &|_, _| (), &tell).is_some() {}
+        let of = |what: &str, changes, was_down| (what.to_owned(), changes, was_down);
+        let wanted = [
+            of("down 1", true, false),
+            of("down 1", true, true),
+            of("up 1", false, true),
+            of("up 1", true, true),
+        ];
+        assert_eq!(*told.borrow(), wanted);
     }
 
     #[test]
@@ -700,7 +732,7 @@ mod tests {
         let faults = faults("on device anyverbs1: down for 1s; on device anyverbs1: down for 2s");
         let told = std::cell::RefCell::new(Vec::new());
         let raise = |_, kind| told.borrow_mut().push(kind);
-        while faults.take_due(Time::from_nanos(3_000_000_000), &raise).is_some() {}
+        while faults.take_due(Time::from_nanos(3_000_000_000), &raise, &|_, _| ()).is_some() {}
         assert_eq!(*told.borrow(), [PortErr, PortActive]);
     }
 
@@ -720,7 +752,7 @@ mod tests {
         let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| script.to_owned());
         let file = "devices = [{ name = 'a', ports = 2 }, { name = 'b' }]";
         let faults = Faults::new(&Config::parse("", file, variable).unwrap()).unwrap();
-        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| (), &|_, _| ()).is_some() {}
         assert_eq!([0, 1, 2].map(|port| faults.is_down(port)), [false, true, false]);
         let place = faults.add_qp(0);
         let places = [place, QpPlace { port: 1, ..place }, faults.add_qp(2)];
@@ -732,7 +764,7 @@ mod tests {
         let refused = faults.add("on device b port 2: down", time).unwrap_err();
         assert_eq!(refused, "line 1: \"b\" has no port 2, but port 1 alone");
         faults.add("on device a: fatal after 0s", time).unwrap();
-        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| ()).is_some() {}
+        while faults.take_due(Time::from_nanos(1_000_000_000), &|_, _| (), &|_, _| ()).is_some() {}
         assert_eq!([0, 1, 2].map(|port| faults.is_down(port)), [true, true, false]);
         assert_eq!(faults.failed().collect::<Vec<_>>(), [0, 1]);
     }

@@ -130,6 +130,7 @@ impl DataPath {
         let driver = leak(Driver::new(transport, rx, worker));
         // Set once.
         let _ = core.progress.set(driver);
+        driver.tell_of_start();
         if let Some(slot) = links.port.slot() {
             slot.page().on_look(|| links.waker.kick());
         }

@@ -7,7 +7,7 @@ use anyverbs_faults::{Fault, PortEvent, ProcessAction, Rule};
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_proto::time::Time;
 
-use super::{Faults, Raise, nanos};
+use super::{Faults, Raise, Tell, nanos};
 
 /// Something that happens at a time, by a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +58,14 @@ pub struct Standstill {
 }
 
 impl Faults {
-    /// Takes the next thing that is due: it holds from now on, and its event is raised. True beside it: there was one, or the caller
-    /// has to change a GID table.
-    pub fn take_due(&self, now: Time, raise: Raise<'_>) -> Option<(Happening, bool)> {
+    /// Takes the next thing that is due: it is told, it holds from now on, and its event is raised. True beside it: there was one, or
+    /// the caller has to change a GID table. What holds from the start was told then.
+    pub fn take_due(
+        &self,
+        now: Time,
+        raise: Raise<'_>,
+        tell: Tell<'_>,
+    ) -> Option<(Happening, bool)> {
         if self.next() > now.as_nanos() {
             return None;
         }
@@ -69,6 +74,11 @@ impl Faults {
         let (happening, holds) = first.remove();
         self.publish(&plan);
         if !holds {
+            let changes = match happening {
+                Happening::Up(port, _) => self.is_down_once(port),
+                _ => true,
+            };
+            tell(happening, changes);
             self.apply(happening);
         }
         let told = match happening {
@@ -143,13 +153,29 @@ impl Faults {
         self.ports[port].down.fetch_add(n, Ordering::AcqRel);
     }
 
+    /// What holds from the start.
+    pub fn at_start(&self) -> Vec<Happening> {
+        let plan = self.plan.lock();
+        plan.schedule
+            .values()
+            .filter(|(_, holds)| *holds)
+            .map(|(happening, _)| *happening)
+            .collect()
+    }
+
     /// The places in GID tables that are empty from the start: of a port, and in its table.
     pub(crate) fn gids_gone_at_start(&self) -> Vec<(usize, usize)> {
-        let place = |(happening, holds): &(Happening, bool)| match *happening {
-            Happening::GidGone(port, index, _) if *holds => Some((port, index)),
+        let place = |happening| match happening {
+            Happening::GidGone(port, index, _) => Some((port, index)),
             _ => None,
         };
-        self.plan.lock().schedule.values().filter_map(place).collect()
+        self.at_start().into_iter().filter_map(place).collect()
+    }
+
+    /// Whether a port is down for one reason, and up without it.
+    fn is_down_once(&self, port: usize) -> bool {
+        let of = &self.ports[port];
+        of.down.load(Ordering::Acquire) <= 1 && !of.failed.load(Ordering::Acquire)
     }
 
     fn ports_of(&self, device: usize) -> impl Iterator<Item = usize> {

@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn a_rule_that_did_something_is_not_named() {
         let faults = faults("down after 1s; fatal after 9s; on device anyverbs1: down; seed 3");
-        let due = |at| while faults.take_due(second(at), &|_, _| ()).is_some() {};
+        let due = |at| while faults.take_due(second(at), &|_, _| (), &|_, _| ()).is_some() {};
         // A port may be down from the start, before anybody runs a timer.
         assert_eq!(faults.idle(second(0)).len(), 2);
         due(1);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use anyverbs_faults::{ProcessAction, Rule, Script};
+use anyverbs_faults::{Fault, ProcessAction, Rule, Script};
 use anyverbs_links::faults::{Faults, Happening, Standstill};
 use anyverbs_net::shm::Channel;
 use anyverbs_objects::async_event::AsyncEventKind;
@@ -24,43 +24,20 @@ impl Driver {
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
         let raise = |port, kind| self.raise_of_port(port, kind);
-        while let Some((happening, changed)) = faults.take_due(now, &raise) {
+        let tell = |happening, changes| self.tell_before(faults, happening, changes);
+        while let Some((happening, changed)) = faults.take_due(now, &raise, &tell) {
             let rule = happening.rule();
             match happening {
-                Happening::Down(port, _) => {
-                    let what = format!("the port of {} is down", faults.port_name(port));
-                    self.tell_of(port, rule, &what);
-                }
-                Happening::Up(port, _) => {
-                    let is = if changed { "is up again" } else { "is up again for this rule" };
-                    let what = format!("the port of {} {is}", faults.port_name(port));
-                    self.tell_of(port, rule, &what);
-                }
-                Happening::Event(port, event, _) => {
-                    let what = format!("the port of {} has {event}", faults.port_name(port));
-                    self.tell_of(port, rule, &what);
-                }
+                // All of it is done.
+                Happening::Down(..) | Happening::Up(..) | Happening::Event(..) => {}
                 Happening::GidGone(port, index, _) => {
                     if changed {
+                        self.tell_of_gid(faults, port, index, rule);
                         change_addresses(self, |gids| gids.withhold(port, index));
                         if !faults.lacks_gids() {
                             // The rules were cleared meanwhile.
                             change_addresses(self, GidTables::give_all_back);
-                            continue;
                         }
-                    }
-                    let name = faults.port_name(port);
-                    match self.core.gids.withheld(port, index) {
-                        Some(gid) => {
-                            let ip = gid.to_ip();
-                            let what = format!("the port of {name} has no GID {index} ({ip})");
-                            self.tell_of(port, rule, &what);
-                        }
-                        None => tracing::warn!(
-                            target: "anyverbs",
-                            "faults: the port of {name} has no GID {index}, and nothing happens ({})",
-                            rule.named()
-                        ),
                     }
                 }
                 Happening::GidBack(port, index, _) => {
@@ -78,12 +55,6 @@ impl Driver {
                     }
                 }
                 Happening::Fatal(device, _) => {
-                    let name = faults.name(device);
-                    let what = match faults.is_removed(name) {
-                        true => format!("{name} is removed"),
-                        false => format!("{name} fails for good"),
-                    };
-                    self.tell_of(device, rule, &what);
                     self.fail_of(rule);
                     let device = self.core.config.device_of(device).0;
                     self.above().frames.fail_device(device);
@@ -117,6 +88,56 @@ impl Driver {
         }
     }
 
+    /// Tells of what holds from the start, before the program has the device.
+    pub(crate) fn tell_of_start(&self) {
+        let Some(faults) = &self.links.faults else { return };
+        for happening in faults.at_start() {
+            match happening {
+                Happening::GidGone(port, index, rule) => {
+                    self.tell_of_gid(faults, port, index, rule);
+                }
+                other => self.tell_before(faults, other, true),
+            }
+        }
+    }
+
+    /// Tells of what is about to happen to a port or a device. Others are told where they are done.
+    fn tell_before(&self, faults: &Faults, happening: Happening, changes: bool) {
+        let (port, rule, what) = match happening {
+            Happening::Down(port, rule) => (port, rule, "is down".to_owned()),
+            Happening::Up(port, rule) if changes => (port, rule, "is up again".to_owned()),
+            Happening::Up(port, rule) => (port, rule, "is up again for this rule".to_owned()),
+            Happening::Event(port, event, rule) => (port, rule, format!("has {event}")),
+            Happening::Fatal(device, rule) => {
+                let name = faults.name(device);
+                let what = match rule.fault {
+                    Fault::Removed(_) => format!("{name} is removed"),
+                    _ => format!("{name} fails for good"),
+                };
+                return self.tell_of(device, rule, &what);
+            }
+            _ => return,
+        };
+        self.tell_of(port, rule, &format!("the port of {} {what}", faults.port_name(port)));
+    }
+
+    /// Tells of an entry of a GID table that a rule takes out, or that is not there.
+    fn tell_of_gid(&self, faults: &Faults, port: usize, index: usize, rule: &Rule) {
+        let (name, gids) = (faults.port_name(port), &self.core.gids);
+        let there = gids.entry(port, index).map(|entry| entry.gid);
+        match there.or_else(|| gids.withheld(port, index)) {
+            Some(gid) => {
+                let what = format!("the port of {name} has no GID {index} ({})", gid.to_ip());
+                self.tell_of(port, rule, &what);
+            }
+            None => tracing::warn!(
+                target: "anyverbs",
+                "faults: the port of {name} has no GID {index}, and nothing happens ({})",
+                rule.named()
+            ),
+        }
+    }
+
     /// Raises an event of a port. A program that hears of a failed device finds it so.
     fn raise_of_port(&self, port: usize, kind: AsyncEventKind) {
         let of = self.core.config.device_of(port);
@@ -130,15 +151,13 @@ impl Driver {
     /// when it is ready.
     fn fail_of(&'static self, rule: &'static Rule) {
         for cell in self.transport.qps.filter(|_| true) {
-            let mut failed = false;
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
-                failed = call.env(link).fail_by(rule, machine);
+                call.env(link).fail_by(rule, machine, |_| {
+                    let qpn = cell.qpn.get();
+                    let what = format!("queue pair {qpn:#08x} goes to {}", rule.fault.state());
+                    self.tell_of(cell.port.place(), rule, &what);
+                });
             });
-            if failed {
-                let qpn = cell.qpn.get();
-                let what = format!("queue pair {qpn:#08x} goes to {}", rule.fault.state());
-                self.tell_of(cell.port.place(), rule, &what);
-            }
         }
     }
 

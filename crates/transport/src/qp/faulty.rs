@@ -40,9 +40,14 @@ impl DeviceEnv<'_, '_> {
         self.faults().is_some_and(|faults| faults.is_of(rule))
     }
 
-    /// Moves the queue pair to a state of failure by a rule, if that holds for it and has not done so. Returns whether it did.
+    /// Moves the queue pair to a state of failure by a rule, if that holds for it and has not done so. `tell` is called before.
     #[cold]
-    pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) -> bool {
+    pub(crate) fn fail_by(
+        &mut self,
+        rule: &'static Rule,
+        machine: &mut Qp,
+        tell: impl FnOnce(&mut Self),
+    ) {
         let state = machine.attr().state;
         let goes_to_sqe = rule.fault.is_sqe();
         let is_at_work = match goes_to_sqe {
@@ -50,11 +55,11 @@ impl DeviceEnv<'_, '_> {
             false => !matches!(state, QpState::Reset | QpState::Err),
         };
         if !is_at_work || !self.is_faulty_by(rule) {
-            return false;
+            return;
         }
         let (qpn, qp_type) = (self.cell.qpn.get(), self.cell.qp_type);
         let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
-        let Some(faults) = self.faults().filter(is_new) else { return false };
+        let Some(faults) = self.faults().filter(is_new) else { return };
         if goes_to_sqe && qp_type.is_reliable() {
             faults.is_done_with(rule);
             let named = rule.named();
@@ -62,15 +67,15 @@ impl DeviceEnv<'_, '_> {
                 target: "anyverbs",
                 "faults: queue pair {qpn:#08x} is of type {qp_type:?}, which has no SQE: it stays as it is ({named})"
             );
-            return false;
+            return;
         }
         faults.fails_by(rule);
+        tell(self);
         match goes_to_sqe {
             true => machine.fail_sends(Cause::Injected, self),
             false => machine.fail(Cause::Injected, self),
         }
         self.flush_hung(Cause::Injected.number().into());
-        true
     }
 
     /// The queue pair is ready, perhaps later than the time at which it was to fail.
@@ -85,10 +90,10 @@ impl DeviceEnv<'_, '_> {
             && !last.is_some_and(|last| std::ptr::eq(last, rule))
         {
             last = Some(rule);
-            if self.fail_by(rule, machine) {
+            self.fail_by(rule, machine, |env| {
                 let what = format!("goes to {}, for its time has passed", rule.fault.state());
-                self.tell(&Injected::of_none(rule, what));
-            }
+                env.tell(&Injected::of_none(rule, what));
+            });
         }
     }
 

@@ -62,11 +62,7 @@ fn an_address_may_be_gone_from_the_start() {
         let [a, b] = [0, 1].map(|n| Context::open(&devices().unwrap()[n].name).unwrap());
         assert_eq!([&a, &b].map(|c| c.gid(1, 0).unwrap().is_some()), [true, false]);
         assert!(b.gids().unwrap().is_empty() && b.addresses().unwrap().is_empty());
-        let begin = Instant::now();
-        while injected(&b) < 1 {
-            assert!(begin.elapsed() < Duration::from_secs(30));
-            std::thread::yield_now();
-        }
+        // A program may end now, and its log has the rule.
         assert_eq!([&a, &b].map(injected), [0, 1], "there is no GID 9");
     });
 }
