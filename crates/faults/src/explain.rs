@@ -158,7 +158,7 @@ impl Rule {
                     None => " It stays away.".into(),
                 };
                 format!(
-                    "{} {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another GID of the port is the same address.{ends}",
+                    "{} {} has no GID {index}, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another entry of RoCE v2 of the port has the same address.{ends}",
                     at(*after),
                     port(place)
                 )

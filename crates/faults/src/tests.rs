@@ -166,8 +166,8 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 28, rule 2: packet 5 that queue pair 2 of mlx5_0 receives from fe80::1 is lost.",
         "Line 29, rule 1: 1s after the start the process's queue pair 1 goes to SQE, and its sends are flushed, if it is of UD or UC. If it is not there by then, or in RESET, it fails when it is ready to send.",
         "Line 29, rule 2: 2s after the start each queue pair goes to the error state, with IBV_EVENT_QP_FATAL. Those that are made later, or are in RESET at that time, do not.",
-        "Line 30, rule 1: 1s after the start port 2 of mlx5_0 has no GID 1, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another GID of the port is the same address. 2s later it is there again.",
-        "Line 30, rule 2: at the start each port of each device has no GID 0, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another GID of the port is the same address. It stays away.",
+        "Line 30, rule 1: 1s after the start port 2 of mlx5_0 has no GID 1, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another entry of RoCE v2 of the port has the same address. 2s later it is there again.",
+        "Line 30, rule 2: at the start each port of each device has no GID 0, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another entry of RoCE v2 of the port has the same address. It stays away.",
         "Line 31: 3s after the start mlx5_1 is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
     ];
     assert_eq!(said, wanted);
