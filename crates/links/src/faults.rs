@@ -627,7 +627,8 @@ mod tests {
         let faults = faults(
             "on device anyverbs1: gid 1 removed for 3s; on device anyverbs2: gid 0 removed for 1s after 2s",
         );
-        assert_eq!(faults.gids_gone_at_start(), [(1, 1)]);
+        let gone = faults.gids_gone_at_start();
+        assert_eq!(gone.iter().map(|gone| (gone.0, gone.1)).collect::<Vec<_>>(), [(1, 1)]);
         let due = |second: u64| {
             let now = Time::from_nanos(second * 1_000_000_000);
             let taken =

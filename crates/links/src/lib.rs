@@ -179,8 +179,8 @@ impl Links {
     pub fn new(core: &'static Core, Opened { port, shm, capture, trace, waker }: Opened) -> Self {
         let faults = Faults::new(&core.config);
         faults.iter().flat_map(Faults::failed).for_each(|device| core.fail(device));
-        for (port, index) in faults.iter().flat_map(Faults::gids_gone_at_start) {
-            core.gids.withhold(port, index);
+        for (port, index, rule) in faults.iter().flat_map(Faults::gids_gone_at_start) {
+            core.gids.withhold(port, index, rule.named());
         }
         let links = Self {
             core,

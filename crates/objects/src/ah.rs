@@ -143,8 +143,9 @@ fn port(core: &Core, device: usize, attr: &AhAttr) -> Result<usize, CreateError>
 /// The table has no address at the index.
 #[cold]
 fn no_gid(core: &Core, number: u8, port: usize, index: u8) -> CreateError {
-    let last = core.gids.listed(port).last().map_or(0, |entry| entry.index as u32);
-    CreateError::NoGid { port: number, index: index.into(), last }
+    let last = core.gids.listed(port).last().map(|entry| entry.index as u32);
+    let taken_by = core.gids.withheld_by(port, index.into());
+    CreateError::NoGid { port: number, index: index.into(), last, taken_by }
 }
 
 /// Checks an address and completes it from the GID table of its port of a device.

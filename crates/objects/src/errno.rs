@@ -250,7 +250,7 @@ mod tests {
                 EINVAL,
             ),
             (CreateError::OutOfRange { what: "", value: 2, least: 0, most: 1 }, EINVAL),
-            (CreateError::NoGid { port: 1, index: 2, last: 1 }, EINVAL),
+            (CreateError::NoGid { port: 1, index: 2, last: Some(1), taken_by: None }, EINVAL),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Persona { persona: String::new(), lacks: Feature::Srq }, EOPNOTSUPP),

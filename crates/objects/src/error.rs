@@ -97,14 +97,16 @@ pub enum CreateError {
         most: u32,
     },
     /// `EINVAL`: a GID index without an address.
-    #[error("GID index {index} of port {port} holds no address, and the last that does is {last}")]
+    #[error("GID index {index} of port {port} holds no address{}", other_gids(*last, taken_by.as_deref()))]
     NoGid {
         /// The port.
         port: u8,
         /// The index that was asked for.
         index: u32,
-        /// The last index with an address.
-        last: u32,
+        /// The last index with an address, if there is one.
+        last: Option<u32>,
+        /// The rule of a script of faults that has taken the address away.
+        taken_by: Option<String>,
     },
     /// `EINVAL`: the engine takes the value, and it is beyond a limit of the device's persona.
     #[error("persona {persona}: {what} is {value}, and the limit is {limit}")]
@@ -574,5 +576,13 @@ impl RegisterError {
             Self::Persona { lacks, .. } => Some(lacks.text()),
             _ => None,
         }
+    }
+}
+/// What a GID table has besides an index without an address.
+fn other_gids(last: Option<u32>, taken_by: Option<&str>) -> String {
+    match (taken_by, last) {
+        (Some(rule), _) => format!(": a fault has taken it away ({rule})"),
+        (None, Some(last)) => format!(", and the last that does is {last}"),
+        (None, None) => ", and no other does".to_owned(),
     }
 }

@@ -664,7 +664,12 @@ mod tests {
             tables.borrow_mut().change(|tables, _| change(tables))
         };
         assert_eq!(changes(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), [0]);
-        tables.borrow_mut().withheld.push(Withheld { port: 0, index: 1, entry: None });
+        tables.borrow_mut().withheld.push(Withheld {
+            port: 0,
+            index: 1,
+            rule: String::new(),
+            entry: None,
+        });
         assert_eq!(changes(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), [0]);
         let shown = || shown(&tables.borrow().ports[0]);
         assert_eq!(shown(), ["0=10.0.0.1", "2=10.0.0.3"]);

@@ -163,10 +163,10 @@ impl Faults {
             .collect()
     }
 
-    /// The places in GID tables that are empty from the start: of a port, and in its table.
-    pub(crate) fn gids_gone_at_start(&self) -> Vec<(usize, usize)> {
+    /// The places in GID tables that are empty from the start: of a port, and in its table, each with the rule.
+    pub(crate) fn gids_gone_at_start(&self) -> Vec<(usize, usize, &'static Rule)> {
         let place = |happening| match happening {
-            Happening::GidGone(port, index, _) => Some((port, index)),
+            Happening::GidGone(port, index, rule) => Some((port, index, rule)),
             _ => None,
         };
         self.at_start().into_iter().filter_map(place).collect()

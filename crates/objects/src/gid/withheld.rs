@@ -16,6 +16,8 @@ pub(super) struct Tables {
 pub(super) struct Withheld {
     pub(super) port: usize,
     pub(super) index: usize,
+    /// The rule, for people.
+    pub(super) rule: String,
     /// It, unless another one of these has it, or the host has no such address.
     pub(super) entry: Option<GidEntry>,
 }
@@ -29,13 +31,13 @@ impl Tables {
     ) -> Vec<usize> {
         let Self { ports, withheld } = self;
         let before = ports.clone();
-        for Withheld { port, index, entry } in &mut *withheld {
+        for Withheld { port, index, entry, .. } in &mut *withheld {
             if let Some(entry) = entry.take() {
                 ports[*port][*index] = Some(entry);
             }
         }
         change(ports, withheld);
-        for Withheld { port, index, entry } in withheld {
+        for Withheld { port, index, entry, .. } in withheld {
             *entry = ports[*port][*index].take();
         }
         let changed = before.iter().zip(ports).enumerate().filter(|(_, (old, new))| *old != *new);
@@ -44,14 +46,14 @@ impl Tables {
 }
 
 impl GidTables {
-    /// From now on the entry at a place of a port's table is not there, whatever the host has, until [`give_back`](Self::give_back)
-    /// is called as often. The ports whose addresses have changed.
-    pub fn withhold(&self, port: usize, index: usize) -> Vec<usize> {
+    /// From now on the entry at a place of a port's table is not there by a rule, whatever the host has, until
+    /// [`give_back`](Self::give_back) is called as often. The ports whose addresses have changed.
+    pub fn withhold(&self, port: usize, index: usize, rule: String) -> Vec<usize> {
         let mut tables = self.tables.write();
         let is_place = tables.ports.get(port).is_some_and(|table| index < table.len());
         tables.change(|_, withheld| {
             if is_place {
-                withheld.push(Withheld { port, index, entry: None });
+                withheld.push(Withheld { port, index, rule, entry: None });
             }
         })
     }
@@ -88,6 +90,15 @@ impl GidTables {
     }
 }
 
+impl GidTables {
+    /// The rule that withholds the address at a place.
+    pub(crate) fn withheld_by(&self, port: usize, index: usize) -> Option<String> {
+        let tables = self.tables.read();
+        let is_it = |it: &&Withheld| (it.port, it.index) == (port, index) && it.entry.is_some();
+        tables.withheld.iter().find(is_it).map(|it| it.rule.clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -107,23 +118,25 @@ mod tests {
         let gids =
             GidTables { tables, host, sources: Vec::new(), shapes: Vec::new(), owners: Vec::new() };
         let there = || [0, 1, 2].map(|index| gids.entry(1, index).is_some());
-        assert_eq!(gids.withhold(1, 1), [1]);
+        assert_eq!(gids.withhold(1, 1, "line 1".into()), [1]);
         assert_eq!((there(), gids.entry(0, 1)), ([true, false, true], of(1)));
         assert_eq!(gids.withheld(1, 1), Some(entry(1).gid));
+        let by = |port, index| gids.withheld_by(port, index);
+        assert_eq!([by(1, 1), by(1, 0), by(0, 1)], [Some("line 1".into()), None, None]);
         let index = |port, n| gids.withheld_index(port, entry(n).gid);
         assert_eq!([index(1, 1), index(0, 1), index(1, 0)], [Some(1), None, None]);
         // Two rules may be about one address.
-        assert_eq!(gids.withhold(1, 1), [0; 0]);
-        assert_eq!(gids.withhold(1, 2), [1]);
+        assert_eq!(gids.withhold(1, 1, "line 1".into()), [0; 0]);
+        assert_eq!(gids.withhold(1, 2, "line 1".into()), [1]);
         assert_eq!(gids.give_back(1, 1), [0; 0]);
         assert_eq!((there(), gids.withheld(1, 1)), ([true, false, false], Some(entry(1).gid)));
         assert_eq!(gids.give_back(1, 1), [1]);
         assert_eq!((there(), gids.withheld(1, 1)), ([true, true, false], None));
-        assert_eq!(gids.withhold(0, 0), [0]);
+        assert_eq!(gids.withhold(0, 0, "line 1".into()), [0]);
         assert_eq!(gids.give_all_back(), [0, 1]);
         assert_eq!([1, 2].map(|index| gids.entry(1, index)), [of(1), of(2)]);
         for (port, index) in [(1, 3), (1, 99), (9, 0)] {
-            assert_eq!(gids.withhold(port, index), [0; 0]);
+            assert_eq!(gids.withhold(port, index, "line 1".into()), [0; 0]);
             assert_eq!(gids.withheld(port, index), None);
         }
         assert_eq!(there(), [true; 3]);

@@ -33,7 +33,7 @@ impl Driver {
                 Happening::GidGone(port, index, _) => {
                     if changed {
                         self.tell_of_gid(faults, port, index, rule);
-                        change_addresses(self, |gids| gids.withhold(port, index));
+                        change_addresses(self, |gids| gids.withhold(port, index, rule.named()));
                         if !faults.lacks_gids() {
                             // The rules were cleared meanwhile.
                             change_addresses(self, GidTables::give_all_back);

@@ -62,6 +62,15 @@ fn an_address_may_be_gone_from_the_start() {
         let [a, b] = [0, 1].map(|n| Context::open(&devices().unwrap()[n].name).unwrap());
         assert_eq!([&a, &b].map(|c| c.gid(1, 0).unwrap().is_some()), [true, false]);
         assert!(b.gids().unwrap().is_empty() && b.addresses().unwrap().is_empty());
+        let way = AhAttr { is_global: true, hop_limit: 1, port: 1, ..AhAttr::default() };
+        let said = |sgid_index| {
+            let way = AhAttr { dgid: a.gid(1, 0).unwrap().unwrap().gid, sgid_index, ..way };
+            b.alloc_pd().unwrap().create_ah(&way).unwrap_err().to_string()
+        };
+        let no = "of port 1 holds no address";
+        let taken = "a fault has taken it away (line 1 of the script, rule 1)";
+        assert_eq!(said(0), format!("GID index 0 {no}: {taken}"));
+        assert_eq!(said(1), format!("GID index 1 {no}, and no other does"));
         // A program may end now, and its log has the rule.
         assert_eq!([&a, &b].map(injected), [0, 1], "there is no GID 9");
     });
