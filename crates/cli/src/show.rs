@@ -35,7 +35,13 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
                         )
                     })
                 });
-                format!("{}\n{}", names.collect::<String>(), top::list(&processes, None, 80))
+                let down = processes.iter().filter_map(|process| {
+                    let down = &process.page().filter(|page| !page.down.is_empty())?.down;
+                    let down = look::cut(&look::printable(&down.join(", ")), 60);
+                    Some(format!("process {}  port down  {down}\n", process.pid))
+                });
+                let (names, down) = (names.collect::<String>(), down.collect::<String>());
+                format!("{names}{down}\n{}", top::list(&processes, None, 80))
             }
         }
         Some(ShowWhat::Process { ref process }) => {

@@ -119,6 +119,9 @@ fn rules_come_to_a_process_and_go() {
     let (is_done, said) = fault(program, "on device anyverbs0: down after 0s");
     assert!(is_done, "{said}");
     works.wait_for("port", "Down");
+    let (_, shown) = told(Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("show"));
+    let wanted = format!("process {}  port down  anyverbs0\n", works.pid());
+    assert!(shown.contains(&wanted), "{shown}");
     assert_eq!(works.ask("write"), "nothing");
     works.fault("clear");
     works.wait_for("port", "Active");
