@@ -209,9 +209,13 @@ fn limited(limit: Limit, when: &str) -> String {
         1_000_000.. => format!("{}Mb/s", rate / 1e6),
         _ => format!("{}kb/s", rate / 1e3),
     };
-    let queue =
-        limit.queue.map_or(String::new(), |n| format!("; one that finds {n} waiting is lost"));
-    format!("leave one behind the other, at {rate} at most{when}. Each waits for its turn{queue}.")
+    let queue = match limit.queue {
+        Some(n) => format!("{n} waiting"),
+        None => "1000 of its queue pair waiting".into(),
+    };
+    format!(
+        "leave one behind the other, at {rate} at most{when}. Each waits for its turn; one that finds {queue} is lost."
+    )
 }
 
 /// A call, and from where.

@@ -140,7 +140,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 14: 1% of the packets that each queue pair receives are marked as by a congested network (ECN), so the sender slows down.",
         "Line 15: SEND packets 5 to 9 that the process's queue pair 2 receives are refused as without a receive, where one is needed: the sender gets an RNR NAK, and tries again.",
         "Line 16, rule 1: all packets that the queue pairs of mlx5_2 send together leave one behind the other, at 2.5Gb/s at most, from 1s after the start on. Each waits for its turn; one that finds 64 waiting is lost.",
-        "Line 16, rule 2: all request packets that the queue pairs of each port send together leave one behind the other, at 100Mb/s at most. Each waits for its turn.",
+        "Line 16, rule 2: all request packets that the queue pairs of each port send together leave one behind the other, at 100Mb/s at most. Each waits for its turn; one that finds 1000 of its queue pair waiting is lost.",
         "Line 17, rule 1: 3s after the start the process is killed.",
         "Line 17, rule 2: 1s after the start the process stands still for 2s.",
         "Line 18, rule 1: before call 5 of ibv_post_send the process is killed.",
