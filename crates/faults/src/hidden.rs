@@ -18,6 +18,18 @@ impl Rule {
         })
     }
 
+    /// The same for numbers, of a later rule of the same script: both count the same things, and the first rule decides about each.
+    #[must_use]
+    pub(crate) fn repeats(&self, place: &Place, fault: &Fault) -> Option<&'static str> {
+        let is_same = self.has_place(place) && self.place.peer == place.peer;
+        (is_same && self.fault.counts_as(fault)).then_some(match fault {
+            Fault::Packets { .. } => "does so to these packets",
+            Fault::Work { receives: false, .. } => "decides about these sends",
+            Fault::Work { receives: true, .. } => "decides about these receives",
+            _ => "decides about these calls",
+        })
+    }
+
     fn has_place(&self, place: &Place) -> bool {
         match (&self.place.device, self.place.qp) {
             (None, None) => true,
@@ -69,6 +81,64 @@ impl Fault {
             ) => call == later_call && is_each(*which) && *span == Span::default(),
             _ => false,
         }
+    }
+}
+
+impl Fault {
+    /// Whether it counts as a later one does, at all times, and chooses all that the later one chooses.
+    fn counts_as(&self, later: &Self) -> bool {
+        match (self, later) {
+            (
+                Self::Packets { action, received, kind, which, span },
+                Self::Packets {
+                    action: later_action,
+                    received: later_received,
+                    kind: later_kind,
+                    which: later_which,
+                    span: later_span,
+                },
+            ) => {
+                discriminant(action) == discriminant(later_action)
+                    && (received, kind) == (later_received, later_kind)
+                    && has_numbers(*which, *later_which)
+                    && [*span, *later_span] == [Span::default(); 2]
+            }
+            (
+                Self::Work { receives, which, span, .. },
+                Self::Work {
+                    receives: later_receives, which: later_which, span: later_span, ..
+                },
+            ) => {
+                receives == later_receives
+                    && has_numbers(*which, *later_which)
+                    && [*span, *later_span] == [Span::default(); 2]
+            }
+            (
+                Self::Call { call, site: None, which, action: CallAction::Fails(_), span },
+                Self::Call {
+                    call: later_call,
+                    site: None,
+                    which: later_which,
+                    span: later_span,
+                    ..
+                },
+            ) => {
+                call == later_call
+                    && has_numbers(*which, *later_which)
+                    && [*span, *later_span] == [Span::default(); 2]
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether the numbers of a later rule are among those of an earlier one.
+fn has_numbers(which: Which, later: Which) -> bool {
+    match (which, later) {
+        (Which::Numbers(first, last), Which::Numbers(later_first, later_last)) => {
+            first <= later_first && later_last <= last
+        }
+        _ => false,
     }
 }
 

@@ -97,7 +97,10 @@ impl Script {
         }
         let place = place(&mut words)?;
         let fault = fault(&mut words, &place)?;
-        let hides = |earlier: &Rule| Some((earlier.line, earlier.hides(&place, &fault)?));
+        let hides = |earlier: &Rule| {
+            let does = earlier.hides(&place, &fault).or_else(|| earlier.repeats(&place, &fault))?;
+            Some((earlier.line, does))
+        };
         if let Some((line, does)) = self.rules.iter().find_map(hides) {
             return Err(words.refuse_last(format!(
                 "line {line} {does} already, and the first rule decides: put the narrower rule first, or leave one out"

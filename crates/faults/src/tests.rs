@@ -56,6 +56,13 @@ fn a_rule_that_an_earlier_one_hides_is_refused() {
         ("drop packets; on qp 2: drop send packet 5 after 1s", "does so to these packets"),
         ("drop received ack packets; drop received ack packet 3", "does so to these packets"),
         ("delay packets by 1ms; delay 5% of packets by 2ms", "does so to these packets"),
+        ("drop packet 3; drop packet 3", "does so to these packets"),
+        ("drop send packets 3 to 9; on qp 2: drop send packets 4 to 9", "does so to these packets"),
+        ("send 2 never completes; send 2 completes after 1s", "decides about these sends"),
+        (
+            "ibv_reg_mr 2 fails with EIO; ibv_reg_mr 2 fails with ENOMEM",
+            "decides about these calls",
+        ),
         (
             "sends complete after 1ms; send 3 completes with RETRY_EXC_ERR",
             "decides about these sends",
@@ -73,7 +80,14 @@ fn a_rule_that_an_earlier_one_hides_is_refused() {
         assert!(error.contains(&format!("line 1 {does} already, and")), "{hidden}: {error}");
     }
     for both_hold in [
-        "drop packet 1; drop packet 1",
+        "drop packet 1; drop packet 2",
+        "drop packets 1 to 3; drop packets 3 to 4",
+        "drop packet 3; drop send packet 3",
+        "drop packet 3; on peer ::1: drop packet 3",
+        "drop packet 3 after 1s; drop packet 3",
+        "on qp 1: drop packet 3; drop packet 3",
+        "drop packet 3; duplicate packet 3",
+        "ibv_reg_mr 2 from setup fails with EIO; ibv_reg_mr 2 from setup fails with EIO",
         "drop packets for 1s; drop packets",
         "drop packets; drop received packets",
         "drop send packets; drop packets",

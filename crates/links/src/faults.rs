@@ -547,7 +547,7 @@ mod tests {
         let hidden = faults.add("drop packet 1\nlimit packets to 2Gb/s", now).unwrap_err();
         let wanted = "line 2: \"limit packets to 1Gb/s\" limits these packets already";
         assert!(hidden.starts_with(wanted), "{hidden}");
-        let many = "drop packet 1;".repeat(MOST_RULES - 1);
+        let many: String = (1..MOST_RULES).map(|n| format!("drop packet {n};")).collect();
         assert_eq!(faults.add(&many, now), Ok(MOST_RULES - 1));
         assert!(faults.add("drop packet 1", now).unwrap_err().starts_with("a process takes 10000"));
     }

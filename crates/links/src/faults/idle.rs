@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_rule_that_did_nothing_is_named_with_its_place_and_the_reason() {
         let faults = faults(
-            "drop packet 1\non qp 2: drop packet 1; on device anyverbs1 qp 1: fails after 1s\n\
+            "drop packet 1\non qp 2: drop packet 2; on device anyverbs1 qp 1: fails after 1s\n\
              on device anyverbs0 qp 4: send 1 never completes\nevent SM_CHANGE after 20s\n\
              ibv_reg_mr fails with EIO",
         );
@@ -116,7 +116,7 @@ mod tests {
         let rule = |text: &str| format!("a rule never did anything (line {text}");
         let wanted = [
             "1 of the script): drop packet 1",
-            "2 of the script, rule 1): on qp 2: drop packet 1",
+            "2 of the script, rule 1): on qp 2: drop packet 2",
             "2 of the script, rule 2): on device anyverbs1 qp 1: fails after 1s; anyverbs1 had 0 queue pairs",
             "3 of the script): on device anyverbs0 qp 4: send 1 never completes; anyverbs0 had 2 queue pairs",
             "4 of the script): event SM_CHANGE after 20s; its time had not come after 19.0s",
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn queue_pairs_for_raw_packets_are_named_where_a_rule_misses_a_queue_pair() {
         let faults = faults(
-            "drop packet 1\non qp 2: drop packet 1\non device anyverbs1: send 1 never completes\n\
+            "drop packet 1\non qp 2: drop packet 2\non device anyverbs1: send 1 never completes\n\
              on device anyverbs1 qp 1: fails after 0s\nregion 1 vanishes",
         );
         let why = || {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_long_script_does_not_fill_the_log() {
-        let faults = faults(&"drop packet 1\n".repeat(1000));
+        let faults = faults(&(1..=1000).map(|n| format!("drop packet {n}\n")).collect::<String>());
         let idle = faults.idle(second(0));
         assert_eq!(idle.len(), MOST_NAMED + 1);
         assert_eq!(idle[MOST_NAMED], "980 more rules never did anything");
