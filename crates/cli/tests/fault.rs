@@ -101,7 +101,7 @@ fn refused(process: &str, order: &str) -> String {
 fn rules_come_to_a_process_and_go() {
     let mut works = Works::start("seed 1");
     assert_eq!(works.ask("write"), "Success");
-    assert_eq!(works.fault("list"), "");
+    assert_eq!(works.fault("list"), "no rules\n");
     let added = works.fault("on qp 1: send 2 never completes; drop received packet 1");
     assert_eq!(added, "rules that were added to this process: 2\n");
     let both = "on qp 1: send 2 never completes\ndrop received packet 1\n";
@@ -112,7 +112,7 @@ fn rules_come_to_a_process_and_go() {
     assert_eq!(works.fault("clear"), "rules of this process that do not hold any more: 2\n");
     works.wait_for("poll", "Success");
     assert_eq!(works.ask("write"), "Success");
-    assert_eq!(works.fault("list"), "");
+    assert_eq!(works.fault("list"), "no rules\n");
     // By the name of its program.
     let program = std::env::current_exe().unwrap();
     let program = program.file_name().unwrap().to_str().unwrap();
@@ -199,7 +199,7 @@ fn what_cannot_be_is_refused_in_one_line() {
     let said = works.refuses("on device rail9: drop packets");
     assert!(said.ends_with("line 1: there is no device \"rail9\", but anyverbs0"), "{said}");
     assert!(works.refuses("ibv_reg_mr 2 fails with EIO").contains("makes no calls of C"));
-    assert_eq!(works.fault("list"), "");
+    assert_eq!(works.fault("list"), "no rules\n");
     let (is_done, said) = fault(&pid, "drop pocket 5");
     assert!(!is_done && said.contains("line 1, column 6: expected"), "{said}");
     let others = Works::start("seed 2");
@@ -254,7 +254,7 @@ fn another_user_changes_nothing() {
     let said = told(&mut command);
     std::fs::remove_file(copy).unwrap();
     assert_eq!(said, (false, format!("anyverbs: process {pid} is another user's\n")));
-    assert_eq!(works.fault("list"), "");
+    assert_eq!(works.fault("list"), "no rules\n");
 }
 
 /// Not a test by itself: the process of the tests above.

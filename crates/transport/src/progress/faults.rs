@@ -172,7 +172,10 @@ impl Driver {
             return Err("it runs without a script of faults, so its packets may go by ways that know none; start it with `anyverbs run --faults 'seed 1'`, and it takes rules".into());
         };
         let (done, up) = match order {
-            "list" => return Ok(faults.list(MOST_LISTED, self.core.now())),
+            "list" => {
+                let rules = faults.list(MOST_LISTED, self.core.now());
+                return Ok(if rules.is_empty() { "no rules\n".to_owned() } else { rules });
+            }
             "clear" => {
                 // Rules that were due did their work, however late the timers are.
                 self.run_script(faults, self.core.now());
