@@ -353,10 +353,18 @@ mod tests {
             "0.0.0.0",
             "a/b=eth0",
             "224.0.0.1",
+            "8,lo",
+            "b=127.0.0.300",
+            "eth0:1",
+            "eth0/lo",
+            "eth0 lo",
         ] {
             let error = devices_of("", &[("ANYVERBS_DEVICES", asked)]).unwrap_err();
             assert!(error.starts_with("ANYVERBS_DEVICES="), "{asked}: {error}");
         }
+        let number = devices_of("", &[("ANYVERBS_DEVICES", "b=127.0.0.300")]).unwrap_err();
+        let wanted = "an address, or the name of an interface, which is no number, and not \"127.0.0.300\" for device 1";
+        assert!(number.ends_with(wanted), "{number}");
         let both = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "eth0")];
         assert!(devices_of("", &both).unwrap_err().starts_with("ANYVERBS_INTERFACES="));
         let twice = devices_of("", &[("ANYVERBS_DEVICES", "a=eth0,a=eth1")]).unwrap_err();

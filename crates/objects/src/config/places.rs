@@ -95,7 +95,10 @@ pub(super) fn check_place(
 ) -> Result<(), ConfigError> {
     let expected = match addresses {
         _ if is_place(addresses) => return Ok(()),
-        Addresses::Interfaces(_) => "the name of an interface, of 1 to 15 bytes",
+        Addresses::Interfaces(names) if names.iter().any(|name| is_numeric(name)) => {
+            "an address, or the name of an interface, which is no number"
+        }
+        Addresses::Interfaces(_) => "the name of an interface, of 1 to 15 bytes, or an address",
         Addresses::One(_) => "an address of the host",
     };
     let (key, place) = place_of(addresses);
@@ -116,9 +119,20 @@ pub(super) fn loopback(n: usize) -> Addresses {
     Addresses::One(Ipv4Addr::new(127, 0, 0, last).into())
 }
 
+/// Whether a number, or an address that cannot be, stands where the name of an interface is expected.
+fn is_numeric(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_digit() || c == '.')
+}
+
+/// Whether an interface can have this name. Linux takes no slash, colon or white space. It takes numbers, but nobody means them.
+fn is_interface_name(name: &str) -> bool {
+    let fits = |c: char| c != '/' && c != ':' && !c.is_whitespace();
+    (1..16).contains(&name.len()) && name.chars().all(fits) && !is_numeric(name)
+}
+
 fn is_place(addresses: &Addresses) -> bool {
     match addresses {
-        Addresses::Interfaces(names) => names.iter().all(|name| (1..16).contains(&name.len())),
+        Addresses::Interfaces(names) => names.iter().all(|name| is_interface_name(name)),
         Addresses::One(ip) => !ip.is_unspecified() && !ip.is_multicast(),
     }
 }
