@@ -66,7 +66,7 @@ fn each_rule_of_an_example_acts() {
     ] {
         let find = format!("command -v {} > /dev/null", program[0]);
         if !Command::new("sh").args(["-c", &find]).status().unwrap().success() {
-            return skip(&format!("there is no {}", program[0]));
+            return skip(format!("there is no {}", program[0]));
         }
         let scratch = Scratch::new();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/faults");

@@ -518,7 +518,7 @@ mod tests {
     fn objects_of_huge_pages_are_refused() {
         let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
         let Ok(huge) = memfd_create(c"huge", flags) else {
-            return println!("skipped: the kernel has no huge pages");
+            return anyverbs_testing::skip("the kernel has no huge pages");
         };
         let len = rustix::fs::fstatfs(&huge).unwrap().f_bsize as usize;
         ftruncate(&huge, len as u64).unwrap();
