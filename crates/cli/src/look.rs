@@ -1,6 +1,5 @@
 //! Looks at the device's processes, and says what it sees in words and numbers. All texts and numbers come from other processes.
 
-use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use anyverbs::config::Config;
 use anyverbs::watch::{Condition, Seen, Watcher};
 use anyverbs::{QpState, QpType};
 use anyverbs_causes::Cause;
-use anyverbs_page::{INTERVAL, QueuePair, Snapshot, Wait};
+use anyverbs_page::{INTERVAL, QueuePair, Snapshot, Wait, address};
 use serde::Serialize;
 
 use crate::args::Settings;
@@ -212,12 +211,6 @@ pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
 /// `0x030011`.
 pub(crate) fn qpn(number: u32) -> String {
     format!("{number:#08x}")
-}
-
-/// A GID as people write it.
-pub(crate) fn address(gid: u128) -> IpAddr {
-    let address = Ipv6Addr::from_bits(gid);
-    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }
 
 pub(crate) fn kind(code: u8) -> &'static str {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use anyverbs_causes::Cause;
-use anyverbs_page::{Counter, QueuePair, Snapshot};
+use anyverbs_page::{Counter, QueuePair, Snapshot, address};
 use serde_json::json;
 
 use crate::args::{Show, ShowWhat};
-use crate::look::{self, Looker, Process, address, qpn, span};
+use crate::look::{self, Looker, Process, qpn, span};
 use crate::{device, top};
 
 /// Prints what is asked for.

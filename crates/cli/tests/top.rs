@@ -192,6 +192,24 @@ fn a_thousand_queue_pairs_are_shown() {
 }
 
 #[test]
+fn json_names_a_group_by_its_address() {
+    let mut member = Role::start("member");
+    assert_eq!(member.hear(), "ready");
+    let group = "ff0e::ffff:ef01:203";
+    let process = seen_when(member.pid(), |process| process["page"]["groups"][0].is_object());
+    assert_eq!(process["page"]["groups"][0]["gid"], group);
+    let json = |arguments: &[&str]| -> Value {
+        serde_json::from_str(&output(&mut anyverbs(arguments))).unwrap()
+    };
+    let all = json(&["show", "--json"]);
+    let is_it = |process: &&Value| process["pid"] == member.pid();
+    let shown = all["processes"].as_array().unwrap().iter().find(is_it).unwrap();
+    assert_eq!(shown["page"]["groups"], process["page"]["groups"]);
+    let number = process["page"]["queue_pairs"][0]["number"].to_string();
+    assert_eq!(json(&["show", "qp", &number, "--json"])["groups"][0], group);
+}
+
+#[test]
 fn a_queue_pair_names_its_device() {
     in_own_process("a_queue_pair_names_its_device", || {
         let devices = "rail0=127.0.0.1,rail1=127.0.0.2";
@@ -318,6 +336,7 @@ fn in_a_role() {
         Ok("sender") => end_of_a_connection(true),
         Ok("many") => many(),
         Ok("last") => last(),
+        Ok("member") => member(),
         Ok("forks") => forks(),
         Ok("hostile") => hostile(),
         _ => {}
@@ -360,6 +379,18 @@ fn last() {
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64, None, 0, 0).unwrap();
     let _qp = context.create_default_qp(&pd, &cq, QpType::Rc).unwrap();
+    println!("@ ready");
+    read_line();
+}
+
+/// A datagram queue pair in a multicast group, whose GID has 128 bits.
+fn member() {
+    let context = Context::open(&anyverbs::devices().unwrap()[0].name).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64, None, 0, 0).unwrap();
+    let qp = context.create_default_qp(&pd, &cq, QpType::Ud).unwrap();
+    let group = std::net::Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0xffff, 0xef01, 0x203);
+    qp.attach_mcast(Gid(group.octets()), 0).unwrap();
     println!("@ ready");
     read_line();
 }

@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 mod rows;
@@ -157,6 +158,13 @@ impl Snapshot {
     pub fn groups_of(&self, number: u32) -> impl Iterator<Item = u128> {
         self.groups.iter().filter(move |group| group.queue_pair == number).map(|group| group.gid)
     }
+}
+
+/// A GID as people write it.
+#[must_use]
+pub fn address(gid: u128) -> IpAddr {
+    let address = Ipv6Addr::from_bits(gid);
+    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }
 
 fn counters(texts: impl Iterator<Item = (String, u64)>) -> Vec<Counter> {

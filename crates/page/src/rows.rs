@@ -2,6 +2,12 @@
 
 use crate::words::{Part, Reader, Writer, row};
 
+/// Writes a GID as the address that it stands for. No reader of JSON keeps all digits of a number of 128 bits.
+#[cfg(feature = "serde")]
+fn as_address<S: serde::Serializer>(gid: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&crate::address(*gid))
+}
+
 row! {
     /// A process.
     Process {
@@ -98,8 +104,10 @@ row! {
         /// The number of its queue pair.
         number: u32,
         /// Its address as a GID, the highest byte first.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "as_address"))]
         gid: u128,
         /// The address of this end.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "as_address"))]
         source: u128,
         /// The path MTU in bytes.
         mtu: u32,
@@ -150,6 +158,7 @@ row! {
         /// The number of the queue pair.
         queue_pair: u32,
         /// The group's GID, the highest byte first.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "as_address"))]
         gid: u128,
     }
 
