@@ -20,7 +20,7 @@ use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
 use self::diagnosis::Ended;
-pub use self::diagnosis::Finding;
+pub use self::diagnosis::{Finding, Unbinding};
 use self::uses::{Use, Uses};
 pub use vanishing::Vanishing;
 pub use window::{Bind, BindError, WindowType};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-use super::{Access, KeyError, MrTable, Slot};
+use super::{Access, KeyError, MrTable, Slot, Unbinding};
 
 /// `enum ibv_mw_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -154,7 +154,7 @@ impl MrTable {
                 && slot.access().contains(Access::WINDOW_2)
                 && slot.qpn.load(Ordering::Relaxed) == qpn
             {
-                self.free_again(slot, &mut bindings);
+                self.free_again(slot, Unbinding::QueuePair, &mut bindings);
             }
         }
     }
@@ -167,7 +167,7 @@ impl MrTable {
                 && slot.access().contains(Access::WINDOW)
                 && slot.bound.load(Ordering::Relaxed) == lkey
             {
-                self.free_again(slot, bindings);
+                self.free_again(slot, Unbinding::Region, bindings);
             }
         }
     }
@@ -184,15 +184,16 @@ impl MrTable {
         if slot.window_type() != WindowType::Type2 || !bound || !admits {
             return Err(KeyError::Access);
         }
-        self.free_again(slot, bindings);
+        self.free_again(slot, Unbinding::Invalidated, bindings);
         Ok(())
     }
 
     /// A window is bound to nothing, its key finds nothing.
-    fn free_again(&self, slot: &Slot, bindings: &mut u32) {
+    fn free_again(&self, slot: &Slot, by: Unbinding, bindings: &mut u32) {
         slot.uses.close();
         slot.uses.drain();
         self.unbind(slot, bindings);
+        self.ended.lock().note_unbound(slot.rkey.load(Ordering::Relaxed), by);
         slot.uses.open();
     }
 
@@ -229,7 +230,7 @@ impl MrTable {
     fn window(&self, key: u32) -> Option<&Slot> {
         let slot = self.slot(key)?;
         let valid = slot.uses.is_valid();
-        let same = slot.rkey.load(Ordering::Relaxed) & FIXED == key & FIXED;
+        let same = is_same_window(slot.rkey.load(Ordering::Relaxed), key);
         (valid && same && slot.access().contains(Access::WINDOW)).then_some(slot)
     }
 
@@ -248,6 +249,11 @@ impl MrTable {
         }
         slot.store_unbound(kind);
     }
+}
+
+/// Whether these are keys of one window, if the first is a window's.
+pub(super) fn is_same_window(key: u32, other: u32) -> bool {
+    key & FIXED == other & FIXED
 }
 
 impl WindowType {

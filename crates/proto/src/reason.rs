@@ -1,10 +1,12 @@
 //! Why a work request failed or was refused: a cause, and the values that belong to it.
 
 use std::fmt;
+use std::time::Duration;
 
 use anyverbs_causes::Cause;
 
-use crate::mr::{Access, BindError, Finding};
+use crate::mr::{Access, BindError, Finding, MrTable, Unbinding};
+use crate::wr::Sge;
 
 /// A cause with its values. `Display` is one clause, in words that suit both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,22 +87,63 @@ impl Reason {
         let pick = |local, remote| if of == KeyOf::Sender { local } else { remote };
         let (cause, value) = match finding {
             Finding::Unknown => (pick(C::LkeyUnknown, C::RkeyUnknown), 0),
-            Finding::Ended(ago) => {
-                let ms = ago.as_millis().try_into().unwrap_or(u64::MAX);
-                (pick(C::LkeyDeregistered, C::RkeyDeregistered), ms)
+            Finding::Ended(ago) => (pick(C::LkeyDeregistered, C::RkeyDeregistered), ms(ago).into()),
+            Finding::WindowEnded(ago) => {
+                (pick(C::LkeyDeregistered, C::RkeyDeregistered), pair(OF_WINDOW, ms(ago)))
             }
             Finding::OtherKey => (pick(C::RkeyAsLkey, C::LkeyAsRkey), 0),
-            Finding::Pd(its) => (pick(C::LkeyOfOtherPd, C::RkeyOfOtherPd), pair(its, pd)),
-            Finding::Before(bytes) => {
-                (pick(C::LkeyRange, C::RkeyRange), (bytes as i64).wrapping_neg() as u64)
+            Finding::Pd(its) => (pick(C::LkeyOfOtherPd, C::RkeyOfOtherPd), pds(its, pd)),
+            Finding::WindowPd(its) => {
+                let value = pds(its, pd) | pair(OF_WINDOW, 0);
+                (pick(C::LkeyOfOtherPd, C::RkeyOfOtherPd), value)
             }
+            Finding::Before(bytes) => (pick(C::LkeyRange, C::RkeyRange), before(bytes)),
             Finding::Behind(bytes) => (pick(C::LkeyRange, C::RkeyRange), bytes),
+            Finding::BeforeWindow(bytes) => (C::WindowRange, before(bytes)),
+            Finding::BehindWindow(bytes) => (C::WindowRange, bytes),
+            Finding::ZeroBased => (pick(C::LkeyZeroBased, C::RkeyZeroBased), 0),
             Finding::Lacks(rights) => (pick(C::LkeyRight, C::RkeyRight), rights.bits().into()),
+            Finding::WindowLacks(rights) => (C::WindowRight, rights.bits().into()),
+            Finding::Unbound(None) => (C::WindowUnbound, 0),
+            Finding::Unbound(Some((by, ago))) => {
+                let by = match by {
+                    Unbinding::Invalidated => INVALIDATED,
+                    Unbinding::QueuePair => QP_ENDED,
+                    Unbinding::Region => REGION_ENDED,
+                };
+                (C::WindowUnbound, pair(by, ms(ago)))
+            }
+            Finding::Rebound(key) => (C::WindowRebound, key.into()),
             Finding::OtherQp(qpn) => (C::WindowOfOtherQp, qpn.into()),
             Finding::Vanished => (C::Injected, 0),
             Finding::Nothing => (pick(C::LocalMemoryGone, C::PeerMemoryGone), 0),
         };
         Self { cause, value, memory: Some(memory) }
+    }
+
+    /// The reason why one of these elements cannot be used.
+    #[must_use]
+    pub fn of_local(mrs: &MrTable, sges: &[Sge], pd: u32, need: Access) -> Self {
+        let place = |sge: &Sge| MemoryRange { key: sge.lkey, va: sge.addr, len: sge.len.into() };
+        let reason = |sge: &Sge| {
+            let finding = mrs.diagnose_local(sge.lkey, pd, (sge.addr, sge.len.into()), need);
+            Self::of_key(finding, KeyOf::Sender, pd, place(sge))
+        };
+        let used = || sges.iter().filter(|sge| sge.len > 0);
+        used()
+            .map(reason)
+            .find(|reason| reason.cause != Cause::LocalMemoryGone)
+            .or_else(|| used().next().map(reason))
+            .unwrap_or(Self::new(Cause::LocalMemoryGone))
+    }
+
+    /// The same reason, where the receive came from an SRQ: its protection domain counts.
+    #[must_use]
+    pub fn from_srq(self) -> Self {
+        match self.cause {
+            Cause::LkeyOfOtherPd => Self { value: self.value | u64::from(OF_SRQ), ..self },
+            _ => self,
+        }
     }
 
     /// The reason why a memory window is not bound.
@@ -123,7 +166,9 @@ impl Reason {
         match cause.number() / 100 {
             1 => Told { cause: Cause::PeerMessageTooLong, value },
             4 => Told { cause: Cause::PeerReceiveUnwritable, value: 0 },
-            _ if cause == Cause::RkeyRange => {
+            // Nor the key of a bind that is not for it.
+            _ if cause == Cause::WindowRebound => Told { cause, value: 0 },
+            _ if matches!(cause, Cause::RkeyRange | Cause::WindowRange) => {
                 // A peer that guessed the key must not learn where the region lies.
                 let len = self.memory.map_or(0, |memory| memory.len);
                 let is_near = value.cast_signed().unsigned_abs() <= len;
@@ -132,6 +177,31 @@ impl Reason {
             _ => Told { cause, value },
         }
     }
+}
+
+/// In the upper half of a value: the key is a window's.
+const OF_WINDOW: u32 = 1 << 31;
+
+/// In the lower half of the value of [`Cause::LkeyOfOtherPd`]: the protection domain is that of the SRQ.
+const OF_SRQ: u32 = 1 << 31;
+
+/// Two protection domains, without the bits that tell processes apart.
+fn pds(its: u32, own: u32) -> u64 {
+    pair(its & 0xff_ffff, own & 0xff_ffff)
+}
+
+/// Kinds of [`Cause::WindowUnbound`], in the upper half of its value; the lower half is milliseconds.
+const INVALIDATED: u32 = 1;
+const QP_ENDED: u32 = 2;
+const REGION_ENDED: u32 = 3;
+
+fn ms(ago: Duration) -> u32 {
+    ago.as_millis().try_into().unwrap_or(u32::MAX)
+}
+
+/// The value of a range that begins too early.
+fn before(bytes: u64) -> u64 {
+    bytes.cast_signed().wrapping_neg().cast_unsigned()
 }
 
 /// The value of [`Cause::Injected`] if the script is the peer's.
@@ -179,6 +249,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use Cause as C;
         let (value, high, low) = (self.value, self.value >> 32, self.value & 0xffff_ffff);
+        let is_window = high & u64::from(OF_WINDOW) != 0;
         match self.cause {
             C::MessageTooLong | C::PeerMessageTooLong => {
                 write!(f, "the message has {high} bytes or more, and the receive buffer {low}")
@@ -194,19 +265,43 @@ impl fmt::Display for Reason {
                 f,
                 "more READs and atomics are outstanding than max_dest_rd_atomic of the responder, {value}"
             ),
+            C::LkeyDeregistered | C::RkeyDeregistered if is_window => {
+                write!(f, "the memory window of the key was deallocated {low} ms ago")
+            }
             C::LkeyDeregistered | C::RkeyDeregistered => {
                 write!(f, "the region of the key was deregistered {value} ms ago")
             }
             C::LkeyOfOtherPd | C::RkeyOfOtherPd => {
                 let (its, own) = (high & 0xff_ffff, low & 0xff_ffff);
-                write!(f, "the region is of protection domain {its}, and the queue pair of {own}")
+                let what = if is_window { "memory window" } else { "region" };
+                let whose = if low & u64::from(OF_SRQ) == 0 { "queue pair" } else { "SRQ" };
+                write!(f, "the {what} is of protection domain {its}, and the {whose} of {own}")
             }
-            C::LkeyRange | C::RkeyRange if value != 0 => match value as i64 {
-                before @ ..0 => {
-                    write!(f, "the range begins {} bytes before the region", before.unsigned_abs())
+            C::LkeyRange | C::RkeyRange | C::WindowRange if value != 0 => {
+                let what = if self.cause == C::WindowRange { "memory window" } else { "region" };
+                match value.cast_signed() {
+                    before @ ..0 => {
+                        let bytes = before.unsigned_abs();
+                        write!(f, "the range begins {bytes} bytes before the {what}")
+                    }
+                    behind => write!(f, "the range ends {behind} bytes behind the {what}"),
                 }
-                behind => write!(f, "the range ends {behind} bytes behind the region"),
+            }
+            C::WindowRight => write!(f, "the memory window lacks {}", Rights(value)),
+            C::WindowUnbound => match u32::try_from(high) {
+                Ok(INVALIDATED) => write!(f, "the memory window was invalidated {low} ms ago"),
+                Ok(QP_ENDED) => write!(
+                    f,
+                    "the memory window is not bound: its queue pair was reset or destroyed {low} ms ago"
+                ),
+                Ok(REGION_ENDED) => {
+                    write!(f, "the memory window is not bound: its region ended {low} ms ago")
+                }
+                _ => f.write_str(self.cause.text()),
             },
+            C::WindowRebound if value != 0 => {
+                write!(f, "the memory window was bound anew, and its key is {value:#x}")
+            }
             C::LkeyRight | C::RkeyRight => write!(f, "the region lacks {}", Rights(value)),
             C::WindowNotBound if high == u64::from(LACKS) => {
                 write!(f, "the region lacks {}", Rights(low))
@@ -288,6 +383,8 @@ mod tests {
         let told = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).told().value;
         assert_eq!((told(Finding::Behind(64)), told(Finding::Behind(65))), (64, 0));
         assert_eq!((told(Finding::Before(64)) as i64, told(Finding::Before(65))), (-64, 0));
+        assert_eq!((told(Finding::BehindWindow(64)), told(Finding::BehindWindow(65))), (64, 0));
+        assert_eq!(told(Finding::Rebound(0x34)), 0, "nor the key of another bind");
         let reason = Reason { memory: None, ..Reason::new(Cause::RkeyRange) };
         assert_eq!(reason.to_string(), "the range is not within the region");
     }
@@ -299,6 +396,19 @@ mod tests {
         let mtu = "path_mtu differs: it is 512 at the responder, and a packet of 1024 bytes came";
         assert_eq!(text(Cause::MtuDiffers), mtu);
         assert!(text(Cause::Unaligned).ends_with("(key 0x12, 8 bytes at 0x1001)"));
+    }
+
+    #[test]
+    fn the_protection_domain_of_an_srq_is_told_as_such() {
+        let memory = MemoryRange { key: 0x12, va: 0x1000, len: 64 };
+        // The highest bits of the numbers are those of their process.
+        let process = 0xe8 << 24;
+        let finding = Finding::Pd(3 | process);
+        let reason = Reason::of_key(finding, KeyOf::Sender, 5 | process, memory);
+        let text = reason.from_srq().to_string();
+        assert!(text.starts_with("the region is of protection domain 3, and the SRQ of 5 ("));
+        let text = reason.to_string();
+        assert!(text.starts_with("the region is of protection domain 3, and the queue pair of 5"));
     }
 
     #[test]
@@ -348,6 +458,7 @@ mod tests {
         let memory = MemoryRange { key: 0x12, va: 0x1000, len: 64 };
         let of = |finding| Reason::of_key(finding, KeyOf::Responder, 5, memory).to_string();
         let place = "(key 0x12, 64 bytes at 0x1000)";
+        let ago = Duration::from_millis(7);
         for (finding, text) in [
             (Finding::Behind(96), "the range ends 96 bytes behind the region"),
             (Finding::Before(8), "the range begins 8 bytes before the region"),
@@ -356,6 +467,32 @@ mod tests {
                 Finding::Lacks(Access::REMOTE_WRITE | Access::LOCAL_WRITE),
                 "the region lacks IBV_ACCESS_LOCAL_WRITE and IBV_ACCESS_REMOTE_WRITE",
             ),
+            (
+                Finding::WindowPd(3),
+                "the memory window is of protection domain 3, and the queue pair of 5",
+            ),
+            (Finding::BehindWindow(96), "the range ends 96 bytes behind the memory window"),
+            (
+                Finding::WindowLacks(Access::REMOTE_READ),
+                "the memory window lacks IBV_ACCESS_REMOTE_READ",
+            ),
+            (Finding::Unbound(None), "the memory window is not bound"),
+            (
+                Finding::Unbound(Some((Unbinding::Invalidated, ago))),
+                "the memory window was invalidated 7 ms ago",
+            ),
+            (
+                Finding::Unbound(Some((Unbinding::QueuePair, ago))),
+                "the memory window is not bound: its queue pair was reset or destroyed 7 ms ago",
+            ),
+            (
+                Finding::Unbound(Some((Unbinding::Region, ago))),
+                "the memory window is not bound: its region ended 7 ms ago",
+            ),
+            (Finding::Rebound(0x34), "the memory window was bound anew, and its key is 0x34"),
+            (Finding::Ended(ago), "the region of the key was deregistered 7 ms ago"),
+            (Finding::WindowEnded(ago), "the memory window of the key was deallocated 7 ms ago"),
+            (Finding::ZeroBased, "the region or window is zero-based: its addresses count from 0"),
             (Finding::OtherKey, "a local key stands where a remote key belongs"),
         ] {
             assert_eq!(of(finding), format!("{text} {place}"));

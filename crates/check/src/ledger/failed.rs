@@ -25,11 +25,20 @@ const RIGHTS: [(u32, &str); 5] = [
     (16, "MW_BIND"),
 ];
 
+/// The queue that work was posted to, as far as its memory is concerned.
+#[derive(Clone, Copy)]
+struct Owner {
+    /// The address of the SRQ.
+    srq: Option<usize>,
+    /// The address of the protection domain.
+    pd: usize,
+}
+
 /// The check that a cause belongs to.
 pub(super) fn check_of(cause: Cause) -> Option<Check> {
     Some(match cause {
         Cause::RkeyAsLkey | Cause::LkeyAsRkey => Check::WrongKey,
-        Cause::LkeyRight | Cause::RkeyRight | Cause::QpRight => Check::Rights,
+        Cause::LkeyRight | Cause::RkeyRight | Cause::WindowRight | Cause::QpRight => Check::Rights,
         Cause::LkeyOfOtherPd | Cause::RkeyOfOtherPd | Cause::AhOfOtherPd => Check::PdMismatch,
         Cause::MessageTooLong | Cause::PeerMessageTooLong => Check::ReceiveTooSmall,
         Cause::NoReceive | Cause::UcNoReceive => Check::NoReceive,
@@ -55,9 +64,15 @@ impl Ledger {
             ("Its completion was polled here".into(), Stack::here()),
             ("The work was posted here".into(), *stack),
         ];
-        if let Some((region, facts)) = self.culprit(qp, cause, posted) {
+        let owner = self.owner(qp, completion.is_receive);
+        if let Some((region, facts)) = owner.and_then(|owner| self.culprit(owner, cause, posted)) {
             what.push_str(&facts);
             stacks.push(self.origin(region, "The region was registered here"));
+            if let Some(Owner { srq: Some(srq), .. }) = owner
+                && cause == Cause::LkeyOfOtherPd
+            {
+                stacks.push(self.origin(srq, "The SRQ was made here"));
+            }
         }
         let dead = || posted.work.pieces.iter().find_map(|piece| self.dead_region(piece.lkey));
         if cause == Cause::LkeyDeregistered
@@ -96,9 +111,19 @@ impl Ledger {
         }
     }
 
+    /// Whose protection domain counts for the work of a queue pair. An SRQ may have another one than its queue pairs.
+    fn owner(&self, qp: usize, is_receive: bool) -> Option<Owner> {
+        let qp = self.queues.get(&qp)?.qp?;
+        if !is_receive || qp.srq == 0 {
+            return Some(Owner { srq: None, pd: qp.pd });
+        }
+        let srq = self.objects.get(&qp.srq)?;
+        Some(Owner { srq: Some(qp.srq), pd: *srq.uses.first()? })
+    }
+
     /// The region that a local cause is about, and its facts.
-    fn culprit(&self, qp: usize, cause: Cause, posted: &Posted) -> Option<(usize, String)> {
-        let pd = self.queues.get(&qp)?.qp?.pd;
+    fn culprit(&self, owner: Owner, cause: Cause, posted: &Posted) -> Option<(usize, String)> {
+        let Owner { srq, pd } = owner;
         let mut regions =
             posted.work.pieces.iter().filter_map(|piece| self.regions.of_key(piece.lkey));
         match cause {
@@ -116,10 +141,11 @@ impl Ledger {
             Cause::LkeyOfOtherPd => {
                 let (address, region) = regions.find(|(_, region)| region.pd != pd)?;
                 let (addr, other) = (region.addr, region.pd);
+                let whose = srq.map_or("queue pair".into(), |srq| format!("SRQ at {srq:#x}"));
                 Some((
                     address,
                     format!(
-                        "; the region at {addr:#x} belongs to the protection domain at {other:#x}, and the queue pair to the one at {pd:#x}"
+                        "; the region at {addr:#x} belongs to the protection domain at {other:#x}, and the {whose} to the one at {pd:#x}"
                     ),
                 ))
             }

@@ -17,7 +17,7 @@ use crate::wire::aeth::NakCode;
 use crate::wire::bth::Bth;
 use crate::wire::feth::Selectivity;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wr::{SendFlags, SendOp, Sge};
+use crate::wr::{SendFlags, SendOp};
 
 use super::attr::{QpState, QpType};
 use super::drops::{AllDrops, DropReason, Drops, Lost};
@@ -444,7 +444,7 @@ impl Qp {
             WcStatus::LocProtErr => {
                 let need =
                     if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
-                local_fault(self.sq.sges(position), pd, need, env)
+                Reason::of_local(env.mrs(), self.sq.sges(position), pd, need)
             }
             WcStatus::MwBindErr => match (&sqe.op, self.trouble().bind_refused) {
                 (SendOp::LocalInv(rkey), _) => {
@@ -585,24 +585,12 @@ impl Qp {
 
     /// The reason why the receive in hand cannot be written.
     pub(super) fn receive_fault<E: Env>(&self, env: &E) -> Reason {
-        let pd = self.srq.pd.unwrap_or(self.reach().0);
-        local_fault(&self.datagram_recv().sges, pd, Access::LOCAL_WRITE, env)
+        let sges = &self.datagram_recv().sges;
+        match self.srq.pd {
+            Some(pd) => Reason::of_local(env.mrs(), sges, pd, Access::LOCAL_WRITE).from_srq(),
+            None => Reason::of_local(env.mrs(), sges, self.reach().0, Access::LOCAL_WRITE),
+        }
     }
-}
-
-/// The reason why one of these elements cannot be used.
-fn local_fault<E: Env>(sges: &[Sge], pd: u32, need: Access, env: &E) -> Reason {
-    let place = |sge: &Sge| MemoryRange { key: sge.lkey, va: sge.addr, len: sge.len.into() };
-    let reason = |sge: &Sge| {
-        let finding = env.mrs().diagnose_local(sge.lkey, pd, (sge.addr, sge.len.into()), need);
-        Reason::of_key(finding, KeyOf::Sender, pd, place(sge))
-    };
-    let used = || sges.iter().filter(|sge| sge.len > 0);
-    used()
-        .map(reason)
-        .find(|reason| reason.cause != Cause::LocalMemoryGone)
-        .or_else(|| used().next().map(reason))
-        .unwrap_or(Reason::new(Cause::LocalMemoryGone))
 }
 
 /// The region or window that a FLUSH names as a whole. The range in its headers counts nothing then.
