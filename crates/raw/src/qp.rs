@@ -24,7 +24,7 @@ use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
 use anyverbs_queue_memory::Queue;
-use anyverbs_transport::qp::{check_sizes, held, inline_room};
+use anyverbs_transport::qp::{check_sizes, held, held_cqs, inline_room};
 
 use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
@@ -140,10 +140,7 @@ impl RawQp {
         }
         let hold = Hold {
             pd: Held::new(&pd.cell, Holder::Qp).ok_or(foreign("protection domain"))?,
-            cqs: [
-                held(Some(&init.send_cq.0), "completion queue")?,
-                held(Some(&init.recv_cq.0), "completion queue")?,
-            ],
+            cqs: held_cqs([Some(&init.send_cq.0), Some(&init.recv_cq.0)])?,
             srq: held(init.srq.map(|srq| &srq.0), "SRQ")?,
             table: None,
             ticket: switch.core().quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,

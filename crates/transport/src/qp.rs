@@ -24,7 +24,7 @@ use anyverbs_locks::{FastMutexGuard, Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
-use anyverbs_objects::cq::Cq;
+use anyverbs_objects::cq::{Cq, CqCell};
 use anyverbs_objects::errno::Errno;
 use anyverbs_objects::error::{
     AttachError, CreateError, DestroyError, ModifyObjectError, PostError,
@@ -248,10 +248,7 @@ impl Qp {
             transport.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let hold = Hold(
             held(parts.pd, "protection domain")?,
-            [
-                held(parts.send_cq.map(|cq| &cq.0), "completion queue")?,
-                held(parts.recv_cq.map(|cq| &cq.0), "completion queue")?,
-            ],
+            held_cqs([parts.send_cq, parts.recv_cq].map(|cq| cq.map(|cq| &cq.0)))?,
             held(parts.srq.map(|srq| &srq.0), "SRQ")?,
             Some(ticket),
         );
@@ -703,6 +700,15 @@ pub fn held<T: Holdable>(
 ) -> Result<Option<Held<T>>, CreateError> {
     let hold = |part| Held::new(part, Holder::Qp).ok_or(CreateError::Foreign(name));
     part.map(hold).transpose()
+}
+
+/// Holds completion queues. One that serves both sides is held once, as it has one user.
+pub fn held_cqs(
+    [send, recv]: [Option<&Arc<CqCell>>; 2],
+) -> Result<[Option<Held<CqCell>>; 2], CreateError> {
+    let is_same = send.zip(recv).is_some_and(|(send, recv)| Arc::ptr_eq(send, recv));
+    let recv = recv.filter(|_| !is_same);
+    Ok([held(send, "completion queue")?, held(recv, "completion queue")?])
 }
 
 /// The feature that a persona may lack, and without which there is no queue pair of a type.

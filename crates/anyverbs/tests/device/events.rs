@@ -53,7 +53,7 @@ fn destroying_a_cq_waits_for_acknowledgements() {
         cookie: 0,
     };
     let qp = a.context.create_qp(&a.pd, &init).unwrap();
-    assert_eq!(cq.destroy(), Err(DestroyError::Busy("2 QP".into())));
+    assert_eq!(cq.destroy(), Err(DestroyError::Busy("1 QP".into())));
     assert_eq!(channel.destroy(), Err(DestroyError::Busy("1 CQ".into())));
     use QpAttrMask as M;
     let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
