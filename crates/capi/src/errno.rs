@@ -43,8 +43,6 @@ impl PartialEq for Errno {
 impl Eq for Errno {}
 
 impl Errno {
-    /// `EOPNOTSUPP`. Programs try out what a device has, so the number says all.
-    pub(crate) const EOPNOTSUPP: Self = Self::said(libc::EOPNOTSUPP);
     /// An argument is NULL.
     pub(crate) const NULL: Self = Self::invalid("an argument that the call needs is NULL");
     /// Two objects do not go together.
@@ -61,6 +59,11 @@ impl Errno {
     /// This number for this reason: a clause without its full stop.
     pub(crate) const fn because(number: c_int, why: &'static str) -> Self {
         Self(number, Why::Text(why))
+    }
+
+    /// `EOPNOTSUPP`, for what the device does not have. Programs try that out, so the log says it at the level `debug` alone.
+    pub(crate) const fn lacks(why: &'static str) -> Self {
+        Self::because(libc::EOPNOTSUPP, why)
     }
 
     /// This number, whose reason was said already, or which says all.
@@ -155,7 +158,7 @@ impl Said {
 
 /// Whether programs get this number on purpose: they ask what a device has, whether something is there yet, or which of a host's
 /// addresses is a device's.
-fn is_tried(number: c_int) -> bool {
+pub(crate) fn is_tried(number: c_int) -> bool {
     matches!(
         number,
         libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODATA | libc::EAGAIN | libc::EINTR | libc::ENODEV

@@ -157,7 +157,9 @@ impl Query {
         }
         if self.asks_subnet_administrator() {
             // RoCE has no subnet administrator.
-            return Err(Errno::EOPNOTSUPP.into());
+            return Err(
+                Errno::lacks("RAI_SA asks a subnet administrator, and there is none").into()
+            );
         }
         if ![0, libc::AF_INET, libc::AF_INET6, AF_IB].contains(&self.hints.family) {
             return Err(Failure::Eai(libc::EAI_FAMILY));
@@ -482,7 +484,7 @@ mod tests {
         assert_eq!(failure(hints(0, 0, 0, 99)), eai(libc::EAI_SOCKTYPE));
         let numeric = hints(RAI_NUMERICHOST, 0, 0, RDMA_PS_TCP);
         assert_eq!(query("no-number", "1", numeric).err(), eai(libc::EAI_NONAME));
-        let sa = Some(Failure::Errno(Errno::EOPNOTSUPP));
+        let sa = Some(Failure::Errno(Errno::lacks("RAI_SA")));
         assert_eq!(failure(hints(RAI_SA, 0, 0, 0)), sa);
     }
 

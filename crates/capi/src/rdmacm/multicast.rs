@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
             let attr = attr.ok_or(Errno::NULL)?;
             let needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
             if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("comp_mask has a bit that is not known here"));
             }
             if attr.comp_mask & needed != needed || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED {
                 return Err(Errno::invalid(

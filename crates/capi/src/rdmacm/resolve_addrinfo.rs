@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
             // SAFETY: the caller's promise.
             let query = unsafe { Query::new(node, service, hints) }?;
             if query.asks_subnet_administrator() {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("RAI_SA asks a subnet administrator, and there is none"));
             }
             let resolver = Arc::clone(&id);
             spawn_quiet(move || resolve(&resolver, &query)).map_err(|error| {

@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: c_int) ->
                         flags => Ok(flags),
                     }
                 }
-                _ => Err(Errno::EOPNOTSUPP),
+                _ => Err(Errno::lacks("the command of fcntl is none that an rsocket has")),
             }
         })(),
     )

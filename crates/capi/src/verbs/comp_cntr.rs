@@ -70,7 +70,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_cntr(
             let kind = match attr.r#type {
                 IBV_COMP_CNTR_TYPE_WRS => CompCntrKind::Wrs,
                 IBV_COMP_CNTR_TYPE_BYTES => CompCntrKind::Bytes,
-                _ => return Err(Errno::EOPNOTSUPP),
+                _ => {
+                    return Err(Errno::lacks(
+                        "type is neither IBV_COMP_CNTR_TYPE_WRS nor IBV_COMP_CNTR_TYPE_BYTES",
+                    ));
+                }
             };
             let device = context.inner.device.create_comp_cntr(kind)?;
             let handle = object::new_handle();
@@ -112,7 +116,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
                 .filter(|a| a.comp_mask == 0)
                 .ok_or(Errno::invalid("attr is NULL, or comp_mask is not 0"))?;
             let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);
-            let ops = ops.ok_or(Errno::EOPNOTSUPP)?;
+            let ops = ops.ok_or(Errno::lacks("op_mask has an operation that is not known here"))?;
             qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?;
             // The program learns of completions by a count.
             check::unwatch(qp.public());

@@ -77,10 +77,16 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
                 .filter(|attr| attr.comp_mask == 0)
                 .ok_or(Errno::invalid("attr is NULL, or comp_mask is not 0"))?;
             let kind = match attr.counter_desc {
-                _ if !flow.is_null() => return Err(Errno::EOPNOTSUPP),
+                _ if !flow.is_null() => {
+                    return Err(Errno::lacks("a flow rule that lives already takes no counters"));
+                }
                 IBV_COUNTER_PACKETS => CounterKind::Packets,
                 IBV_COUNTER_BYTES => CounterKind::Bytes,
-                _ => return Err(Errno::EOPNOTSUPP),
+                _ => {
+                    return Err(Errno::lacks(
+                        "counter_desc is neither IBV_COUNTER_PACKETS nor IBV_COUNTER_BYTES",
+                    ));
+                }
             };
             Ok(counters.inner.device.attach(kind, attr.index)?)
         }),

@@ -93,7 +93,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         "ibv_create_cq_ex",
         attr.ok_or(Errno::NULL).and_then(|attr| {
             if attr.wc_flags & !u64::from(IBV_CREATE_CQ_SUP_WC_FLAGS) != 0 {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks(
+                    "wc_flags has a field of completions that is not known here",
+                ));
             }
             let flags =
                 if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };

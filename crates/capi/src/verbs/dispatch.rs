@@ -116,7 +116,7 @@ fn ops() -> ibv_context_ops {
 mod refusing {
     use super::*;
 
-    const REFUSED: Errno = Errno::EOPNOTSUPP;
+    const REFUSED: Errno = Errno::lacks("the call has no meaning here");
 
     /// Slots that no header has called since 1.1.
     pub(super) unsafe extern "C" fn unused() -> *mut c_void {

@@ -26,7 +26,13 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ec
 fn no_ece(call: &str, qp_: *mut ibv_qp, ece: *const ibv_ece) -> c_int {
     value(
         call,
-        qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::NULL } else { Errno::EOPNOTSUPP })),
+        qp(qp_).and_then(|_| {
+            Err(if ece.is_null() {
+                Errno::NULL
+            } else {
+                Errno::lacks("the device has no enhancements")
+            })
+        }),
     )
 }
 

@@ -43,7 +43,7 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     let Device::Raw(device) = &qp.inner.device else {
         let ud = qp.inner.qp_type == Some(anyverbs::QpType::Ud);
         return Err(if ud {
-            Errno::EOPNOTSUPP
+            Errno::lacks("the queue pair is of type UD, and flow rules go with raw packets")
         } else {
             Errno::invalid("flow rules go with raw packet queue pairs")
         });

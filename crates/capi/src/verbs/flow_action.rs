@@ -175,7 +175,11 @@ impl Parameters {
             IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM => unsafe {
                 read(keymat.cast_const(), attr.keymat_len.into())?
             },
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => {
+                return Err(Errno::lacks(
+                    "keymat_proto is not IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM",
+                ));
+            }
         };
         let replay = attr.replay_ptr.cast::<ib_uverbs_flow_action_esp_replay_bmp>();
         let replay_window = match attr.replay_proto {
@@ -185,7 +189,7 @@ impl Parameters {
                 let bitmap = unsafe { read(replay.cast_const(), attr.replay_len.into())? };
                 Some(bitmap.ok_or(Errno::NULL)?.size)
             }
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::lacks("replay_proto is none that is known here")),
         };
         Ok(Self {
             esp,
@@ -243,7 +247,7 @@ impl Parameters {
 /// Key and salt lie in memory as they are used: in network byte order.
 fn aes_gcm(keymat: &ib_uverbs_flow_action_esp_keymat_aes_gcm) -> Result<raw::AesGcm, Errno> {
     if keymat.iv_algo != IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks("iv_algo is not IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ"));
     }
     let key = keymat.aes_key.iter().flat_map(|word| word.to_ne_bytes());
     Ok(raw::AesGcm {
@@ -323,7 +327,7 @@ unsafe fn outer_ip(header: &ib_uverbs_flow_action_esp_encap) -> Result<raw::Oute
                     hop_limit: ip.hop_limit,
                 }
             }
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::lacks("the encapsulation is neither IPv4 nor IPv6")),
         })
     }
 }
@@ -332,7 +336,7 @@ unsafe fn outer_ip(header: &ib_uverbs_flow_action_esp_encap) -> Result<raw::Oute
 /// As for [`filter`].
 unsafe fn outer_udp(header: &ib_uverbs_flow_action_esp_encap) -> Result<(u16, u16), Errno> {
     if u32::from(header.r#type) != IBV_FLOW_SPEC_UDP {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks("the encapsulation is not UDP"));
     }
     // SAFETY: the caller's promise.
     let udp: ibv_flow_tcp_udp_filter = unsafe { filter(header)? };

@@ -55,7 +55,7 @@ fn nothing(context: &Context) -> Errno {
     if context.inner.device.is_own() {
         Errno::because(libc::ENOENT, "the context has no object of this handle")
     } else {
-        Errno::EOPNOTSUPP
+        Errno::lacks("objects that another process made cannot be imported")
     }
 }
 

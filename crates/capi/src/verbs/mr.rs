@@ -220,7 +220,7 @@ fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno
     let dmah: Option<Arc<Dmah>> =
         if has(IBV_REG_MR_MASK_DMAH) { Some(object::find(attr.dmah)?) } else { None };
     if dmah.is_some() && access.contains(Access::ON_DEMAND) {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks("a DMA handle and on-demand paging do not go together"));
     }
     let dmah = dmah.as_ref().map(|dmah| &dmah.inner.device);
     let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
@@ -266,7 +266,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
             0 => Advice::Prefetch,
             1 => Advice::PrefetchWrite,
             2 => Advice::PrefetchNoFault,
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::lacks("advice is none that is known here")),
         };
         if flags & !FLUSH != 0 || list.is_null() || !(1..=MAX_ADVISED).contains(&count) {
             return Err(Errno::invalid("flags has a bit that is no flag, sg_list is NULL, or num_sge is out of range"));

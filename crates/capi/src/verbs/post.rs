@@ -13,7 +13,7 @@ use anyverbs_causes::Cause;
 
 use crate::{
     abi::*,
-    errno::{Errno, say},
+    errno::{Errno, is_tried, say},
     object::deref,
     verbs::{Device, Qp, bind, destination, name_bound, post_send_raw},
 };
@@ -56,6 +56,12 @@ impl Refused {
     #[cold]
     pub(crate) fn value(why: String) -> Self {
         Self { errno: Errno::said(libc::EINVAL), why: Why::Text(why) }
+    }
+
+    /// `EOPNOTSUPP` with its reason. Nobody tries out what a queue does by posting to it.
+    #[cold]
+    pub(crate) fn lacks(why: String) -> Self {
+        Self { errno: Errno::said(libc::EOPNOTSUPP), why: Why::Text(why) }
     }
 
     /// The elements are too many, or not there.
@@ -104,7 +110,12 @@ impl Refused {
 impl From<Errno> for Refused {
     #[cold]
     fn from(errno: Errno) -> Self {
-        let why = errno.reason().map_or(Why::Silent, |(why, _)| Why::Text(why));
+        let tried = is_tried(errno.0);
+        let why = match errno.reason() {
+            None => Why::Silent,
+            Some((why, None)) if tried => Why::Tried(why),
+            Some((why, _)) => Why::Text(why),
+        };
         Self { errno: Errno::said(errno.0), why }
     }
 }
@@ -213,6 +224,11 @@ unsafe fn remote(wr: &ibv_send_wr) -> RemoteAddr {
     unsafe { RemoteAddr { va: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey } }
 }
 
+#[cold]
+fn lacks(opcode: &str) -> Refused {
+    Refused::lacks(format!("opcode is {opcode}"))
+}
+
 /// The operation of a request; `EINVAL` for an opcode that does not exist, `EOPNOTSUPP` for one that is not built.
 ///
 /// # Safety
@@ -252,7 +268,9 @@ unsafe fn op(qp: &Qp, wr: &ibv_send_wr) -> Result<SendOp, Refused> {
                 SendOp::AtomicWrite { at: remote(), data: None }
             }
             // A FLUSH has operands for which `ibv_send_wr` has no fields.
-            IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH => return Err(Errno::EOPNOTSUPP.into()),
+            IBV_WR_TSO => return Err(lacks("IBV_WR_TSO, which goes with raw packets alone")),
+            IBV_WR_DRIVER1 => return Err(lacks("IBV_WR_DRIVER1, which is no operation here")),
+            IBV_WR_FLUSH => return Err(lacks("IBV_WR_FLUSH: call ibv_wr_flush instead")),
             other => {
                 return Err(Refused::value(format!("opcode is {other}, which is no operation")));
             }

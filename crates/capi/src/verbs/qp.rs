@@ -139,7 +139,9 @@ pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
         IBV_QPT_UD => Ok(QpType::Ud),
         IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
-        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
+        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::lacks(
+            "qp_type is IBV_QPT_DRIVER, or IBV_QPT_RAW_PACKET in a call that takes none",
+        )),
         _ => {
             let what = format_args!("qp_type is {qp_type}, which is no type of a queue pair");
             Err(no_value(&what))
@@ -229,7 +231,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
                 return unsafe { create_hash(&context, attr, flags) };
             }
             if spreads {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("send_ops_flags is set, and a queue pair with an indirection table sends nothing"));
             }
             let mut init = plain(attr);
             let tso = has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER);
@@ -243,7 +245,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let asks = flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0
             || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
         if asks || spreads || has(IBV_QP_INIT_ATTR_RX_HASH) {
-            return Err(Errno::EOPNOTSUPP);
+            return Err(Errno::lacks("create_flags, max_tso_header, rwq_ind_tbl or rx_hash_conf asks for what this type of queue pair does not have"));
         }
         if block_own && attr.qp_type != IBV_QPT_UD {
             return Err(Errno::invalid("IBV_QP_CREATE_BLOCK_SELF_MCAST_LB is for queue pairs of type UD"));
@@ -251,7 +253,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
         if target {
             if ops.is_some_and(|ops| ops != 0) {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("send_ops_flags is set, and a target of XRC sends nothing"));
             }
             let created = create_target(&context, attr)?;
             attr.cap = c_cap(&QpCap::default());
@@ -315,7 +317,9 @@ fn create(
         return Err(Errno::OTHER_CONTEXT);
     }
     if send_ops.is_some_and(|ops| ops & !offered(qp_type) != 0) {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks(
+            "send_ops_flags has an operation that this type of queue pair does not have",
+        ));
     }
     if send_ops.is_some_and(|ops| ops & ATOMIC_OPS != 0) {
         context.inner.device.offers(Feature::Atomics)?;
@@ -381,7 +385,7 @@ pub(crate) unsafe extern "C" fn open_qp(
         context(context_).and_then(|context| {
             let attr = attr.ok_or(Errno::NULL)?;
             if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("comp_mask has a bit that is not known here"));
             }
             let has = |bits| attr.comp_mask & bits == bits;
             let needs = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;

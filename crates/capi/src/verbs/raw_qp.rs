@@ -34,7 +34,11 @@ fn receive_flags(create_flags: u32) -> Result<ReceiveFlags, Errno> {
     let known = IBV_QP_CREATE_SCATTER_FCS
         | IBV_QP_CREATE_CVLAN_STRIPPING
         | IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
-    if create_flags & !known == 0 { Ok(flags) } else { Err(Errno::EOPNOTSUPP) }
+    if create_flags & !known == 0 {
+        Ok(flags)
+    } else {
+        Err(Errno::lacks("create_flags has a flag that a raw packet queue pair does not have"))
+    }
 }
 
 /// Makes a queue pair for raw packets. The actual sizes go to `init.cap`.
@@ -55,7 +59,9 @@ pub(crate) fn create_raw(
         return Err(Errno::OTHER_CONTEXT);
     }
     if extras.send_ops.is_some_and(|ops| ops & !OFFERED != 0) {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks(
+            "send_ops_flags has an operation that a raw packet queue pair does not have",
+        ));
     }
     let device = context.inner.device.create_raw_qp(
         &pd.inner.device,
@@ -93,7 +99,7 @@ pub(crate) unsafe fn create_hash(
     let flags = receive_flags(create_flags)?;
     let conf = &attr.rx_hash_conf;
     if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ {
-        return Err(Errno::EOPNOTSUPP);
+        return Err(Errno::lacks("rx_hash_function is not IBV_RX_HASH_FUNC_TOEPLITZ"));
     }
     // Receives are those of the work queues, and so are their flags.
     let queues = !attr.send_cq.is_null() || !attr.srq.is_null();

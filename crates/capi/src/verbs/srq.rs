@@ -212,7 +212,8 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
     value(
         "ibv_get_srq_num",
         object::find(srq).and_then(|srq: Arc<Srq>| {
-            let number = srq.inner.device.number().ok_or(Errno::EOPNOTSUPP)?;
+            let number =
+                srq.inner.device.number().ok_or(Errno::lacks("the SRQ is not of type XRC"))?;
             if num.is_null() {
                 return Err(Errno::NULL);
             }

@@ -34,7 +34,7 @@ fn receive_flags(flags: u32) -> Result<ReceiveFlags, Errno> {
     if flags >= IBV_WQ_FLAGS_RESERVED {
         return Err(Errno::invalid("a flag is not known here"));
     }
-    ReceiveFlags::from_bits(flags).ok_or(Errno::EOPNOTSUPP)
+    ReceiveFlags::from_bits(flags).ok_or(Errno::lacks("create_flags or flags asks for IBV_WQ_FLAGS_DELAY_DROP or IBV_WQ_FLAGS_PCI_WRITE_END_PADDING"))
 }
 
 const _: () = assert!(ReceiveFlags::CVLAN_STRIPPING.bits() == IBV_WQ_FLAGS_CVLAN_STRIPPING);

@@ -93,6 +93,20 @@ struct RawPart {
     segmentation: Option<Segmentation>,
 }
 
+macro_rules! names_of_ops {
+    ($($name:ident)*) => {
+        /// The names of operations.
+        const NAMES_OF_OPS: &[(u32, &str)] = &[$(($name, stringify!($name)),)*];
+    };
+}
+
+names_of_ops! {
+    IBV_QP_EX_WITH_RDMA_WRITE IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM IBV_QP_EX_WITH_SEND IBV_QP_EX_WITH_SEND_WITH_IMM
+    IBV_QP_EX_WITH_RDMA_READ IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    IBV_QP_EX_WITH_LOCAL_INV IBV_QP_EX_WITH_BIND_MW IBV_QP_EX_WITH_SEND_WITH_INV IBV_QP_EX_WITH_TSO
+    IBV_QP_EX_WITH_FLUSH IBV_QP_EX_WITH_ATOMIC_WRITE
+}
+
 /// A setter comes before its request.
 const NO_REQUEST: Errno =
     Errno::invalid("a setter was called, and there is no request that it is for");
@@ -178,7 +192,11 @@ impl Batch {
     fn push(&self, wr_id: u64, flags: u32, needs: u32, op: Result<SendOp, Errno>) {
         self.change(|requests| {
             if self.ops & u64::from(needs) == 0 {
-                return Err(Errno::EOPNOTSUPP.into());
+                let ops = NAMES_OF_OPS.iter().filter(|(op, _)| needs & op != 0);
+                let names: Vec<_> = ops.map(|(_, name)| *name).collect();
+                let lacks = names.join(" and ");
+                let why = format!("send_ops_flags at the creation of the queue pair lacks {lacks}");
+                return Err(Refused::lacks(why));
             }
             let op = op?;
             let (flags, fill_in_checksums) = match self.raw {
@@ -203,7 +221,8 @@ impl Batch {
     /// Registered or not, memory that is not there is found out.
     unsafe fn segment(&self, header: *const u8, header_len: u16, mss: u16) {
         self.change(|requests| {
-            let most = self.raw.ok_or(Errno::EOPNOTSUPP)?;
+            let most =
+                self.raw.ok_or(Errno::lacks("segments are for raw packet queue pairs alone"))?;
             let last = requests.queued.last_mut().ok_or(NO_REQUEST)?;
             if header_len > most || mss == 0 {
                 return Err(

@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         context(context_).and_then(|context| {
             let attr = attr.ok_or(Errno::NULL)?;
             if attr.comp_mask >= IBV_XRCD_INIT_ATTR_RESERVED {
-                return Err(Errno::EOPNOTSUPP);
+                return Err(Errno::lacks("comp_mask has a bit that is not known here"));
             }
             if attr.comp_mask != IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS {
                 return Err(Errno::invalid(
