@@ -136,6 +136,9 @@ pub trait Progress: Sync {
     /// lock is released.
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
 
+    /// Has the log of errors say a line as soon as nothing is locked. Of many lines in a second, most are counted instead.
+    fn say(&'static self, line: String);
+
     /// The program is about to see a completion that failed: the log says why. A program may end at once.
     fn explain_failures(&'static self);
 }

@@ -15,6 +15,7 @@ mod qp;
 mod receive;
 mod send;
 pub mod switch;
+mod trouble;
 mod wq;
 
 pub use anyverbs_proto::raw::esp::{

@@ -10,7 +10,6 @@ use anyverbs_objects::base::Core;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::srq::SrqCell;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::mr::{Access, Finding};
 use anyverbs_proto::payload::{Data, scatter};
 use anyverbs_proto::raw::checksum;
 use anyverbs_proto::raw::fcs::{FCS_LEN, fcs};
@@ -18,8 +17,10 @@ use anyverbs_proto::raw::frame::{Frame, VLAN_LEN};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue, RecvWqe};
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
-use anyverbs_proto::wr::{RecvWr, Sge};
+use anyverbs_proto::wr::RecvWr;
 use bitflags::bitflags;
+
+use super::trouble::{Failing, Kind};
 
 bitflags! {
     /// Actions on frames on receipt (`enum ibv_wq_flags`, `enum ibv_qp_create_flags`).
@@ -65,25 +66,6 @@ impl<'a> Arrived<'a> {
     }
 }
 
-/// For [`Wc::vendor_err`], of a request with these elements in a protection domain: whether a script of faults is the cause. It lets the
-/// device fail, and then work is flushed, or it lets memory vanish. Other causes are not known here.
-pub(super) fn vendor_err(
-    (core, device): (&Core, usize),
-    status: WcStatus,
-    (sges, pd, need): (&[Sge], u32, Access),
-) -> u32 {
-    let is_gone = |sge: &Sge| {
-        let range = (sge.addr, sge.len.into());
-        sge.len > 0 && core.mrs.diagnose_local(sge.lkey, pd, range, need) == Finding::Vanished
-    };
-    let by_script = match status {
-        WcStatus::WrFlushErr => core.has_failed(device),
-        WcStatus::LocProtErr => sges.iter().any(is_gone),
-        _ => false,
-    };
-    if by_script { Cause::Injected.number().into() } else { 0 }
-}
-
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
     core: &'static Core,
@@ -107,6 +89,8 @@ struct State {
     flags: ReceiveFlags,
     /// The request that is being filled.
     wqe: RecvWqe,
+    /// The cause for which it got to [`Mode::Error`] by itself.
+    first_failure: u32,
 }
 
 impl ReceiveQueue {
@@ -127,7 +111,13 @@ impl ReceiveQueue {
             port: AtomicUsize::new(cq.device()),
             srq: srq.map(Arc::clone),
             failed: AtomicBool::new(false),
-            state: Mutex::new(State { mode: Mode::Closed, queue, flags, wqe: RecvWqe::default() }),
+            state: Mutex::new(State {
+                mode: Mode::Closed,
+                queue,
+                flags,
+                wqe: RecvWqe::default(),
+                first_failure: 0,
+            }),
         }
     }
 
@@ -168,6 +158,7 @@ impl ReceiveQueue {
         state.mode = mode;
         if matches!(mode, Mode::Closed | Mode::Idle) {
             self.failed.store(false, Ordering::Release);
+            state.first_failure = 0;
         }
     }
 
@@ -197,7 +188,12 @@ impl ReceiveQueue {
     /// Completes everything that waits with an error.
     fn flush(&self, state: &mut State) {
         while state.queue.pop(&mut state.wqe) {
-            self.complete_in_error(&state.wqe, WcStatus::WrFlushErr);
+            let cause = match self.core.has_failed(self.cq.device()) {
+                true => Cause::Injected.number().into(),
+                false if state.first_failure != 0 => state.first_failure,
+                false => Cause::MovedToError.number().into(),
+            };
+            self.complete_in_error(&state.wqe, WcStatus::WrFlushErr, cause);
         }
     }
 
@@ -205,12 +201,22 @@ impl ReceiveQueue {
         self.core.count(self.port.load(Ordering::Relaxed), counter, n);
     }
 
-    fn complete_in_error(&self, RecvWqe { wr_id, sges, .. }: &RecvWqe, status: WcStatus) {
+    /// A receive fails, for a frame of this length. Returns the number of the cause.
+    #[cold]
+    fn fail(&self, wqe: &RecvWqe, len: u64, status: WcStatus) -> u32 {
+        let kind = Kind::Receive { len, room: wqe.room(), from_srq: self.srq.is_some() };
+        let (core, number) = (self.core, self.number);
+        let failing =
+            Failing { core, number, wr_id: wqe.wr_id, sges: &wqe.sges, pd: self.pd, kind };
+        let cause = failing.explain(status);
+        self.complete_in_error(wqe, status, cause);
+        cause
+    }
+
+    fn complete_in_error(&self, wqe: &RecvWqe, status: WcStatus, vendor_err: u32) {
         self.count(Counter::RespCqeError, 1);
-        let device = (self.core, self.cq.device());
-        let vendor_err = vendor_err(device, status, (sges, self.pd, Access::LOCAL_WRITE));
         self.complete(Wc {
-            wr_id: *wr_id,
+            wr_id: wqe.wr_id,
             status,
             vendor_err,
             opcode: WcOpcode::Recv,
@@ -266,14 +272,14 @@ impl ReceiveQueue {
         self.count(Counter::RcvdBytes, len as u64);
         let wqe = &state.wqe;
         if len as u64 > wqe.room() {
-            self.complete_in_error(wqe, WcStatus::LocLenErr);
+            self.fail(wqe, len as u64, WcStatus::LocLenErr);
             return false;
         }
         let mut at = 0;
         for piece in [head, rest, tail] {
             let (mrs, memory) = (&self.core.mrs, &self.core.memory);
             if scatter(&wqe.sges, at, Data::Bytes(piece), self.pd, mrs, memory).is_err() {
-                self.complete_in_error(wqe, WcStatus::LocProtErr);
+                state.first_failure = self.fail(wqe, len as u64, WcStatus::LocProtErr);
                 self.failed.store(true, Ordering::Release);
                 self.flush(state);
                 state.mode = Mode::Error;

@@ -5,12 +5,12 @@ pub(super) mod pacing;
 use std::fmt;
 use std::sync::Arc;
 
+use anyverbs_causes::Cause;
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::ethernet::FrameBatch;
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::memory::Memory;
-use anyverbs_proto::mr::Access;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::{QpCap, QpState};
 use anyverbs_proto::qp::{PostSendError, SqCredit};
@@ -21,7 +21,7 @@ use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
 use anyverbs_proto::wr::{SendFlags, Sge};
 
 use super::qp::RawCell;
-use super::receive::vendor_err;
+use super::trouble::{Failing, Kind};
 use pacing::Paced;
 
 /// A frame to send, or several.
@@ -67,6 +67,8 @@ pub(super) struct Sends {
     pub(super) payload: Vec<u8>,
     /// Frames for other processes.
     pub(super) batch: FrameBatch,
+    /// The cause for which the queue pair went to SQE.
+    first_failure: u32,
     /// Its rate limit, if it has one.
     pub(super) paced: Option<Box<Paced>>,
 }
@@ -89,6 +91,7 @@ impl Sends {
             frame: Vec::new(),
             payload: Vec::new(),
             batch: FrameBatch::default(),
+            first_failure: 0,
             paced: None,
         }
     }
@@ -163,7 +166,7 @@ pub(super) struct Posted {
     opcode: WcOpcode,
     /// Requests posted up to this one.
     count: u32,
-    /// For [`Wc::vendor_err`], if its memory cannot be read.
+    /// For [`Wc::vendor_err`], if it fails.
     vendor_err: u32,
 }
 
@@ -175,16 +178,33 @@ impl Posted {
         wr: &RawSendWr<'_>,
         status: WcStatus,
     ) -> Self {
-        let device = (cell.switch().core(), cell.device());
         sends.head = sends.head.wrapping_add(1);
         Self {
             wr_id: wr.wr_id,
             is_signaled: sends.sig_all || wr.flags.contains(SendFlags::SIGNALED),
             opcode: if wr.segmentation.is_some() { WcOpcode::Tso } else { WcOpcode::Send },
             count: sends.head,
-            vendor_err: vendor_err(device, status, (wr.sges, cell.pd, Access::empty())),
+            vendor_err: match status {
+                WcStatus::Success | WcStatus::WrFlushErr => 0,
+                _ => failing(cell, wr).explain(status),
+            },
         }
     }
+}
+
+/// A request that fails, as the log says it.
+fn failing<'a>(cell: &RawCell, wr: &RawSendWr<'a>) -> Failing<'a> {
+    let core = cell.switch().core();
+    let len = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
+    let kind = match &wr.segmentation {
+        None => Kind::Frame(len),
+        Some(Segmentation { header_len, mss, .. }) => Kind::Segments {
+            payload: len,
+            segment: usize::from(*header_len) + usize::from(*mss),
+            max_tso: core.attr_of(cell.device()).max_tso,
+        },
+    };
+    Failing { core, number: cell.qpn(), wr_id: wr.wr_id, sges: wr.sges, pd: cell.pd, kind }
 }
 
 /// Completes a request. A fault moves the queue pair to SQE.
@@ -193,6 +213,7 @@ pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, statu
         if cell.current(sends) == QpState::Rts {
             // IBA 10.3.1.6: the receives of an unreliable queue pair go on.
             sends.state = QpState::Sqe;
+            sends.first_failure = posted.vendor_err;
         }
         cell.switch().core().count(cell.port(), Counter::ReqCqeError, 1);
     } else if !posted.is_signaled {
@@ -202,11 +223,13 @@ pub(super) fn complete(cell: &RawCell, sends: &mut Sends, posted: &Posted, statu
     let wc = Wc {
         wr_id: posted.wr_id,
         status,
-        // It may have been posted before its device failed.
+        // It may have been posted before its device failed. Flushed work has the cause of the first failure.
         vendor_err: match status {
-            WcStatus::WrFlushErr => {
-                vendor_err((cell.switch().core(), cell.device()), status, (&[], 0, Access::empty()))
+            WcStatus::WrFlushErr if cell.switch().core().has_failed(cell.device()) => {
+                Cause::Injected.number().into()
             }
+            WcStatus::WrFlushErr if cell.current(sends) == QpState::Sqe => sends.first_failure,
+            WcStatus::WrFlushErr => Cause::MovedToError.number().into(),
             _ => posted.vendor_err,
         },
         opcode: posted.opcode,

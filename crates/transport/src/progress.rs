@@ -240,6 +240,10 @@ impl Progress for Driver {
         self.worker.watch(fds)
     }
 
+    fn say(&'static self, line: String) {
+        self.transport.overruns.log(self.core.now(), line);
+    }
+
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
         self.transport.overruns.note(cq, qpn);
     }
