@@ -56,6 +56,10 @@ impl Ah {
         let core = pd.core;
         core.may_make(device)?;
         let av = resolve(core, device, attr)?;
+        // No datagram would reach anybody. The system would take it for an address of this host.
+        if av.dgid.to_ip().is_unspecified() {
+            return Err(CreateError::Invalid("address: grh.dgid is that of no port (::)"));
+        }
         check_route(core, &av)?;
         let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
