@@ -344,6 +344,8 @@ mod tests {
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),
+            (PostError::Recv(PostRecvError::HasSrq), EINVAL),
+            (PostError::Recv(PostRecvError::NoQueue), EINVAL),
             (PostError::Tag(TagError::Full), ENOMEM),
             (PostError::Tag(TagError::TooManySges), EINVAL),
             (PostError::NoTags, EINVAL),

@@ -32,9 +32,17 @@ pub enum PostRecvError {
     /// `EINVAL`.
     #[error("more scatter/gather elements than the queue was created for")]
     TooManySges,
-    /// `EINVAL`: state RESET (IBA 10.3.1), or a queue pair that takes its receives from an SRQ.
-    #[error("the queue pair does not take receives")]
+    /// `EINVAL`: state RESET (IBA 10.3.1).
+    #[error("the queue is in RESET, and takes no receives before it leaves it")]
     State,
+    /// `EINVAL`: the queue pair takes its receives from an SRQ.
+    #[error("the queue pair has an SRQ: call ibv_post_srq_recv")]
+    HasSrq,
+    /// `EINVAL`: a queue pair of XRC, or one that spreads frames over work queues.
+    #[error(
+        "a queue pair of this type has no receive queue: receives go to its SRQs or work queues"
+    )]
+    NoQueue,
 }
 
 /// Copies elements between slices of one length: mostly one, for which a call of memcpy takes longer than the copy.

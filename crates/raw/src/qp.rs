@@ -468,7 +468,7 @@ impl RawQp {
     pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         use anyverbs_proto::recv_queue::PostRecvError;
         self.check()?;
-        let queue = self.0.own_queue().ok_or(PostRecvError::State)?;
+        let queue = self.0.own_queue().ok_or(PostRecvError::NoQueue)?;
         Ok(queue.post(wr)?)
     }
 

@@ -171,7 +171,7 @@ impl ReceiveQueue {
 
     pub(super) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
         if self.srq.is_some() {
-            return Err(PostRecvError::State);
+            return Err(PostRecvError::HasSrq);
         }
         let mut state = self.state.lock();
         match state.mode {

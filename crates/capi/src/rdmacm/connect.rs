@@ -85,8 +85,12 @@ pub(crate) unsafe extern "C" fn rdma_connect(
             let mut data = id.inner.state.lock().connect.clone();
             data.extend_from_slice(&own);
             id::attach_shown_qp(&id)?;
-            id.inner.device.connect(&conn_param(&id, param, &data))?;
-            id.inner.state.lock().connect.clear();
+            let param = conn_param(&id, param, &data);
+            id.inner.device.connect(&param)?;
+            let mut state = id.inner.state.lock();
+            state.connect.clear();
+            state.names_no_qp = param.qpn == Qpn::new(0);
+            drop(state);
             drop(uncancelled);
             complete(&id)
         }),

@@ -166,6 +166,10 @@ fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
             "the device there had no resources for it, and its program has not seen it".to_owned()
         }
         (EventKind::Rejected, BY_PROGRAM) => "the program there called rdma_reject".to_owned(),
+        (EventKind::Rejected, UNSUPPORTED) if id.inner.state.lock().names_no_qp => {
+            "rdma_connect was called for an id without a queue pair, and qp_num of its parameters is 0"
+                .to_owned()
+        }
         (EventKind::Rejected, _) => format!("the peer's device refused it for reason {status}"),
         (EventKind::Unreachable, ..0) => {
             "nobody answers, though the request was repeated".to_owned()
@@ -187,8 +191,9 @@ fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
     say_once(&format!("no connection{to}: {why}; see `anyverbs explain {name}`"));
 }
 
-/// Reasons of a reject (IBA 12.6.7.2): no resources, no such service, and the consumer.
+/// Reasons of a reject (IBA 12.6.7.2): no resources, an unsupported request, no such service, and the consumer.
 const NO_RESOURCES: c_int = 3;
+const UNSUPPORTED: c_int = 5;
 const NO_LISTENER: c_int = 8;
 const BY_PROGRAM: c_int = 28;
 

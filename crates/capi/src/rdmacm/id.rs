@@ -48,6 +48,8 @@ pub(crate) struct State {
     pub(crate) connect: Vec<u8>,
     /// The template for queue pairs of a listener's requests (`rdma_create_ep`).
     pub(crate) requests_qp: Option<QpTemplate>,
+    /// `rdma_connect` was called without a queue pair, and with none in its parameters.
+    pub(crate) names_no_qp: bool,
     /// The result of `rdma_resolve_addrinfo`.
     pub(crate) resolved: Option<crate::rdmacm::AddrInfo>,
 }

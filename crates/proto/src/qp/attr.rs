@@ -288,8 +288,13 @@ impl QpAttr {
     pub fn values(&self, bits: QpAttrMask) -> String {
         use QpAttrMask as M;
         let av = &self.av;
+        let wrong = match av.dgid {
+            gid if gid.is_zero() => "dgid is no address",
+            gid if gid.is_multicast() => "dgid is a group, and the peer is one queue pair",
+            _ => "port_num is not that of the queue pair",
+        };
         let address = format!(
-            "ah_attr with port_num {}, sgid_index {}, dgid {}",
+            "ah_attr with port_num {}, sgid_index {}, dgid {}; {wrong}",
             av.port, av.sgid_index, av.dgid
         );
         [

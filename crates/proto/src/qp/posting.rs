@@ -172,11 +172,20 @@ impl Qp {
     #[inline]
     #[must_use]
     pub fn queue_recv(&mut self, wr: &RecvWr<'_>) -> Option<Result<(), PostRecvError>> {
-        let Some(rq) = &mut self.rq else { return Some(Err(PostRecvError::State)) };
+        let Some(rq) = &mut self.rq else { return Some(Err(self.without_receives())) };
         match self.attr.state {
             QpState::Reset => Some(Err(PostRecvError::State)),
             QpState::Err => None,
             _ => Some(rq.push(wr)),
+        }
+    }
+
+    /// Why it takes no receives, though it may get messages.
+    #[cold]
+    fn without_receives(&self) -> PostRecvError {
+        match self.init.qp_type {
+            QpType::XrcSend | QpType::XrcRecv => PostRecvError::NoQueue,
+            _ => PostRecvError::HasSrq,
         }
     }
 

@@ -280,8 +280,8 @@ fn initiators_do_not_receive_and_targets_do_not_send() {
         (t, a, b)
     };
     let wr = RecvWr { wr_id: 1, sges: &[] };
-    assert_eq!(t.post_recv(a.qp, &wr), Err(PostRecvError::State));
-    assert_eq!(t.post_recv(b.qp, &wr), Err(PostRecvError::State));
+    assert_eq!(t.post_recv(a.qp, &wr), Err(PostRecvError::NoQueue));
+    assert_eq!(t.post_recv(b.qp, &wr), Err(PostRecvError::NoQueue));
     let flags = SendFlags::SIGNALED;
     let refused = Err(PostSendError::NoSendQueue);
     assert_eq!(t.try_post(b, 1, SendOp::Send, flags, &[]), refused);

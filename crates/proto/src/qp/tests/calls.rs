@@ -727,6 +727,13 @@ fn the_values_of_attributes_are_those_of_the_mask() {
     assert_eq!(attr.values(M::empty()), "");
     let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }.values(M::AV);
     assert!(av.starts_with("ah_attr with port_num 1, sgid_index 3, dgid "), "{av}");
+    assert!(av.ends_with("; port_num is not that of the queue pair"), "{av}");
+    let to = |dgid| QpAttr { av: AddressVector { dgid, ..AddressVector::default() }, ..attr };
+    let wrong = |dgid| to(dgid).values(M::AV).split_once("; ").unwrap().1.to_owned();
+    assert_eq!(wrong(Gid::ZERO), "dgid is no address");
+    let mut group = Gid::ZERO;
+    group.0[0] = 0xff;
+    assert_eq!(wrong(group), "dgid is a group, and the peer is one queue pair");
 }
 
 #[test]
