@@ -35,7 +35,7 @@ const ALSO: &[(&str, &str)] = &[
     ("ENOTSUP", "EOPNOTSUPP"),
 ];
 
-/// The numbers of statuses that are error numbers as well, each with its name.
+/// Linux' error numbers that have a section.
 const ERROR_NUMBERS: &[(u32, &str)] = &[
     (1, "EPERM"),
     (2, "ENOENT"),
@@ -44,42 +44,48 @@ const ERROR_NUMBERS: &[(u32, &str)] = &[
     (11, "EAGAIN"),
     (12, "ENOMEM"),
     (14, "EFAULT"),
-    (22, "EINVAL"),
-];
-
-/// The name of the error number that a word may mean, where it is a status as well.
-#[must_use]
-pub fn error_number(word: &str) -> Option<&'static str> {
-    let number = number(word.trim())?;
-    ERROR_NUMBERS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
-}
-
-/// Linux' numbers of further errors that have a section.
-const FURTHER_NUMBERS: &[(u32, &str)] = &[
     (16, "EBUSY"),
     (19, "ENODEV"),
+    (22, "EINVAL"),
+    (24, "EMFILE"),
     (28, "ENOSPC"),
+    (32, "EPIPE"),
     (38, "ENOSYS"),
+    (61, "ENODATA"),
+    (71, "EPROTO"),
+    (92, "ENOPROTOOPT"),
     (93, "EPROTONOSUPPORT"),
     (95, "EOPNOTSUPP"),
     (98, "EADDRINUSE"),
     (99, "EADDRNOTAVAIL"),
     (101, "ENETUNREACH"),
+    (104, "ECONNRESET"),
     (107, "ENOTCONN"),
     (110, "ETIMEDOUT"),
+    (111, "ECONNREFUSED"),
     (113, "EHOSTUNREACH"),
 ];
+
+/// The name of the error number that a word may mean, where it is a status or a cause as well.
+#[must_use]
+pub fn error_number(word: &str) -> Option<&'static str> {
+    let number = number(word.trim())?;
+    let name = name_of_error(number.try_into().ok()?)?;
+    // The section of a name that means the same would do as well.
+    let own = find(name)?;
+    (find(word)? != own).then_some(name)
+}
 
 /// The name of an error number that has a section.
 #[must_use]
 pub fn name_of_error(number: i32) -> Option<&'static str> {
-    let all = ERROR_NUMBERS.iter().chain(FURTHER_NUMBERS);
-    all.map(|(known, name)| (known.cast_signed(), *name))
-        .find_map(|(known, name)| (known == number).then_some(name))
+    let is_it = |(known, _): &&(u32, _)| known.cast_signed() == number;
+    ERROR_NUMBERS.iter().find(is_it).map(|(_, name)| *name)
 }
 
 /// The section that explains a word. The word is a number or name of a status, the code or number of a cause, or the name
-/// of an error number or event. It may be their text, too. Upper and lower case count as equal.
+/// or number of an error or event. It may be their text, too. A status goes before an error of its number. Upper and lower
+/// case count as equal.
 #[must_use]
 pub fn find(word: &str) -> Option<&'static str> {
     let word = word.trim();
@@ -92,8 +98,13 @@ pub fn find(word: &str) -> Option<&'static str> {
         return by_code;
     }
     let word = spelled.as_deref().unwrap_or(word);
-    let same = ALSO.iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
-    by_heading(same.map_or(word, |(_, same)| same))
+    let name = number.and_then(|number| name_of_error(number.try_into().ok()?));
+    by_heading(same(word)).or_else(|| by_heading(same(name?)))
+}
+
+/// The word that stands in the heading of a section.
+fn same(word: &str) -> &str {
+    ALSO.iter().find(|(name, _)| name.eq_ignore_ascii_case(word)).map_or(word, |(_, same)| same)
 }
 
 fn by_heading(word: &str) -> Option<&'static str> {
@@ -150,7 +161,7 @@ mod tests {
 
     #[test]
     fn each_error_number_with_a_name_has_a_section() {
-        for (number, name) in ERROR_NUMBERS.iter().chain(FURTHER_NUMBERS) {
+        for (number, name) in ERROR_NUMBERS {
             assert_eq!(name_of_error(number.cast_signed()), Some(*name));
             assert!(find(name).is_some(), "{name}");
         }
@@ -195,8 +206,66 @@ mod tests {
     }
 
     #[test]
+    fn each_event_of_the_headers_has_a_section() {
+        for name in [
+            "CQ_ERR",
+            "QP_FATAL",
+            "QP_REQ_ERR",
+            "QP_ACCESS_ERR",
+            "COMM_EST",
+            "SQ_DRAINED",
+            "PATH_MIG",
+            "PATH_MIG_ERR",
+            "DEVICE_FATAL",
+            "PORT_ACTIVE",
+            "PORT_ERR",
+            "LID_CHANGE",
+            "PKEY_CHANGE",
+            "SM_CHANGE",
+            "SRQ_ERR",
+            "SRQ_LIMIT_REACHED",
+            "QP_LAST_WQE_REACHED",
+            "CLIENT_REREGISTER",
+            "GID_CHANGE",
+            "WQ_FATAL",
+        ] {
+            assert!(heading(name).starts_with(&format!("## IBV_EVENT_{name}:")), "{name}");
+        }
+        for name in [
+            "ADDR_RESOLVED",
+            "ADDR_ERROR",
+            "ROUTE_RESOLVED",
+            "ROUTE_ERROR",
+            "CONNECT_REQUEST",
+            "CONNECT_RESPONSE",
+            "CONNECT_ERROR",
+            "UNREACHABLE",
+            "REJECTED",
+            "ESTABLISHED",
+            "DISCONNECTED",
+            "DEVICE_REMOVAL",
+            "MULTICAST_JOIN",
+            "MULTICAST_ERROR",
+            "ADDR_CHANGE",
+            "TIMEWAIT_EXIT",
+        ] {
+            assert!(heading(name).starts_with(&format!("## RDMA_CM_EVENT_{name}:")), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_error_number_that_is_no_status_is_found() {
+        assert!(heading("110").starts_with("## ETIMEDOUT:"));
+        assert!(heading("24").starts_with("## EMFILE:"));
+        assert!(heading("113").starts_with("## ENETUNREACH:"));
+        assert!(heading("16").starts_with("## 16 IBV_WC_REM_ABORT_ERR:"));
+        assert_eq!(error_number("16"), Some("EBUSY"));
+        assert_eq!((error_number("20"), name_of_error(20)), (None, None));
+    }
+
+    #[test]
     fn all_statuses_that_a_program_can_see_are_found() {
-        for status in (0..=14).chain(21..=23) {
+        for status in 0..=23 {
             assert!(heading(&status.to_string()).contains("IBV_WC_"), "{status}");
         }
     }
@@ -214,6 +283,14 @@ mod tests {
     fn error_numbers_of_calls_are_found() {
         for name in [
             "E2BIG",
+            "ECONNREFUSED",
+            "ECONNRESET",
+            "EMFILE",
+            "ENODATA",
+            "ENOPROTOOPT",
+            "EPIPE",
+            "EPROTO",
+            "ETIMEDOUT",
             "EADDRINUSE",
             "EADDRNOTAVAIL",
             "EHOSTUNREACH",
@@ -226,6 +303,9 @@ mod tests {
         }
         assert_eq!((error_number("22"), error_number("0x16")), (Some("EINVAL"), Some("EINVAL")));
         assert_eq!((error_number("13"), error_number("EINVAL")), (None, None));
+        // No status and no cause has the number.
+        assert_eq!((error_number("110"), error_number("24")), (None, None));
+        assert_eq!(error_number("104"), Some("ECONNRESET"), "AV0104 has it, too");
         for (_, name) in ERROR_NUMBERS {
             assert!(find(name).is_some(), "{name}");
         }
@@ -233,7 +313,7 @@ mod tests {
 
     #[test]
     fn other_words_are_not_found() {
-        for word in ["", "99", "AV0000", "IBV", "é", "RETRY", "AV", "12 "] {
+        for word in ["", "77", "AV0000", "IBV", "é", "RETRY", "AV", "12 "] {
             assert_eq!(find(word).is_some(), word == "12 ", "{word:?}");
         }
     }
