@@ -264,7 +264,7 @@ codes! {
         /// For earlier READs and atomics.
         Fence = "READs before a fence",
         /// For its program, in SQD.
-        Drained = "to leave SQD",
+        Drained = "its program to leave SQD",
         /// For the link to take more.
         Room = "room on the link",
         /// For the receiver's credit (UC and UD).

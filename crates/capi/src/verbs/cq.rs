@@ -281,7 +281,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     match polled {
         Ok(n) => n as c_int,
         Err(e) => {
-            Errno::from(e).refuse("ibv_poll_cq");
+            Errno::from(e).refuse(&of("ibv_poll_cq", cq));
             -1
         }
     }
@@ -318,8 +318,15 @@ pub(crate) fn imm(wc: &Wc) -> u32 {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
-    value(
-        "ibv_req_notify_cq",
-        cq.ok_or(Errno::NULL).and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)),
-    )
+    let Some(cq) = cq else { return Errno::NULL.refuse("ibv_req_notify_cq") };
+    match cq.inner.device.req_notify(solicited_only != 0) {
+        Ok(()) => 0,
+        Err(e) => Errno::from(e).refuse(&of("ibv_req_notify_cq", cq)),
+    }
+}
+
+/// A call with its completion queue, for the log.
+#[cold]
+pub(super) fn of(call: &str, cq: &Cq) -> String {
+    format!("{call} of CQ {}", cq.inner.device.number())
 }

@@ -10,7 +10,7 @@ use crate::{
     errno::{Errno, give},
     object::deref,
     session::Session,
-    verbs::{Cq, imm},
+    verbs::{Cq, cq::of, imm},
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
@@ -46,7 +46,7 @@ fn advance(call: &str, cq: &Cq) -> c_int {
     match next {
         Some(Ok(1)) => {}
         Some(Ok(_)) => return libc::ENOENT,
-        Some(Err(e)) => return Errno::from(e).refuse(call),
+        Some(Err(e)) => return Errno::from(e).refuse(&of(call, cq)),
         None => {
             return Errno::invalid("ibv_start_poll was not called before, by this thread")
                 .refuse(call);

@@ -106,7 +106,8 @@ unsafe fn send(wr: &ibv_send_wr, is_datagram: bool) -> Work {
         IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => ("SEND", Elements::Read),
         IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => ("WRITE", Elements::Read),
         IBV_WR_RDMA_READ => ("READ", Elements::Written),
-        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => ("atomic", Elements::Written),
+        IBV_WR_ATOMIC_CMP_AND_SWP => ("COMPARE AND SWAP", Elements::Written),
+        IBV_WR_ATOMIC_FETCH_AND_ADD => ("FETCH AND ADD", Elements::Written),
         _ => ("request", Elements::Unused),
     };
     let has = |flag| wr.send_flags & flag != 0;

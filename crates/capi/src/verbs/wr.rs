@@ -69,7 +69,8 @@ impl Queued {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => ("SEND", Elements::Read),
             SendOp::Write(_) | SendOp::WriteImm(..) => ("WRITE", Elements::Read),
             SendOp::Read(_) => ("READ", Elements::Written),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ("atomic", Elements::Written),
+            SendOp::CompareSwap { .. } => ("COMPARE AND SWAP", Elements::Written),
+            SendOp::FetchAdd { .. } => ("FETCH AND ADD", Elements::Written),
             _ => ("request", Elements::Unused),
         };
         let piece = |s: &Sge| Piece { addr: s.addr, len: s.len, lkey: s.lkey };

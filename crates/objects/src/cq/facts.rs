@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyverbs_proto::types::Qpn;
 
-use super::CqCell;
+use super::{Cq, CqCell};
 use crate::base::Core;
 
 /// The facts about a completion queue.
@@ -23,6 +23,14 @@ pub struct CqFacts {
     pub has_channel: bool,
     /// Events that were read and not acknowledged.
     pub unacknowledged: u64,
+}
+
+impl Cq {
+    /// Its number among those of the process, as `anyverbs show` and the log have it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
 }
 
 impl CqCell {

@@ -38,6 +38,18 @@ impl QpType {
         }
     }
 
+    /// Its name as people write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::XrcSend => "XRC_SEND",
+            Self::XrcRecv => "XRC_RECV",
+        }
+    }
+
     /// Whether requests are acknowledged.
     #[must_use]
     pub const fn is_reliable(self) -> bool {

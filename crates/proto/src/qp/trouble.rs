@@ -273,8 +273,9 @@ impl Qp {
                 format!("it is in {}, and takes packets in RTR and RTS", self.attr.state.name())
             }
             _ => format!(
-                "the queue pair is of type {:?}, and {} came",
-                self.init.qp_type, bth.opcode
+                "the queue pair is of type {}, and {} came",
+                self.init.qp_type.name(),
+                bth.opcode
             ),
         };
         env.log(format_args!(

@@ -65,7 +65,8 @@ impl DeviceEnv<'_, '_> {
             let named = rule.named();
             tracing::warn!(
                 target: "anyverbs",
-                "faults: queue pair {qpn:#08x} is of type {qp_type:?}, which has no SQE: it stays as it is ({named})"
+                "faults: queue pair {qpn:#08x} is of type {}, which has no SQE: it stays as it is ({named})",
+                qp_type.name()
             );
             return;
         }

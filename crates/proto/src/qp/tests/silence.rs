@@ -416,8 +416,8 @@ fn drops() -> Vec<(Dropped, Cause, Option<&'static str>)> {
                    101:101:101:101:101:101:101:101 to 202:202:202:202:202:202:202:202";
     let to_others = "they go to 909:909:909:909:909:909:909:909, and the queue pair is connected from \
                      101:101:101:101:101:101:101:101 to 202:202:202:202:202:202:202:202";
-    let type_of_rc = Some("the queue pair is of type Rc, and UC SEND_ONLY came");
-    let type_of_uc = Some("the queue pair is of type Uc, and RC WRITE_ONLY came");
+    let type_of_rc = Some("the queue pair is of type RC, and UC SEND_ONLY came");
+    let type_of_uc = Some("the queue pair is of type UC, and RC WRITE_ONLY came");
     let differs = Cause::TypeDiffers;
     let psn = Cause::PsnDiffers;
     let other = PKey(0x8001);
