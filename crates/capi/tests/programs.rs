@@ -15,6 +15,8 @@ use anyverbs_testing::UdpPort;
 
 #[path = "programs/checker.rs"]
 mod checker;
+#[path = "programs/told.rs"]
+mod told;
 
 /// The shared object under the names of the libraries that it stands for. Cargo does not build a cdylib for the tests of its package,
 /// and would build it with another panic strategy, on which the cancellation of threads depends.

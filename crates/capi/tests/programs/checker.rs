@@ -13,7 +13,7 @@ fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, Stri
     check_program(program, &words, mode, suppressions)
 }
 
-fn check_program(
+pub(super) fn check_program(
     program: &Path,
     words: &[&str],
     mode: &str,
