@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::bells::{BellPlace, Listener, Looks, Ringer, Spot};
 use super::endpoint::Waker;
 use super::handshake::ProofWord;
-use super::lane::{LanePlace, LaneReader, LaneWriter};
+use super::lane::{self, LanePlace, LaneReader, LaneWriter};
 use super::layout::{
     ABLE, CELLS_LEN, LANES, LINE, LOSES, REVOKED, ROOM_GIVEN, answers, bells, lanes,
 };
@@ -183,7 +183,7 @@ impl Channel {
         let place = self.lanes.place(index);
         let first = match &taken[index] {
             Some(last) => last.first_of_next(),
-            None if own.allocate(place.cells, CELLS_LEN) => 1,
+            None if own.allocate(place.cells, CELLS_LEN) => lane::FIRST,
             None => return None,
         };
         let lane = Arc::new(LaneWriter::new(own.clone(), self.peer.clone(), place, first));

@@ -1,13 +1,16 @@
 //! Lanes: short messages from one queue pair to another, each in a *cell* of one line. A payload that is longer than a cell
 //! lies in the [room](super::room) of the lane.
 //!
-//! A lane belongs to one sender and one reader. Cells are numbered from 1 on. A cell is there when its place has its number,
+//! A lane belongs to one sender and one reader. Cells have numbers in a row. A cell is there when its place has its number,
 //! which is stored last. So nothing is zeroed, and an old cell is never taken for a new one. The reader answers by a word
 //! of its own side: up to where it has read, and what it has executed. That word is an acknowledgement; no message is sent
 //! for it.
 //!
 //! A lane is opened by a message of the ring, which tells the reader its place and the number of its first cell. The reader
 //! accepts or refuses by its answer. No cell is written before.
+//!
+//! The numbers of the next lane at a place begin so far after the last ones that every answer to the last lane is seen to be old. The number
+//! of the first cell itself is not kept: a long stream uses all numbers, again and again.
 //!
 //! Words of the other side are believed as far as they can be true. An answer beyond the last cell breaks the lane, and so
 //! does a cell that is longer than one can be, or whose payload lies outside the room.
@@ -27,6 +30,10 @@ const PAYLOAD: usize = 16;
 /// Words of a cell, and of all cells of a lane.
 const WORDS: usize = LINE / 8;
 const ALL: usize = CELLS_LEN / 8;
+
+/// The number of the first cell of a place, and how far the first cell of the next lane there is from the next cell of the last.
+/// An answer is that far away from the cells that it can be to. So is the word 0, which a place has in the beginning.
+pub(super) const FIRST: u32 = CELLS + 1;
 
 /// The place of a lane in a side, and that of its answer in the other one.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +101,6 @@ pub struct LaneWriter<M = Area> {
     answer: Words<M>,
     room: Room<M>,
     index: usize,
-    /// The number of the first cell.
-    first: u32,
     /// The number of the next cell.
     next: AtomicU32,
     /// The last answer that was taken.
@@ -114,7 +119,7 @@ impl<M: Memory + Clone> LaneWriter<M> {
         let seen = AtomicU64::new(answer.load(0, Ordering::Relaxed));
         let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let (index, next) = (place.index, AtomicU32::new(first));
-        Self { cells, answer, room, index, first, next, seen, told, given_up }
+        Self { cells, answer, room, index, next, seen, told, given_up }
     }
 }
 
@@ -148,9 +153,7 @@ impl<M: Memory> LaneWriter<M> {
         }
         self.seen.store(word, Ordering::Relaxed);
         let answer = Answer::decode(word);
-        let is_possible =
-            self.is_answer_to_this(&answer) && self.next().wrapping_sub(answer.next) <= CELLS;
-        Some(if is_possible { answer } else { Answer::default() })
+        Some(if self.is_possible(&answer) { answer } else { Answer::default() })
     }
 
     /// Whether there is a free cell, as far as answers were taken.
@@ -194,19 +197,19 @@ impl<M: Memory> LaneWriter<M> {
 
     /// The number of the first cell of the next lane at this place. It is none that an answer to this lane can have.
     pub(super) fn first_of_next(&self) -> u32 {
-        self.next().wrapping_add(1)
+        self.next().wrapping_add(FIRST)
     }
 
-    /// Whether an answer is to this lane, and not to one that had its place before.
+    /// Whether an answer can be one to this lane: not to cells that were not shown, and not to a lane that had its place before.
     #[inline]
-    fn is_answer_to_this(&self, answer: &Answer) -> bool {
-        answer.next.wrapping_sub(self.first) <= self.next().wrapping_sub(self.first)
+    fn is_possible(&self, answer: &Answer) -> bool {
+        self.next().wrapping_sub(answer.next) <= CELLS
     }
 
     /// Whether its place can be another's: nobody sends by it, and nobody reads it or ever will.
     pub(super) fn is_free(&self) -> bool {
         let answer = Answer::decode(self.answer.load(0, Ordering::Acquire));
-        let is_ended = !answer.is_open && self.is_answer_to_this(&answer);
+        let is_ended = !answer.is_open && self.is_possible(&answer);
         self.is_given_up() && (is_ended || !self.told.load(Ordering::Relaxed))
     }
 }
@@ -390,6 +393,29 @@ mod tests {
     }
 
     #[test]
+    fn answers_count_after_all_numbers_were_used() {
+        let (writer, reader) = lane(1);
+        // As if so many cells had been shown and read that the next but 64 has the number of the first again.
+        let next = 1u32.wrapping_sub(64);
+        writer.next.store(next, Ordering::Relaxed);
+        reader.next.store(next, Ordering::Relaxed);
+        reader.answer(None);
+        assert_eq!(writer.take_answer().map(|answer| answer.next), Some(next));
+        (0..CELLS).for_each(|_| writer.show(0, 0));
+        for n in 1..=CELLS {
+            reader.take();
+            reader.answer(Some(n));
+            let answer = writer.take_answer();
+            let expected = Answer { next: next.wrapping_add(n), is_open: true, executed: Some(n) };
+            assert_eq!(answer, Some(expected), "{n} of {CELLS} cells are read");
+        }
+        reader.close();
+        writer.note_told();
+        writer.give_up();
+        assert!(writer.is_free(), "its place is never another's");
+    }
+
+    #[test]
     fn a_lane_has_room_until_all_cells_are_unread() {
         let (writer, reader) = lane(1);
         for n in 0..CELLS {
@@ -437,7 +463,7 @@ mod tests {
         reader.close();
         assert!(writer.is_free() && !reader.is_open());
         let (own, peer, place) = sides();
-        let mut first = 1;
+        let mut first = FIRST;
         for round in 0..3 {
             let writer = LaneWriter::new(own.clone(), peer.clone(), place, first);
             writer.give_up();
@@ -455,8 +481,8 @@ mod tests {
     #[test]
     fn the_next_user_of_a_place_ignores_an_old_answer() {
         let (own, peer, place) = sides();
-        let last = LaneWriter::new(own.clone(), peer.clone(), place, 1);
-        let reader = LaneReader::new(peer.clone(), own.clone(), place, 1);
+        let last = LaneWriter::new(own.clone(), peer.clone(), place, FIRST);
+        let reader = LaneReader::new(peer.clone(), own.clone(), place, FIRST);
         last.show(0, 0);
         reader.take();
         reader.answer(Some(1));
@@ -464,6 +490,10 @@ mod tests {
         let writer = LaneWriter::new(own, peer, place, last.first_of_next());
         reader.answer(Some(2));
         assert_eq!(writer.take_answer(), Some(Answer::default()));
+        writer.note_told();
+        writer.give_up();
+        reader.close();
+        assert!(!writer.is_free(), "its own reader has not answered");
     }
 
     #[test]
