@@ -32,7 +32,7 @@ use super::direct;
 use super::mapped::MappedRegions;
 use super::times::{ASK_AGAIN, GRACE, SILENCE};
 pub use anyverbs_net::shm::lane::LONGEST as LONGEST_IN_LANE;
-pub use lanes::{Keeper, Lanes, MOST_IN_LANE};
+pub use lanes::{Keeper, Lanes};
 pub use message::{Digest, Inbox, LaneCall, Received};
 pub use route::ShmRoute;
 use traffic::Traffic;

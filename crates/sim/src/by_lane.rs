@@ -194,11 +194,17 @@ impl LaneEnds for Around<'_> {
     fn take_answer(&mut self) -> Option<Option<Psn>> {
         self.lanes.take_answer(self.place.lanes, self.now)
     }
-
-    fn received(&mut self, _psn: Psn, _len: usize) {}
 }
 
 impl ShortLanes for Around<'_> {
+    type Ends = Self;
+
+    fn ends(&mut self) -> &mut Self {
+        self
+    }
+
+    fn received(&mut self, _psn: Psn, _len: usize) {}
+
     fn write(&mut self, pd: u32, to: &Sge, payload: LanePayload) -> bool {
         let written = self.with_local(pd, to, Access::LOCAL_WRITE, |memory, to| {
             to.is_none_or(|to| memory.copy(to, payload.addr, payload.len).is_ok())
@@ -212,6 +218,14 @@ impl ShortLanes for Around<'_> {
 }
 
 impl LaneEnv for Around<'_> {
+    type Ends = Self;
+
+    fn ends(&mut self) -> &mut Self {
+        self
+    }
+
+    fn received(&mut self, _psn: Psn, _len: usize) {}
+
     fn is_read(&self) -> bool {
         self.place.lanes.from_peer.is_some()
     }

@@ -10,7 +10,7 @@ use anyverbs_net::shm::lane::{CELL_PAYLOAD, CELLS, Cell, LONGEST};
 use anyverbs_net::shm::{Channel, LaneReader, LaneWriter, Spot};
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::mr::{Access, LastLocal};
-use anyverbs_proto::qp::lane::{LaneData, LanePayload, LaneSend, NotASend};
+use anyverbs_proto::qp::lane::{LaneData, LaneEnds, LanePayload, LaneSend, NotASend};
 use anyverbs_proto::qp::{ShortRequest, ShortSend};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
@@ -42,9 +42,6 @@ const MOST_MORE: u64 = 0xf;
 const LINE_AT: u32 = 18;
 const LINE: u64 = 0x3fff;
 const PSN_AT: u32 = 32;
-
-/// Most SENDs in the cells of a lane.
-pub const MOST_IN_LANE: usize = CELLS as usize * (MOST_MORE as usize + 1);
 
 /// The queue pair of the lanes, and its protection domain.
 #[derive(Clone, Copy, Debug)]
@@ -296,20 +293,6 @@ impl Lanes {
         }
     }
 
-    /// Takes the peer's answer, if there is a new one: the PSN of the last request that it has executed, if it has any.
-    #[inline]
-    pub fn take_answer(&mut self) -> Option<Option<Psn>> {
-        let (ToPeer::Asked(lane) | ToPeer::Open(lane)) = &self.to_peer else { return None };
-        let answer = lane.take_answer()?;
-        if !answer.is_open {
-            lane.give_up();
-            self.to_peer = ToPeer::None(ASK_AGAIN_AFTER);
-        } else if let ToPeer::Asked(lane) = &self.to_peer {
-            self.to_peer = ToPeer::Open(Arc::clone(lane));
-        }
-        Some(answer.executed.map(Psn::new))
-    }
-
     /// Reads a lane that the peer has opened to a queue pair of `device`.
     pub fn accept(
         &mut self,
@@ -326,9 +309,61 @@ impl Lanes {
         Some(lane)
     }
 
-    /// The next SEND, if one has come. An error: no writer writes such a cell.
+    /// Notes that the next SEND is there before its turn.
+    pub fn note_out_of_turn(&mut self, psn: Psn) {
+        self.out_of_turn = Some(psn);
+    }
+
+    /// Whether that was noted of the SEND with this PSN.
+    #[must_use]
+    pub fn was_out_of_turn(&self, psn: Psn) -> bool {
+        self.out_of_turn == Some(psn)
+    }
+
+    /// Shows the last cell, and tells the peer of those that were filled.
+    #[inline]
+    pub fn tell_cell(&mut self) {
+        if let (ToPeer::Open(lane), [Some(channel), _]) = (&self.to_peer, &self.channels) {
+            if self.filling.is_open {
+                self.filling.show(lane, self.tally.as_deref());
+            }
+            channel.tell(Spot::Cells(lane.index()));
+        }
+    }
+
+    /// Tells the peer that there is an answer.
+    #[inline]
+    pub fn tell_answer(&self) {
+        if let (Some(lane), [_, Some(channel)]) = (&self.from_peer, &self.channels) {
+            channel.tell(Spot::Answers(lane.index()));
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(lane) = &self.from_peer {
+            lane.close();
+            self.tell_answer();
+        }
+        (self.from_peer, self.channels[1], self.taken) = (None, None, 0);
+    }
+
+    /// Gives both up.
+    pub fn leave(&mut self) {
+        if let ToPeer::Asked(lane) | ToPeer::Open(lane) = std::mem::take(&mut self.to_peer) {
+            lane.give_up();
+        }
+        self.channels[0] = None;
+        self.close();
+        (self.tally, self.out_of_turn) = (None, None);
+        self.release_regions();
+    }
+}
+
+impl LaneEnds for Lanes {
+    const MOST: usize = CELLS as usize * (MOST_MORE as usize + 1);
+
     #[inline(always)]
-    pub fn peek(&self) -> Result<Option<LaneSend>, NotASend> {
+    fn peek(&mut self) -> Result<Option<LaneSend>, NotASend> {
         let Some((lane, cell)) = self.from_peer.as_ref().and_then(|l| Some((l, l.peek()?))) else {
             return Ok(None);
         };
@@ -361,50 +396,19 @@ impl Lanes {
         Ok(Some(LaneSend { send, payload, is_last: self.taken == more }))
     }
 
-    /// Notes that the next SEND is there before its turn.
-    pub fn note_out_of_turn(&mut self, psn: Psn) {
-        self.out_of_turn = Some(psn);
-    }
-
-    /// Whether that was noted of the SEND with this PSN.
-    #[must_use]
-    pub fn was_out_of_turn(&self, psn: Psn) -> bool {
-        self.out_of_turn == Some(psn)
-    }
-
-    /// The SEND that was looked at is done, which `is_last` in its cell.
     #[inline]
-    pub fn take(&mut self, is_last: bool) {
+    fn take(&mut self, sent: &LaneSend) {
         self.taken += 1;
-        if is_last && let Some(lane) = &self.from_peer {
+        if sent.is_last
+            && let Some(lane) = &self.from_peer
+        {
             lane.take();
             self.taken = 0;
         }
     }
 
-    /// Shows the last cell, and tells the peer of those that were filled.
     #[inline]
-    pub fn tell_cell(&mut self) {
-        if let (ToPeer::Open(lane), [Some(channel), _]) = (&self.to_peer, &self.channels) {
-            if self.filling.is_open {
-                self.filling.show(lane, self.tally.as_deref());
-            }
-            channel.tell(Spot::Cells(lane.index()));
-        }
-    }
-
-    /// Tells the peer that there is an answer.
-    #[inline]
-    pub fn tell_answer(&self) {
-        if let (Some(lane), [_, Some(channel)]) = (&self.from_peer, &self.channels) {
-            channel.tell(Spot::Answers(lane.index()));
-        }
-    }
-
-    /// Counts the SENDs and bytes that were taken. Tells the peer how far that is, and that everything up to `executed` is
-    /// executed.
-    #[inline]
-    pub fn answer(&self, (sends, bytes): (usize, u64), executed: Option<Psn>) {
+    fn answer(&mut self, (sends, bytes): (usize, u64), executed: Option<Psn>) {
         if let Some(tally) = &self.tally {
             tally.received.add(sends as u64, bytes, 0);
         }
@@ -414,23 +418,17 @@ impl Lanes {
         self.tell_answer();
     }
 
-    fn close(&mut self) {
-        if let Some(lane) = &self.from_peer {
-            lane.close();
-            self.tell_answer();
-        }
-        (self.from_peer, self.channels[1], self.taken) = (None, None, 0);
-    }
-
-    /// Gives both up.
-    pub fn leave(&mut self) {
-        if let ToPeer::Asked(lane) | ToPeer::Open(lane) = std::mem::take(&mut self.to_peer) {
+    #[inline]
+    fn take_answer(&mut self) -> Option<Option<Psn>> {
+        let (ToPeer::Asked(lane) | ToPeer::Open(lane)) = &self.to_peer else { return None };
+        let answer = lane.take_answer()?;
+        if !answer.is_open {
             lane.give_up();
+            self.to_peer = ToPeer::None(ASK_AGAIN_AFTER);
+        } else if let ToPeer::Asked(lane) = &self.to_peer {
+            self.to_peer = ToPeer::Open(Arc::clone(lane));
         }
-        self.channels[0] = None;
-        self.close();
-        (self.tally, self.out_of_turn) = (None, None);
-        self.release_regions();
+        Some(answer.executed.map(Psn::new))
     }
 }
 

@@ -73,22 +73,37 @@ pub trait LaneEnds {
 
     /// Takes the peer's answer, if it is new: the PSN of the last request that it has executed, if it has any.
     fn take_answer(&mut self) -> Option<Option<Psn>>;
-
-    /// A SEND was executed, or handed over as a packet.
-    fn received(&mut self, psn: Psn, len: usize);
 }
 
 /// The surroundings of the short ways of a lane.
-pub trait ShortLanes: LaneEnds {
+pub trait ShortLanes {
+    /// The ends of the lanes.
+    type Ends: LaneEnds;
+
+    /// The ends of the lanes.
+    fn ends(&mut self) -> &mut Self::Ends;
+
+    /// A SEND was executed.
+    fn received(&mut self, psn: Psn, len: usize);
+
     /// Copies a payload to an element of a protection domain. False where the key or the memory does not allow it.
     fn write(&mut self, pd: u32, to: &Sge, payload: LanePayload) -> bool;
 
-    /// Takes a completion.
+    /// Takes a completion, and gives it to its queue or to a thread that polls that.
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool);
 }
 
 /// The surroundings of the general way of a lane.
-pub trait LaneEnv: LaneEnds + Env {
+pub trait LaneEnv: Env {
+    /// The ends of the lanes.
+    type Ends: LaneEnds;
+
+    /// The ends of the lanes.
+    fn ends(&mut self) -> &mut Self::Ends;
+
+    /// A SEND was executed, or handed over as a packet.
+    fn received(&mut self, psn: Psn, len: usize);
+
     /// Tells whether there is a lane from the peer.
     fn is_read(&self) -> bool;
 
@@ -177,7 +192,7 @@ impl Qp {
         let (mut found, mut rest) = (Found::default(), Rest::Nothing);
         let mut bytes = 0;
         while found.taken < BATCH {
-            let sent = match lanes.peek() {
+            let sent = match lanes.ends().peek() {
                 Ok(None) => break,
                 Ok(Some(sent)) if open.receives => sent,
                 _ => {
@@ -201,13 +216,13 @@ impl Qp {
             };
             lanes.received(send.psn, len);
             lanes.complete(Side::Recv, wc, send.solicited);
-            lanes.take(&sent);
+            lanes.ends().take(&sent);
             found.taken += 1;
             bytes += (Bth::LEN + len) as u64;
         }
         let mut any = found.taken > 0;
         if rest == Rest::Nothing
-            && let Some(answer) = lanes.take_answer()
+            && let Some(answer) = lanes.ends().take_answer()
         {
             any = true;
             if let Some(psn) = answer.filter(|psn| self.awaits(*psn)) {
@@ -218,7 +233,7 @@ impl Qp {
             }
         }
         if found.taken > 0 {
-            lanes.answer((found.taken, bytes), self.executed());
+            lanes.ends().answer((found.taken, bytes), self.executed());
         }
         (any.then_some(found), rest)
     }
@@ -230,7 +245,7 @@ impl Qp {
         let mut found = Found::default();
         let (mut any, mut bytes) = (false, 0);
         while found.taken < BATCH {
-            let sent = match env.peek() {
+            let sent = match env.ends().peek() {
                 Ok(Some(sent)) => sent,
                 Ok(None) => break,
                 Err(NotASend) => {
@@ -261,11 +276,11 @@ impl Qp {
             }
             // Once, though it may have been there in several looks.
             env.received(send.psn, payload.len);
-            env.take(&sent);
+            env.ends().take(&sent);
             found.taken += 1;
             bytes += (Bth::LEN + payload.len) as u64;
         }
-        if let Some(answer) = env.take_answer() {
+        if let Some(answer) = env.ends().take_answer() {
             any = true;
             if let Some(psn) = answer {
                 self.receive_executed(psn, env);
@@ -273,7 +288,7 @@ impl Qp {
         }
         if found.taken > 0 {
             let executed = self.executed();
-            env.answer((found.taken, bytes), executed);
+            env.ends().answer((found.taken, bytes), executed);
             if executed.is_some() {
                 self.note_told();
             }
@@ -287,7 +302,7 @@ impl Qp {
     pub fn read_lane_before<E: LaneEnv>(&mut self, packet: Psn, env: &mut E) {
         if env.has_answer() || (env.is_read() && packet != self.expected()) {
             // A lane holds no more. A peer that goes on meanwhile waits for the next look.
-            for _ in 0..=E::MOST / BATCH {
+            for _ in 0..=E::Ends::MOST / BATCH {
                 if self.read_lane(Ring::Unread, env).unwrap_or_default().taken < BATCH {
                     break;
                 }

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use anyverbs_links::shm::{self, Keeper, LaneCall, MOST_IN_LANE};
+use anyverbs_links::shm::{self, Keeper, LaneCall};
 use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::qp::lane::{
-    Found, LaneEnds, LanePayload, LaneSend, NotASend, Rest, Ring, ShortLanes,
-};
+use anyverbs_proto::qp::lane::{Found, LanePayload, Rest, Ring, ShortLanes};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::Sge;
@@ -30,36 +28,19 @@ struct ShortWay<'a, 'c> {
     into: &'a mut Option<&'c mut dyn Caller>,
 }
 
-impl LaneEnds for ShortWay<'_, '_> {
-    const MOST: usize = MOST_IN_LANE;
+impl ShortLanes for ShortWay<'_, '_> {
+    type Ends = shm::Lanes;
 
     #[inline(always)]
-    fn peek(&mut self) -> Result<Option<LaneSend>, NotASend> {
-        self.lanes.peek()
-    }
-
-    #[inline]
-    fn take(&mut self, sent: &LaneSend) {
-        self.lanes.take(sent.is_last);
-    }
-
-    #[inline]
-    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>) {
-        self.lanes.answer(taken, executed);
-    }
-
-    #[inline]
-    fn take_answer(&mut self) -> Option<Option<Psn>> {
-        self.lanes.take_answer()
+    fn ends(&mut self) -> &mut shm::Lanes {
+        self.lanes
     }
 
     #[inline]
     fn received(&mut self, psn: Psn, len: usize) {
         probes::receive_short(self.cell.qpn, psn, len);
     }
-}
 
-impl ShortLanes for ShortWay<'_, '_> {
     #[inline]
     fn write(&mut self, pd: u32, to: &Sge, payload: LanePayload) -> bool {
         let of = Keeper { qpn: self.cell.qpn, pd };

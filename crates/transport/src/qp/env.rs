@@ -16,7 +16,7 @@ use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::qp::lane::{LaneEnds, LaneEnv, LaneSend, NotASend};
+use anyverbs_proto::qp::lane::LaneEnv;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::run::Run;
@@ -36,7 +36,7 @@ use super::transport::Transport;
 use super::{QpCell, State};
 use crate::probes;
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
-use anyverbs_links::shm::{Digest, MOST_IN_LANE};
+use anyverbs_links::shm::{Digest, Lanes};
 use anyverbs_links::udp::Asked;
 use anyverbs_links::why::Sounding;
 use anyverbs_objects::base::directory::publish_qp;
@@ -319,34 +319,18 @@ impl LinkEnv for DeviceEnv<'_, '_> {
     }
 }
 
-impl LaneEnds for DeviceEnv<'_, '_> {
-    const MOST: usize = MOST_IN_LANE;
+impl LaneEnv for DeviceEnv<'_, '_> {
+    type Ends = Lanes;
 
     #[inline(always)]
-    fn peek(&mut self) -> Result<Option<LaneSend>, NotASend> {
-        self.link.same_host.lanes.peek()
-    }
-
-    #[inline]
-    fn take(&mut self, sent: &LaneSend) {
-        self.link.same_host.lanes.take(sent.is_last);
-    }
-
-    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>) {
-        self.link.same_host.lanes.answer(taken, executed);
-    }
-
-    #[inline]
-    fn take_answer(&mut self) -> Option<Option<Psn>> {
-        self.link.same_host.lanes.take_answer()
+    fn ends(&mut self) -> &mut Lanes {
+        &mut self.link.same_host.lanes
     }
 
     fn received(&mut self, psn: Psn, len: usize) {
         probes::receive_short(self.cell.qpn, psn, len);
     }
-}
 
-impl LaneEnv for DeviceEnv<'_, '_> {
     #[inline]
     fn is_read(&self) -> bool {
         self.link.same_host.lanes.are_read()

@@ -11,6 +11,7 @@ use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::qp::attr::QpState;
+use anyverbs_proto::qp::lane::LaneEnds as _;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
