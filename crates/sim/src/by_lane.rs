@@ -224,6 +224,11 @@ impl LaneEnv for Around<'_> {
         self
     }
 
+    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>) {
+        // Completions are in their queues at once.
+        LaneEnds::answer(self, taken, executed);
+    }
+
     fn received(&mut self, _psn: Psn, _len: usize) {}
 
     fn is_read(&self) -> bool {

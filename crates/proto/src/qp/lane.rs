@@ -101,6 +101,10 @@ pub trait LaneEnv: Env {
     /// The ends of the lanes.
     fn ends(&mut self) -> &mut Self::Ends;
 
+    /// As [`LaneEnds::answer`]. Before it the completions that were handed over come to their queues: a peer that has the answer
+    /// may write to memory without a message, and the program may poll because of that.
+    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>);
+
     /// A SEND was executed, or handed over as a packet.
     fn received(&mut self, psn: Psn, len: usize);
 
@@ -288,7 +292,7 @@ impl Qp {
         }
         if found.taken > 0 {
             let executed = self.executed();
-            env.ends().answer((found.taken, bytes), executed);
+            env.answer((found.taken, bytes), executed);
             if executed.is_some() {
                 self.note_told();
             }

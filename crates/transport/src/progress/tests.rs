@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::env::{CompletionEnv as _, Side};
+use anyverbs_proto::qp::lane::LaneEnv as _;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::Wc;
 use anyverbs_testing::in_own_process;
@@ -15,6 +17,9 @@ use anyverbs_testing::in_own_process;
 use super::owed::Debts;
 use super::receive::Reader;
 use super::testing::{Connected, NOTHING, alone, at, count, pair, set, stopped};
+use crate::qp::State;
+use crate::qp::arrivals::Arrivals;
+use crate::qp::env::Call;
 use crate::qp::owed::ACK_DELAY;
 
 /// Runs the test of this name here.
@@ -266,5 +271,23 @@ fn small_sends_leave_without_the_program() {
         assert_eq!(count(driver, Counter::SentPkts), sent + 4);
         assert!(!driver.transport.owed.now().is_any());
         drop((a.cq, b.cq));
+    });
+}
+
+#[test]
+fn completions_are_in_their_queue_before_the_peer_has_an_answer() {
+    alone_in_process("completions_are_in_their_queue_before_the_peer_has_an_answer", || {
+        let driver = stopped();
+        let [qp, _peer] = pair(driver);
+        let cell = driver.transport.qps.find(qp.qp.qpn()).unwrap();
+        let mut state = cell.state.lock();
+        let (mut call, mut arrivals) = (Call::new(&cell), Arrivals::new(&cell, None));
+        let State { machine, link, .. } = &mut *state;
+        let mut env = call.env_with(link, &mut arrivals);
+        env.complete(Side::Recv, Wc { qpn: cell.qpn, ..Wc::default() }, false);
+        env.answer((1, 12), machine.executed());
+        // The peer may write to memory from here on, and the program may poll because of that.
+        assert!(cell.recv_cq.as_ref().unwrap().holds_of(cell.qpn));
+        arrivals.end();
     });
 }

@@ -16,7 +16,7 @@ use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::qp::lane::LaneEnv;
+use anyverbs_proto::qp::lane::{LaneEnds as _, LaneEnv};
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::run::Run;
@@ -325,6 +325,11 @@ impl LaneEnv for DeviceEnv<'_, '_> {
     #[inline(always)]
     fn ends(&mut self) -> &mut Lanes {
         &mut self.link.same_host.lanes
+    }
+
+    fn answer(&mut self, taken: (usize, u64), executed: Option<Psn>) {
+        self.flush_completions();
+        self.ends().answer(taken, executed);
     }
 
     fn received(&mut self, psn: Psn, len: usize) {
