@@ -26,6 +26,23 @@ const SHORT: usize = 8;
 /// The ACK timeout: 67 ms.
 const TIMEOUT_CODE: u8 = 14;
 
+/// The role of a peer that ends behind a long list of SENDs.
+pub(crate) const MANY_LEFT: &str = "rc lanes, then many left";
+/// Its SENDs, and the bytes of each. They fill most of the cells of a lane.
+const MANY: usize = 2000;
+const FEW_BYTES: usize = 3;
+
+/// An endpoint for a role.
+pub(crate) fn endpoint(role: &str, qp_type: QpType) -> Endpoint {
+    let many = MANY as u32 + 64;
+    match role {
+        MANY_LEFT => {
+            Endpoint::with(qp_type, QpCap { max_send_wr: many, max_recv_wr: many, ..CAP }, 4 * many)
+        }
+        _ => Endpoint::new(qp_type),
+    }
+}
+
 pub(crate) fn post(e: &Endpoint, buffer: &Buffer, slot: u64) {
     e.recv(slot, &[buffer.sge(slot as usize * SLOT, SLOT)]);
 }
@@ -79,7 +96,7 @@ impl Talk {
     /// With a peer of this role, which begins as that of the others.
     pub(crate) fn begin_as(role: &str, timeout: u8) -> Self {
         let mut peer = Peer::spawn(role, &[]);
-        let e = Endpoint::new(QpType::Rc);
+        let e = endpoint(role, QpType::Rc);
         let buffer = Buffer::new(&e.pd, OFFERED);
         let remote = peer.connect_with(&e, &buffer, timeout);
         assert_eq!(peer.hear(), "@ posted");
@@ -499,6 +516,56 @@ fn is_taken(is_killed: bool) -> bool {
     let wcs = e.poll_for(1, TIMEOUT);
     assert_eq!((wcs[0].status, wcs[0].wr_id), (WcStatus::Success, 7));
     true
+}
+
+/// The peer's work: it stops its parent, posts a list, and ends. Later a process that it leaves behind has the parent go on.
+pub(crate) fn leave_many(e: &Endpoint, buffer: &Buffer) {
+    let parent = std::os::unix::process::parent_id();
+    let resume = format!("sleep 1; kill -CONT {parent}");
+    std::process::Command::new("sh").args(["-c", &resume]).spawn().unwrap();
+    // SAFETY: kill has no preconditions.
+    assert_eq!(unsafe { libc::kill(parent.cast_signed(), libc::SIGSTOP) }, 0);
+    let count = || e.context.counters().unwrap().read(Counter::ShmLanePkts);
+    // This one finds no timer running, and takes the ring.
+    e.send(0, SendOp::Send, &[buffer.sge(OUT, FEW_BYTES)]);
+    let before = count();
+    for n in 0..MANY {
+        buffer.write(OUT + n * FEW_BYTES, &n.to_le_bytes()[..FEW_BYTES]);
+    }
+    let sges: Vec<[Sge; 1]> =
+        (0..MANY).map(|n| [buffer.sge(OUT + n * FEW_BYTES, FEW_BYTES)]).collect();
+    let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+    let wr = |sges| SendWr { wr_id: 1, op, flags, sges, ud: None, xrc_srqn: 0 };
+    let wrs: Vec<SendWr<'_>> = sges.iter().map(|sges| wr(sges)).collect();
+    e.qp.post_send(&wrs).unwrap();
+    println!("@ {} by the lane", count() - before);
+}
+
+// Alone, since it is stopped for a while.
+#[test]
+fn sends_that_a_peer_left_in_its_lane_arrive_after_its_end() {
+    in_own_process("lanes::sends_that_a_peer_left_in_its_lane_arrive_after_its_end", left);
+}
+
+fn left() {
+    let mut talk = Talk::begin_as(MANY_LEFT, TIMEOUT_CODE);
+    talk.warm();
+    let (e, buffer) = (&talk.e, &talk.buffer);
+    for n in 0..=MANY {
+        e.recv(n as u64, &[buffer.sge(n * FEW_BYTES, FEW_BYTES)]);
+    }
+    talk.end();
+    assert_eq!(talk.peer.hear(), format!("@ {MANY} by the lane"));
+    talk.peer.wait();
+    // It does not poll meanwhile, as a program that waits for events.
+    sleep(Duration::from_secs(1));
+    let mut wcs = [Wc::default(); MANY + 2];
+    assert_eq!(e.cq.poll(&mut wcs).unwrap(), MANY + 1);
+    assert!(wcs[..=MANY].iter().all(|wc| wc.status == WcStatus::Success));
+    for n in 0..MANY {
+        let received = buffer.read((n + 1) * FEW_BYTES, FEW_BYTES);
+        assert_eq!(received, n.to_le_bytes()[..FEW_BYTES]);
+    }
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn peer() {
         crate::direct::forbid([libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
     }
     let _poor = crate::scarce::before_open(&role);
-    let e = Endpoint::new(type_of(&role));
+    let e = crate::lanes::endpoint(&role, type_of(&role));
     let (_pd, buffer) = crate::direct::offered(&role, &e, OFFERED);
     crate::scarce::after_open(&role);
     println!("{}", introduce(&e, &buffer));
@@ -217,6 +217,9 @@ fn peer() {
         crate::lanes::serve(&e, &buffer);
         if role.ends_with("steps") {
             crate::steps::serve(&e, &buffer);
+        }
+        if role == crate::lanes::MANY_LEFT {
+            crate::lanes::leave_many(&e, &buffer);
         }
         std::process::exit(0);
     }

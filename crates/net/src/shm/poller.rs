@@ -9,7 +9,7 @@ use super::channel::{Channel, Closed};
 use super::control::News;
 use super::endpoint::{Shared, read_wakes};
 use super::lane::{LaneReader, LaneWriter};
-use super::layout::BELLS;
+use super::layout::{BELLS, CELLS};
 use super::memory::Area;
 use super::notify::{self, Ears, OWN_DOORBELL, doorbell_of};
 use super::ring::{Batch, Reader};
@@ -25,9 +25,9 @@ const SWEEP_EVERY: u64 = 64;
 
 /// Most ends of lanes that are looked at in each poll.
 const HOT: usize = 32;
-/// Looks at the lanes of a channel that ends, before what is left is given up: two for the cells that a lane can hold, and
-/// one for a cell that waits for a packet.
-const LAST_LOOKS: usize = 3;
+/// Looks at the lanes of a channel that ends, before what is left is given up. A look takes at least one cell of a lane, or waits
+/// with the first for packets, once. Whoever writes on meanwhile is not heard for ever.
+const LAST_LOOKS: usize = CELLS as usize + 1;
 /// A lane whose bell rings twice among so many is worth a look in each poll.
 const FREQUENT: u64 = 64;
 
@@ -146,7 +146,7 @@ struct Line {
     last: u64,
     /// The poll that heard its last bell.
     heard: u64,
-    /// How often its end was put off since lanes had something.
+    /// How often its end was put off, since lanes had something.
     put_off: usize,
     listener: Listener<Area>,
     /// The peer may lose packets, as far as was told.
