@@ -24,6 +24,9 @@ use mapping::Maps;
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
 // answer 0, and the landing pad 1.
+//
+// A copy stores its last bytes after all others: a program may poll the last byte of a WRITE. It loads them before it stores any,
+// if it is longer than 3 bytes.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.anyverbs_guarded,\"ax\",@progbits",
@@ -116,9 +119,17 @@ global_asm!(
     "movdqu [r8 + 48], xmm7",
     "xor eax, eax",
     "ret",
-    "50:",
-    "mov rcx, rdx",
+    "50:", // 4096 and more: the string instruction may show its stores in any order, and is over before the last 64 bytes
+    "movdqu xmm4, [rsi + rdx - 64]",
+    "movdqu xmm5, [rsi + rdx - 48]",
+    "movdqu xmm6, [rsi + rdx - 32]",
+    "movdqu xmm7, [rsi + rdx - 16]",
+    "lea rcx, [rdx - 64]",
     "rep movsb",
+    "movdqu [rdi], xmm4",
+    "movdqu [rdi + 16], xmm5",
+    "movdqu [rdi + 32], xmm6",
+    "movdqu [rdi + 48], xmm7",
     "xor eax, eax",
     "ret",
     // int compare_swap(rdi = at, rsi = compare, rdx = swap, rcx = old)
@@ -167,6 +178,10 @@ global_asm!(
     ".hidden anyverbs_guarded_copy",
     ".globl anyverbs_guarded_copy",
     "anyverbs_guarded_copy:",
+    "cmp x2, #8",
+    "b.lo 40f",
+    "sub x2, x2, #8", // 8 and more: the last 8 bytes apart
+    "ldr x4, [x1, x2]",
     "20: cmp x2, #64",
     "b.lo 30f",
     "ldp q0, q1, [x1], #32",
@@ -176,16 +191,30 @@ global_asm!(
     "sub x2, x2, #64",
     "b 20b",
     "30: cmp x2, #8",
-    "b.lo 40f",
+    "b.lo 31f",
     "ldr x3, [x1], #8",
     "str x3, [x0], #8",
     "sub x2, x2, #8",
     "b 30b",
-    "40: cbz x2, 50f",
+    "31: cbz x2, 32f",
     "ldrb w3, [x1], #1",
     "strb w3, [x0], #1",
     "sub x2, x2, #1",
-    "b 40b",
+    "b 31b",
+    "32: dmb ishst", // also behind the copies before, which the same message may have needed
+    "str x4, [x0]",
+    "mov w0, #0",
+    "ret",
+    "40: cbz x2, 50f", // 0 to 7: the last byte apart
+    "sub x2, x2, #1",
+    "ldrb w4, [x1, x2]",
+    "41: cbz x2, 42f",
+    "ldrb w3, [x1], #1",
+    "strb w3, [x0], #1",
+    "sub x2, x2, #1",
+    "b 41b",
+    "42: dmb ishst",
+    "strb w4, [x0]",
     "50: mov w0, #0",
     "ret",
     // int compare_swap(x0 = at, x1 = compare, x2 = swap, x3 = old)

@@ -143,17 +143,20 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<()
 unsafe fn copy_by_kernel(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
     let mut done = 0;
     while done < len {
-        let piece = |at: *mut u8| libc::iovec {
-            iov_base: at.wrapping_add(done).cast(),
-            iov_len: len - done,
+        let piece = |at: *mut u8, from: usize, to: usize| libc::iovec {
+            iov_base: at.wrapping_add(from).cast(),
+            iov_len: to - from,
         };
-        let (near, far) = (piece(from.cast_mut()), piece(to));
+        // The last line by itself, after the others: inside a page the kernel copies by a string instruction, too.
+        let tail = len.saturating_sub(64).max(done);
+        let (near, far) =
+            (piece(from.cast_mut(), done, len), [piece(to, done, tail), piece(to, tail, len)]);
         // Not by the C library's function: AddressSanitizer takes its place, and stops at bytes that this may find to be missing.
-        // SAFETY: live pieces, one of either side; the kernel checks the addresses, and that they may be touched is the
+        // SAFETY: live pieces, as many as are said; the kernel checks the addresses, and that they may be touched is the
         // caller's promise.
         let n = unsafe {
-            let (call, one) = (libc::SYS_process_vm_writev, 1_usize);
-            libc::syscall(call, libc::getpid(), &raw const near, one, &raw const far, one, 0_usize)
+            let (call, one, two) = (libc::SYS_process_vm_writev, 1_usize, 2_usize);
+            libc::syscall(call, libc::getpid(), &raw const near, one, far.as_ptr(), two, 0_usize)
         };
         match usize::try_from(n) {
             Ok(n) if n > 0 => done += n,

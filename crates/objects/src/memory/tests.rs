@@ -126,6 +126,67 @@ fn a_file_that_shrank_is_a_fault() {
     assert_eq!(memory.read(m.addr(), &mut buf[..PAGE]), Ok(()));
 }
 
+/// Copies, while a reader waits for the last byte of each and then looks at an earlier one. Returns how often that was old.
+fn looks_behind_copies(len: usize, skew: usize, rounds: usize) -> usize {
+    let memory = ProcessMemory::default();
+    let place = Mapping::new(len.div_ceil(PAGE) + 1);
+    let sources: Vec<Vec<u8>> = (0..=u8::MAX).map(|n| vec![n; len]).collect();
+    let (to, done) = (place.addr() + skew as u64, AtomicUsize::new(0));
+    // SAFETY: within the mapping, which outlives the threads.
+    let at = |n: usize| unsafe { (to as *const u8).add(n).read_volatile() };
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| {
+            let mut old = 0;
+            for round in 1..=rounds {
+                let (expected, place) = (round as u8, round * 977 % (len - 1));
+                let mut spins = 0u32;
+                while at(len - 1) != expected {
+                    spins += 1;
+                    if spins.is_multiple_of(256) {
+                        std::thread::yield_now();
+                    }
+                }
+                old += usize::from(at(place) != expected);
+                done.store(round, Ordering::Release);
+            }
+            old
+        });
+        for round in 1..=rounds {
+            memory.write(to, &sources[round % 256]).unwrap();
+            while done.load(Ordering::Acquire) < round {
+                std::thread::yield_now();
+            }
+        }
+        reader.join().unwrap()
+    })
+}
+
+#[test]
+fn who_sees_the_last_byte_of_a_copy_sees_the_others() {
+    for (len, skew) in [(64, 0), (4095, 1), (4096, 0), (4097, 40), (32 << 10, 1)] {
+        assert_eq!(looks_behind_copies(len, skew, 200), 0, "len {len} skew {skew}");
+    }
+}
+
+/// Few processors show the end of a string instruction before its beginning. So this looks at something that all show: what is
+/// stored last has to be loaded first.
+#[test]
+fn a_copy_keeps_its_last_bytes_until_the_end() {
+    let memory = ProcessMemory::default();
+    let from = Mapping::new(9);
+    // SAFETY: the last page of our mapping.
+    unsafe { libc::munmap(from.0.add(8 * PAGE).cast(), PAGE) };
+    let end = from.addr() + 8 * PAGE as u64;
+    // SAFETY: our mapping, but for the page that has gone.
+    unsafe { from.0.write_bytes(1, 8 * PAGE) };
+    for len in [4usize, 9, 24, 64, 100, 4095, 4096, 4097, 8192, 32 << 10] {
+        let mut to = vec![0u8; len];
+        let copied = memory.read(end - (len - 1) as u64, &mut to);
+        assert_eq!(copied, Err(Fault), "{len}");
+        assert_eq!(to.iter().position(|byte| *byte != 0), None, "{len}");
+    }
+}
+
 #[test]
 fn pages_that_vanish_during_copies() {
     let memory = ProcessMemory::default();
