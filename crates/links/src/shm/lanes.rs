@@ -347,6 +347,14 @@ impl Lanes {
         (self.from_peer, self.channels[1], self.taken) = (None, None, 0);
     }
 
+    /// The peer has written nonsense to its lane: closes the channel of that.
+    #[cold]
+    pub fn break_off(&self) {
+        if let [_, Some(channel)] = &self.channels {
+            channel.break_off();
+        }
+    }
+
     /// Gives both up.
     pub fn leave(&mut self) {
         if let ToPeer::Asked(lane) | ToPeer::Open(lane) = std::mem::take(&mut self.to_peer) {

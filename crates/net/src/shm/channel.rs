@@ -284,6 +284,12 @@ impl Channel {
         was_open
     }
 
+    /// The peer has written nonsense to a lane: closes the channel. The poller hears of it by the socket.
+    #[cold]
+    pub fn break_off(&self) {
+        self.close(Closed::Nonsense);
+    }
+
     /// The sending side, for one thread at a time.
     #[must_use]
     pub fn sender(self: &Arc<Self>) -> Sender {

@@ -6,17 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use anyverbs_links::shm::{Digest, LaneCall};
+use anyverbs_net::host::{Registry, Slot};
+use anyverbs_net::shm::{Closed, Config as ShmConfig, Endpoint};
 use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{CompletionEnv as _, Side};
 use anyverbs_proto::qp::lane::LaneEnv as _;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Psn;
 use anyverbs_proto::wc::Wc;
 use anyverbs_testing::in_own_process;
 
 use super::owed::Debts;
 use super::receive::Reader;
-use super::testing::{Connected, NOTHING, alone, at, count, pair, set, stopped};
+use super::testing::{Connected, NOTHING, alone, at, count, open, pair, set, stopped};
 use crate::qp::State;
 use crate::qp::arrivals::Arrivals;
 use crate::qp::env::Call;
@@ -289,5 +293,48 @@ fn completions_are_in_their_queue_before_the_peer_has_an_answer() {
         // The peer may write to memory from here on, and the program may poll because of that.
         assert!(cell.recv_cq.as_ref().unwrap().holds_of(cell.qpn));
         arrivals.end();
+    });
+}
+
+#[test]
+fn nonsense_in_a_lane_that_is_read_before_a_packet_closes_its_channel() {
+    let name = "nonsense_in_a_lane_that_is_read_before_a_packet_closes_its_channel";
+    alone_in_process(name, || {
+        let mut registry = None;
+        let (driver, _starter) = open(|config| {
+            config.inproc = false;
+            registry = Registry::of_port(&config.registry, config.udp_port).ok();
+        });
+        let [qp, _other] = pair(driver);
+        let shm = driver.links.shm.as_ref().unwrap();
+        // A peer of the same process.
+        let number = (1..=u8::MAX).find(|number| *number != driver.core.slot).unwrap();
+        let slot = Slot::claim_number(&registry.unwrap(), number).unwrap();
+        let (peer, _poller) = Endpoint::new(&slot, ShmConfig::default()).unwrap();
+        let theirs = peer.connect(driver.core.slot).unwrap();
+        while !theirs.is_established() {
+            shm.endpoint().control().unwrap();
+            peer.control().unwrap();
+        }
+        let (ours, lane) =
+            (shm.endpoint().connect(slot.number()).unwrap(), theirs.open_lane().unwrap());
+        let cell = driver.transport.qps.find(qp.qp.qpn()).unwrap();
+        let mut state = cell.state.lock();
+        let State { machine, link, .. } = &mut *state;
+        let gid = driver.core.gids.listed(0)[0].gid;
+        let call = LaneCall {
+            index: lane.index() as u8,
+            first: lane.next(),
+            digest: Digest::new(gid, gid),
+            from: machine.dest_qpn(),
+            dest: cell.qpn,
+        };
+        link.same_host.lanes.accept(shm, 0, &ours, &call).unwrap();
+        lane.show(0, u64::MAX);
+        let mut call = Call::new(&cell);
+        // A packet comes that is not the next: that may be in the lane.
+        machine.read_lane_before(Psn::new(101), &mut call.env(link));
+        assert!(!link.same_host.lanes.are_any(), "the lanes were left");
+        assert_eq!(ours.closed(), Some(Closed::Nonsense));
     });
 }

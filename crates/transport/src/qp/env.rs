@@ -348,6 +348,8 @@ impl LaneEnv for DeviceEnv<'_, '_> {
 
     #[cold]
     fn leave(&mut self) {
+        // Here, since the lane may have been read for the sake of a packet.
+        self.link.same_host.lanes.break_off();
         self.link.leave_lanes();
     }
 
