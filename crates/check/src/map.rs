@@ -16,9 +16,10 @@ impl Hasher for Product {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64((*byte).into());
-        }
+        // A slice of numbers comes as its bytes.
+        let (words, rest) = bytes.as_chunks();
+        words.iter().for_each(|word| self.write_u64(u64::from_ne_bytes(*word)));
+        rest.iter().for_each(|byte| self.write_u64((*byte).into()));
     }
 
     fn write_u32(&mut self, n: u32) {

@@ -1,7 +1,7 @@
 //! Stacks: taken quickly, and given names only when they are shown.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::hash::BuildHasherDefault;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use backtrace::BytesOrWideString;
 use parking_lot::Mutex;
 
-use crate::map::Product;
+use crate::map::{Map, Product};
 
 /// Frames that are kept.
 const MOST: usize = 48;
@@ -50,51 +50,60 @@ fn kept(addresses: Vec<usize>) -> &'static [usize] {
     new
 }
 
-/// A stack that was taken, and where its return addresses stood in memory.
+/// Stacks whose return addresses stand in the same places of memory.
 #[derive(Debug)]
-struct Known {
-    /// The address of a variable of [`Stack::here`].
-    top: usize,
-    /// The places of return addresses and what they held, from `top` on.
-    returns: Box<[(usize, usize)]>,
-    stack: Stack,
+struct Layout {
+    /// The places, the innermost first.
+    places: Box<[usize]>,
+    /// By what stands there.
+    stacks: HashMap<Box<[usize]>, Stack, BuildHasherDefault<Product>>,
 }
 
-/// The last stacks of a thread. Programs post and poll from few places.
+/// The stacks that a thread has taken.
 #[derive(Debug)]
 struct Cache {
-    known: Vec<Known>,
-    /// The one that the next new one replaces.
-    oldest: usize,
+    /// By the address of a variable of [`Stack::here`].
+    layouts: Map<usize, Vec<Layout>>,
+    /// How many stacks there are in all.
+    len: usize,
     /// The memory of the thread's stack.
     memory: Range<usize>,
 }
 
-/// Stacks that a thread remembers.
-const MOST_KNOWN: usize = 16;
+/// Stacks that a thread remembers. One takes up to a kilobyte.
+const MOST_KNOWN: usize = 2048;
 
 thread_local!(static CACHE: RefCell<Option<Cache>> = const { RefCell::new(None) });
 
 impl Cache {
     fn new() -> Self {
-        Self { known: Vec::new(), oldest: 0, memory: own_stack() }
+        Self { layouts: Map::default(), len: 0, memory: own_stack() }
     }
 
-    /// The stack from the last time, if all return addresses are where they were. Where the first stands follows from `top`. Each
+    /// The stack from an earlier time, if all return addresses are where they were. Where the first stands follows from `top`. Each
     /// one tells the compiler's layout of the next frame, and so where the next one stands.
-    fn find(&self, top: usize) -> Option<Stack> {
-        let is_same = |known: &&Known| {
-            known.top == top
-                && known.returns.iter().all(|&(place, held)| {
-                    // SAFETY: an aligned word of the thread's own stack, above the running function: `insert` has checked it.
-                    held == unsafe { (place as *const usize).read_volatile() }
-                })
-        };
-        self.known.iter().find(is_same).map(|known| known.stack)
+    fn find(&mut self, top: usize) -> Option<Stack> {
+        let layouts = self.layouts.get_mut(&top)?;
+        let mut held = [0; MOST];
+        for n in 0..layouts.len() {
+            let Layout { places, stacks } = &layouts[n];
+            let held = &mut held[..places.len()];
+            for (held, place) in held.iter_mut().zip(places) {
+                // SAFETY: an aligned word of the thread's own stack, above the running function: `insert` has checked it.
+                *held = unsafe { (*place as *const usize).read_volatile() };
+            }
+            if let Some(stack) = stacks.get(&*held) {
+                let stack = *stack;
+                // The next call is likely to be of this layout.
+                layouts.swap(0, n);
+                return Some(stack);
+            }
+        }
+        None
     }
 
     /// Remembers a stack with the places of its return addresses, unless a place is not what it seems.
-    fn insert(&mut self, top: usize, returns: Vec<(usize, usize)>, stack: Stack) {
+    fn insert(&mut self, top: usize, returns: &[(usize, usize)], stack: Stack) {
         let is_sound = |&(place, held): &(usize, usize)| {
             let is_own = place > top && self.memory.contains(&top) && self.memory.contains(&place);
             // SAFETY: as in `find`.
@@ -105,13 +114,18 @@ impl Cache {
         if returns.is_empty() || !returns.iter().all(is_sound) {
             return;
         }
-        let known = Known { top, returns: returns.into(), stack };
-        if self.known.len() < MOST_KNOWN {
-            self.known.push(known);
-        } else {
-            self.known[self.oldest] = known;
-            self.oldest = (self.oldest + 1) % MOST_KNOWN;
+        if self.len >= MOST_KNOWN {
+            self.layouts.clear();
+            self.len = 0;
         }
+        let (places, held): (Vec<_>, Vec<_>) = returns.iter().copied().unzip();
+        let layouts = self.layouts.entry(top).or_default();
+        let n = layouts.iter().position(|layout| *layout.places == *places).unwrap_or_else(|| {
+            layouts.push(Layout { places: places.into(), stacks: HashMap::default() });
+            layouts.len() - 1
+        });
+        layouts[n].stacks.insert(held.into(), stack);
+        self.len += 1;
     }
 }
 
@@ -143,14 +157,15 @@ impl Stack {
     pub(crate) fn here() -> Self {
         let variable = 0u8;
         let top = (&raw const variable).addr();
-        let known = CACHE.try_with(|cache| cache.borrow().as_ref().and_then(|c| c.find(top)));
+        let find = |cache: &RefCell<Option<Cache>>| cache.borrow_mut().as_mut()?.find(top);
+        let known = CACHE.try_with(find);
         if let Ok(Some(stack)) = known {
             return stack;
         }
         let (stack, returns) = Self::unwind(top);
         // A thread that ends has no cache any more.
         let _ = CACHE.try_with(|cache| {
-            cache.borrow_mut().get_or_insert_with(Cache::new).insert(top, returns, stack);
+            cache.borrow_mut().get_or_insert_with(Cache::new).insert(top, &returns, stack);
         });
         stack
     }
@@ -350,10 +365,44 @@ mod tests {
     fn a_stack_is_unwound_once() {
         let remembered = |n| {
             first(n);
-            CACHE.with_borrow(|cache| cache.as_ref().unwrap().known.len())
+            CACHE.with_borrow(|cache| cache.as_ref().unwrap().len)
         };
         let [_, second, third] = std::array::from_fn(remembered);
         assert!(second > 0 && second == third, "{second}, {third}");
+    }
+
+    #[inline(never)]
+    fn deeper(n: usize) -> Stack {
+        std::hint::black_box(if n == 0 { Stack::here() } else { deeper(n - 1) })
+    }
+
+    /// A program calls from many places in turn, and from many depths.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn stacks_of_many_places_are_unwound_once() {
+        let remembered = || {
+            for depth in 0..200 {
+                deeper(depth);
+            }
+            CACHE.with_borrow(|cache| cache.as_ref().unwrap().len)
+        };
+        let [first, second] = std::array::from_fn(|_| remembered());
+        assert!(first >= 200 && first == second, "{first}, {second}");
+    }
+
+    #[test]
+    fn a_thread_remembers_no_more_than_its_share() {
+        let mut cache = Cache::new();
+        let words: Vec<usize> = (0..2 * MOST_KNOWN).collect();
+        let places = || words.iter().map(|word| std::ptr::from_ref(word).addr());
+        cache.memory = 0..usize::MAX;
+        let stack = Stack(kept(vec![1]));
+        for (held, place) in places().enumerate().skip(1) {
+            cache.insert(place - 1, &[(place, held)], stack);
+            assert!(cache.len <= MOST_KNOWN);
+        }
+        let known: usize = cache.layouts.values().flatten().map(|layout| layout.stacks.len()).sum();
+        assert_eq!(cache.len, known);
     }
 
     #[test]
