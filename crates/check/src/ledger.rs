@@ -353,12 +353,11 @@ impl Ledger {
     /// A region pins more memory. Hardware refuses what exceeds the limit of the process.
     fn pins(&mut self, bytes: u64, region: &Region) {
         self.pinned.bytes += bytes;
-        let Some(limit) = memory::lock_limit().filter(|limit| self.pinned.bytes > *limit) else {
-            return;
-        };
-        if std::mem::replace(&mut self.pinned.is_reported, true) {
+        if bytes == 0 || self.pinned.is_reported {
             return;
         }
+        let Some(limit) = memory::lock_limit_below(self.pinned.bytes) else { return };
+        self.pinned.is_reported = true;
         let what = format!(
             "with the region at {:#x} ({} bytes) the program has registered {} bytes, and RLIMIT_MEMLOCK is {limit}",
             region.addr, region.len, self.pinned.bytes

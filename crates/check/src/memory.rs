@@ -53,24 +53,26 @@ impl Sum<'_> {
     }
 }
 
-/// The bytes that the kernel lets this process pin; `None` if it has no limit.
-pub(crate) fn lock_limit() -> Option<u64> {
+/// The bytes that the kernel lets this process pin, if these are more.
+pub(crate) fn lock_limit_below(bytes: u64) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a writable struct.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
-    if failed || limit.rlim_cur == libc::RLIM_INFINITY || may_lock() {
-        return None;
-    }
-    Some(limit.rlim_cur)
+    let is_below = !failed && limit.rlim_cur < bytes && !may_lock();
+    is_below.then_some(limit.rlim_cur)
 }
 
 /// Whether this thread may exceed the limit (`CAP_IPC_LOCK`).
 fn may_lock() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    set.is_some_and(|set| set & 1 << CAP_IPC_LOCK != 0)
+    // As in `linux/capability.h`, whose version 3 has 64 capabilities: the lower half first, each half with its effective ones first.
+    const VERSION: u32 = 0x2008_0522;
+    let mut header = [VERSION, 0];
+    let mut sets = [[0_u32; 3]; 2];
+    // SAFETY: writable, and as large as the kernel's structs.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) } != 0;
+    !failed && sets[0][0] & 1 << CAP_IPC_LOCK != 0
 }
 
 #[cfg(test)]

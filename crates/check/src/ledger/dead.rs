@@ -16,12 +16,17 @@ const MOST: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     objects: Map<usize, One>,
-    order: VecDeque<usize>,
+    /// Their addresses and numbers, the oldest first. Those that are not in `objects` under their number are of the past.
+    order: VecDeque<(usize, u64)>,
+    /// The number of the next one.
+    next: u64,
 }
 
 /// An object that has ended.
 #[derive(Clone, Debug)]
 struct One {
+    /// Tells it from others of its address.
+    number: u64,
     kind: Kind,
     made: Stack,
     ended: Stack,
@@ -33,22 +38,23 @@ struct One {
 impl Dead {
     pub(super) fn add(&mut self, address: usize, object: Object, lkey: Option<u32>) {
         let (kind, made, ended) = (object.kind, object.stack, Stack::here());
-        let one = One { kind, made, ended, lkey, is_reported: false };
-        if self.objects.insert(address, one).is_none() {
-            self.order.push_back(address);
-        }
-        if self.order.len() > MOST
-            && let Some(oldest) = self.order.pop_front()
+        let number = self.next;
+        self.next += 1;
+        let one = One { number, kind, made, ended, lkey, is_reported: false };
+        self.objects.insert(address, one);
+        self.order.push_back((address, number));
+        while self.order.len() > MOST
+            && let Some((oldest, number)) = self.order.pop_front()
         {
-            self.objects.remove(&oldest);
+            if self.objects.get(&oldest).is_some_and(|one| one.number == number) {
+                self.objects.remove(&oldest);
+            }
         }
     }
 
     /// The address is a new object's.
     pub(super) fn remove(&mut self, address: usize) {
-        if self.objects.remove(&address).is_some() {
-            self.order.retain(|other| *other != address);
-        }
+        self.objects.remove(&address);
     }
 }
 
@@ -72,5 +78,26 @@ impl Ledger {
     pub(super) fn dead_region(&self, lkey: u32) -> Option<[Stack; 2]> {
         let one = self.dead.objects.values().find(|one| one.lkey == Some(lkey))?;
         Some([one.made, one.ended])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Reporter;
+
+    #[test]
+    fn the_last_objects_of_an_address_that_is_used_again_are_remembered() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        let end = |ledger: &mut Ledger, address| {
+            ledger.made(address, Kind::Mr);
+            ledger.ended(address);
+        };
+        end(&mut ledger, 1);
+        (0..MOST).for_each(|_| end(&mut ledger, 2));
+        assert!(ledger.dead.order.len() <= MOST);
+        assert!(!ledger.uses_dead(1) && ledger.uses_dead(2));
+        ledger.made(2, Kind::Mr);
+        assert!(!ledger.uses_dead(2));
     }
 }
