@@ -15,7 +15,7 @@ use crate::memory::{self, Memory, Read};
 use crate::report::{Finding, Reporter};
 use crate::stack::Stack;
 use dead::Dead;
-use outstanding::Outstanding;
+use outstanding::{Outstanding, Users};
 
 #[derive(Debug)]
 struct Object {
@@ -119,6 +119,7 @@ pub struct Ledger {
     objects: Map<usize, Object>,
     regions: Regions,
     queues: Map<usize, Queues>,
+    users: Users,
     numbers: Map<u32, usize>,
     cqs: Map<usize, CompletionQueue>,
     pinned: Pinned,
@@ -210,6 +211,7 @@ impl Ledger {
             objects: Map::default(),
             regions: Regions::default(),
             queues: Map::default(),
+            users: Users::default(),
             numbers: Map::default(),
             cqs: Map::default(),
             pinned: Pinned::default(),
@@ -389,8 +391,8 @@ impl Ledger {
         let Some(queues) = self.queues.get_mut(&address) else { return };
         queues.saw_last_wqe = false;
         let (sends, receives) = (queues.sends.signaled(), queues.receives.len());
-        queues.sends.truncate(0);
-        queues.receives.truncate(0);
+        queues.sends.truncate(0, &mut self.users);
+        queues.receives.truncate(0, &mut self.users);
         if let Some(qp) = queues.qp {
             self.expects_less(qp.send_cq, sends);
             self.expects_less(qp.recv_cq, receives);

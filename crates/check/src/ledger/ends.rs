@@ -266,10 +266,10 @@ impl Ledger {
 
     fn check_region(&mut self, address: usize, works: impl Fn(usize) -> bool) {
         let Some(&mut Region { addr, len, lkey, .. }) = self.regions.at(address) else { return };
-        let uses = |posted: &&Posted| {
-            let pieces = &posted.work.pieces;
-            !posted.work.is_inline && pieces.iter().any(|p| p.lkey == lkey && p.len > 0)
-        };
+        if !self.users.of_region(lkey) {
+            return;
+        }
+        let uses = |posted: &&Posted| posted.uses_region(lkey);
         let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
         let what = format!(
             "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
@@ -281,6 +281,9 @@ impl Ledger {
     }
 
     fn check_ah(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+        if !self.users.of_ah(address) {
+            return;
+        }
         let uses = |posted: &&Posted| posted.work.ah == address;
         let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
         let what = format!(

@@ -3,6 +3,7 @@
 use std::collections::{VecDeque, vec_deque};
 
 use crate::facts::{Elements, Work};
+use crate::map::Map;
 use crate::stack::Stack;
 
 /// A work request without a completion.
@@ -17,6 +18,54 @@ pub(super) struct Posted {
 impl Posted {
     fn is_filled(&self) -> bool {
         self.work.elements == Elements::Written
+    }
+
+    /// Whether the device needs the region of this local key for it.
+    pub(super) fn uses_region(&self, lkey: u32) -> bool {
+        self.region_keys().any(|key| key == lkey)
+    }
+
+    fn region_keys(&self) -> impl Iterator<Item = u32> + '_ {
+        let pieces = if self.work.is_inline { &[] } else { &self.work.pieces[..] };
+        pieces.iter().filter(|piece| piece.len > 0).map(|piece| piece.lkey)
+    }
+}
+
+/// How many outstanding requests use each region and each address handle. So the end of one does not look through all of them.
+#[derive(Debug, Default)]
+pub(super) struct Users(Map<u64, u32>);
+
+/// An address handle's bit: a local key has none.
+const AH: u64 = 1 << 63;
+
+impl Users {
+    pub(super) fn of_region(&self, lkey: u32) -> bool {
+        self.0.contains_key(&lkey.into())
+    }
+
+    pub(super) fn of_ah(&self, ah: usize) -> bool {
+        self.0.contains_key(&(ah as u64 | AH))
+    }
+
+    fn each(posted: &Posted, mut tell: impl FnMut(u64)) {
+        posted.region_keys().for_each(|key| tell(key.into()));
+        if posted.work.ah != 0 {
+            tell(posted.work.ah as u64 | AH);
+        }
+    }
+
+    fn add(&mut self, posted: &Posted) {
+        Self::each(posted, |key| *self.0.entry(key).or_default() += 1);
+    }
+
+    fn remove(&mut self, posted: &Posted) {
+        Self::each(posted, |key| {
+            let Some(count) = self.0.get_mut(&key) else { return };
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&key);
+            }
+        });
     }
 }
 
@@ -64,7 +113,8 @@ impl Outstanding {
         self.works.iter().position(is_it)
     }
 
-    pub(super) fn push(&mut self, posted: Posted) {
+    pub(super) fn push(&mut self, posted: Posted, users: &mut Users) {
+        users.add(&posted);
         self.signaled += usize::from(posted.work.is_signaled);
         self.filled += usize::from(posted.is_filled());
         self.summed += usize::from(posted.checksum.is_some());
@@ -85,22 +135,23 @@ impl Outstanding {
     }
 
     /// Takes one away; 0 is the oldest.
-    pub(super) fn take(&mut self, n: usize) -> Option<Posted> {
+    pub(super) fn take(&mut self, n: usize, users: &mut Users) -> Option<Posted> {
         let posted = if n == 0 { self.works.pop_front() } else { self.works.remove(n) }?;
-        self.forget(&posted);
+        self.forget(&posted, users);
         Some(posted)
     }
 
     /// Keeps the oldest, so many.
-    pub(super) fn truncate(&mut self, len: usize) {
+    pub(super) fn truncate(&mut self, len: usize, users: &mut Users) {
         while self.works.len() > len
             && let Some(posted) = self.works.pop_back()
         {
-            self.forget(&posted);
+            self.forget(&posted, users);
         }
     }
 
-    fn forget(&mut self, posted: &Posted) {
+    fn forget(&mut self, posted: &Posted, users: &mut Users) {
+        users.remove(posted);
         self.signaled -= usize::from(posted.work.is_signaled);
         self.filled -= usize::from(posted.is_filled());
         self.summed -= usize::from(posted.checksum.is_some());
@@ -110,7 +161,7 @@ impl Outstanding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Pieces;
+    use crate::facts::{Piece, Pieces};
 
     fn posted(wr_id: u64, is_signaled: bool, elements: Elements) -> Posted {
         let work = Work {
@@ -128,17 +179,42 @@ mod tests {
 
     #[test]
     fn the_counts_are_of_what_is_left() {
-        let mut queue = Outstanding::default();
-        queue.push(posted(1, true, Elements::Read));
-        queue.push(posted(2, false, Elements::Written));
-        queue.push(posted(3, true, Elements::Written));
+        let (mut queue, mut users) = (Outstanding::default(), Users::default());
+        let users = &mut users;
+        queue.push(posted(1, true, Elements::Read), users);
+        queue.push(posted(2, false, Elements::Written), users);
+        queue.push(posted(3, true, Elements::Written), users);
         assert_eq!((queue.len(), queue.signaled(), queue.is_any_filled()), (3, 2, true));
-        assert_eq!(queue.take(1).unwrap().work.wr_id, 2);
+        assert_eq!(queue.take(1, users).unwrap().work.wr_id, 2);
         assert_eq!((queue.len(), queue.signaled(), queue.is_any_filled()), (2, 2, true));
-        queue.truncate(1);
+        queue.truncate(1, users);
         assert_eq!((queue.len(), queue.signaled(), queue.is_any_filled()), (1, 1, false));
-        assert_eq!(queue.take(0).unwrap().work.wr_id, 1);
+        assert_eq!(queue.take(0, users).unwrap().work.wr_id, 1);
         assert_eq!((queue.is_empty(), queue.signaled()), (true, 0));
-        assert!(queue.take(0).is_none());
+        assert!(queue.take(0, users).is_none());
+    }
+
+    #[test]
+    fn the_users_are_of_what_is_left() {
+        let (mut queue, mut users) = (Outstanding::default(), Users::default());
+        let using = |lkey, len, is_inline, ah| {
+            let mut posted = posted(1, true, Elements::Read);
+            posted.work.pieces.push(Piece { addr: 0, len, lkey });
+            (posted.work.is_inline, posted.work.ah) = (is_inline, ah);
+            posted
+        };
+        for (lkey, len, is_inline, ah) in
+            [(5, 8, false, 0), (5, 8, false, 5), (6, 0, false, 0), (7, 8, true, 0)]
+        {
+            queue.push(using(lkey, len, is_inline, ah), &mut users);
+        }
+        let of = |users: &Users| ([5, 6, 7].map(|lkey| users.of_region(lkey)), users.of_ah(5));
+        assert_eq!(of(&users), ([true, false, false], true));
+        queue.truncate(2, &mut users);
+        queue.take(1, &mut users);
+        assert_eq!(of(&users), ([true, false, false], false));
+        queue.take(0, &mut users);
+        assert_eq!(of(&users), ([false; 3], false));
+        assert!(users.0.is_empty());
     }
 }

@@ -57,7 +57,7 @@ impl Ledger {
             if work.elements == Elements::Written {
                 queues.sends.forget_checksums(|before| self.regions.fills(&work, &before.work));
             }
-            queues.sends.push(Posted { work, stack, checksum });
+            queues.sends.push(Posted { work, stack, checksum }, &mut self.users);
         }
         let offered = queues.sends.len() - before;
         if is_suspect {
@@ -67,10 +67,10 @@ impl Ledger {
         // A completion may be polled before this returns; it finds the ledger locked.
         let (taken, is_full) = post();
         if queues.is_unwatched {
-            queues.sends.truncate(before);
+            queues.sends.truncate(before, &mut self.users);
             return;
         }
-        queues.sends.truncate(before + taken.min(offered));
+        queues.sends.truncate(before + taken.min(offered), &mut self.users);
         let signaled = queues.sends.signaled() - signaled;
         let fits = offered <= facts.max_sends as usize;
         if is_full && fits && !queues.is_stuck && queues.sends.signaled() == 0 {
@@ -229,7 +229,7 @@ impl Ledger {
             if is_datagram && bytes(&work) < GRH {
                 too_small.get_or_insert_with(Vec::new).push((work.wr_id, bytes(&work)));
             }
-            queues.receives.push(Posted { work, stack, checksum: None });
+            queues.receives.push(Posted { work, stack, checksum: None }, &mut self.users);
         }
         let offered = queues.receives.len() - before;
         for (wr_id, room) in too_small.into_iter().flatten() {
@@ -238,7 +238,7 @@ impl Ledger {
         }
         let taken = post().min(offered);
         let taken = if queues.is_unwatched { 0 } else { taken };
-        queues.receives.truncate(before + taken);
+        queues.receives.truncate(before + taken, &mut self.users);
         let abandoned = queues.abandoned_by.take();
         if let Some(recv_cq) = recv_cq {
             self.expects(recv_cq, taken, stack);
@@ -273,7 +273,7 @@ impl Ledger {
             let queue = if srq == 0 { Some(queues) } else { self.queues.get_mut(&srq) };
             let Some(receives) = queue.map(|queue| &mut queue.receives) else { return };
             let n = receives.position(|posted| posted.work.wr_id == wr_id);
-            let Some(posted) = n.and_then(|n| receives.take(n)) else { return };
+            let Some(posted) = n.and_then(|n| receives.take(n, &mut self.users)) else { return };
             if srq == 0 {
                 self.expects_less(recv_cq, 1);
             }
@@ -287,7 +287,7 @@ impl Ledger {
         let signaled = queues.sends.signaled();
         let (mut last, mut changed) = (None, Vec::new());
         for _ in 0..=n {
-            let Some(posted) = queues.sends.take(0) else { break };
+            let Some(posted) = queues.sends.take(0, &mut self.users) else { break };
             if has_failed {
                 last = Some(posted);
             } else if let Some(before) = posted.checksum
