@@ -194,8 +194,9 @@ pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Ob
 pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Result<(), Errno> {
     let address = object.public() as usize;
     let object = live().write().remove(&address).ok_or(NOTHING)?;
-    check::ended(address);
     check::keep::<P>(object);
+    // After `keep`: a child that is forked when nothing is left finds its lock free.
+    check::ended(address);
     Ok(())
 }
 

@@ -232,6 +232,16 @@ impl Ledger {
         self.has_found_in_child && self.has_findings()
     }
 
+    /// This process is a forked child. Its ledger begins anew, unless its parent has objects.
+    pub(crate) fn begins_anew(&mut self) -> bool {
+        if !self.objects.is_empty() {
+            return false;
+        }
+        let (reporter, read, drops_of) = (self.reporter.anew(), self.memory.read, self.drops_of);
+        *self = Self::new(reporter, read, drops_of);
+        true
+    }
+
     /// A forked child posts to a queue, which may be its parent's.
     pub(crate) fn posts_in_child(&mut self, queue: usize) {
         self.uses_in_child(queue, "posts to", "the call fails");

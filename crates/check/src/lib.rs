@@ -40,12 +40,12 @@ pub struct Checker {
     ledger: Mutex<Ledger>,
 }
 
-/// This process was forked by one that is checked. It is another program: its parent's objects are not its own.
+/// This process was forked by one that is checked, while that had objects. The ledger is its parent's, whose objects are not its own.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 static CHECKER: OnceLock<Option<Checker>> = OnceLock::new();
 
-/// The checker, if the environment asks for one (`ANYVERBS_CHECK`). `None` in a forked child of a program that is checked.
+/// The checker, if the environment asks for one (`ANYVERBS_CHECK`). `None` in a forked child whose parent had objects.
 #[inline]
 pub fn checker() -> Option<&'static Checker> {
     CHECKER.get()?.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed))
@@ -79,8 +79,16 @@ unsafe extern "C" {
     fn on_exit(f: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
+/// A child whose parent has no objects is checked like any other program. A thread that only the parent has may hold the ledger for
+/// good: then it has used the device.
 extern "C" fn in_child() {
-    IS_CHILD.store(true, Ordering::Relaxed);
+    let ledger =
+        CHECKER.get().and_then(Option::as_ref).and_then(|checker| checker.ledger.try_lock());
+    let is_anew = ledger.is_some_and(|mut ledger| ledger.begins_anew());
+    if is_anew {
+        stack::begins_anew();
+    }
+    IS_CHILD.store(!is_anew, Ordering::Relaxed);
 }
 
 /// Reads the environment, when the library is loaded. `read` looks at the program's memory.

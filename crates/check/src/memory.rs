@@ -9,7 +9,7 @@ pub type Read = fn(from: u64, to: &mut [u8]) -> bool;
 /// The way to the program's memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    read: Read,
+    pub(crate) read: Read,
     /// Room for what is read. It is kept, since a new one would be filled with zeros.
     chunk: Box<[u8]>,
     hasher: crc32fast::Hasher,

@@ -98,6 +98,12 @@ impl Reporter {
         }
     }
 
+    /// One with the same orders that has reported nothing.
+    pub(crate) fn anew(&mut self) -> Self {
+        let suppressions = std::mem::take(&mut self.suppressions);
+        Self { is_fatal: self.is_fatal, suppressions, ..Self::new("", self.file.take()) }
+    }
+
     /// Reports it, unless it is suppressed or enough others are alike. Returns whether it did.
     pub(crate) fn report(&mut self, finding: &Finding) -> bool {
         // Otherwise it would be counted among those that are alike, and hide another one.

@@ -37,6 +37,13 @@ fn is_forked() -> bool {
     owner.is_err_and(|owner| owner != own)
 }
 
+/// The threads of this process may wait for [`STACKS`], if none of its parent's holds them.
+pub(crate) fn begins_anew() {
+    if STACKS.try_lock().is_some() {
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+    }
+}
+
 /// The one stack of these addresses.
 fn kept(addresses: Vec<usize>) -> &'static [usize] {
     // In a forked child a thread may hold it that is not there. Such a child has few stacks.

@@ -556,62 +556,7 @@ static void use_after_destroy(struct end *a, struct end *b)
 	free(other.buf);
 }
 
-static void posted_from_forked_child(struct end *a, struct end *b)
-{
-	int status;
-	pid_t child = fork();
-	TRUE(child >= 0);
-	if (!child) {
-		if (wrong) {
-			TRUE(send_some(a, 1, 8, IBV_SEND_SIGNALED) != 0);
-			exit(0);
-		}
-		struct ibv_pd *pd = ibv_alloc_pd(open_device());
-		struct end c = make(pd, IBV_QPT_RC), d = make(pd, IBV_QPT_RC);
-		connect_ends(&c, &d);
-		OK(post_recv(&d, 1, 64));
-		OK(send_some(&c, 1, 8, IBV_SEND_SIGNALED));
-		OK(status_of_next(&c));
-		exit(0);
-	}
-	EQ(waitpid(child, &status, 0), child);
-	TRUE(WIFEXITED(status));
-	OK(post_recv(b, 1, 64));
-	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
-	OK(status_of_next(a));
-	result = WEXITSTATUS(status);
-}
-
-/* Right: the child closes its copies of descriptors, and ends what it made itself. */
-static void ended_by_a_forked_child(struct end *a, struct end *b)
-{
-	int status;
-	struct ibv_context *ctx = a->qp->context;
-	struct ibv_comp_channel *events = ibv_create_comp_channel(ctx);
-	pid_t child = fork();
-	TRUE(child >= 0);
-	if (!child) {
-		struct ibv_pd *pd = ibv_alloc_pd(ctx);
-		struct end c = make(pd, IBV_QPT_RC), d = make(pd, IBV_QPT_RC);
-		connect_ends(&c, &d);
-		OK(post_recv(&d, 1, 64));
-		OK(send_some(&c, 1, 8, IBV_SEND_SIGNALED));
-		OK(status_of_next(&c));
-		free_end(&c), free_end(&d);
-		OK(ibv_dealloc_pd(pd));
-		if (wrong)
-			OK(ibv_destroy_qp(a->qp) || ibv_destroy_qp(b->qp));
-		OK(ibv_destroy_comp_channel(events));
-		exit(0);
-	}
-	EQ(waitpid(child, &status, 0), child);
-	TRUE(WIFEXITED(status));
-	OK(post_recv(b, 1, 64));
-	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
-	OK(status_of_next(a));
-	OK(ibv_destroy_comp_channel(events));
-	result = WEXITSTATUS(status);
-}
+#include "mistakes_of_processes.h"
 
 static void failed_wc_opcode(struct end *a, struct end *b)
 {
@@ -800,6 +745,8 @@ int main(int argc, char **argv)
 		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
 		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },
 	};
+	if (!strcmp(argv[1], "forks-first"))
+		return forks_first();
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	for (size_t n = 0; n < sizeof all / sizeof *all; n++) {

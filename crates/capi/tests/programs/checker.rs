@@ -109,6 +109,24 @@ fn the_checker_reports_a_child_that_ends_what_its_parent_made() {
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
 }
 
+/// As servers of several processes do. The "extended" child ends with 3.
+#[test]
+fn the_checker_looks_at_a_child_that_was_forked_before_the_device_was_opened() {
+    let run = |kind, calls, mode| check(["forks-first", kind, calls], mode, "");
+    let wanted = vec!["use-after-destroy".to_owned()];
+    for (calls, mode, ends) in [
+        ("plain", "1", 66),
+        ("extended", "1", 3),
+        ("plain", "fatal", 66),
+        ("extended", "fatal", 66),
+    ] {
+        let (status, said, found) = run("wrong", calls, mode);
+        assert_eq!((status, found), (Some(ends), wanted.clone()), "{calls} {mode}: {said}");
+    }
+    let (status, said, found) = run("right", "plain", "1");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
+}
+
 #[test]
 fn the_checker_reports_a_post_that_the_persona_refuses() {
     let (status, said, found) = check(["posts-what-a-persona-lacks", "wrong", "plain"], "1", "");
