@@ -27,8 +27,8 @@ struct Object {
     groups: Vec<Group>,
     /// Events about it that the program read and did not acknowledge.
     unacknowledged: Vec<Unacknowledged>,
-    /// The program is in the call that ends it.
-    is_ending: bool,
+    /// The number of the call that ends it, if the program is in one.
+    ending: Option<u64>,
     /// The library made it for itself.
     is_own: bool,
 }
@@ -124,6 +124,8 @@ pub struct Ledger {
     cqs: Map<usize, CompletionQueue>,
     pinned: Pinned,
     dead: Dead,
+    /// The calls that end objects are numbered.
+    endings: u64,
     /// An identifier has joined a group.
     has_joins: bool,
     has_found_in_child: bool,
@@ -216,6 +218,7 @@ impl Ledger {
             cqs: Map::default(),
             pinned: Pinned::default(),
             dead: Dead::default(),
+            endings: 0,
             has_joins: false,
             has_found_in_child: false,
             undefined: Vec::new(),
@@ -278,7 +281,7 @@ impl Ledger {
             uses: Vec::new(),
             groups: Vec::new(),
             unacknowledged: Vec::new(),
-            is_ending: false,
+            ending: None,
             is_own: false,
         };
         self.objects.insert(address, object);

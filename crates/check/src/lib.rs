@@ -115,13 +115,11 @@ impl Checker {
     /// As [`Ledger::ends`]. A call that waits for an acknowledgement is reported after a second, since another thread may be about
     /// to give it.
     pub fn ends(&'static self, address: usize, activity: impl Fn(usize) -> Activity) {
-        if !self.ledger().ends(address, activity) {
-            return;
-        }
+        let Some(call) = self.ledger().ends(address, activity) else { return };
         let stack = Stack::here();
         let report = move || {
             thread::sleep(LATE);
-            self.ledger().is_late(address, stack);
+            self.ledger().is_late(address, call, stack);
         };
         // The program's handlers of signals run in its own threads.
         // SAFETY: plain data, and the masks are those of the calling thread.

@@ -8,7 +8,7 @@ use crate::report::{self, Finding};
 use crate::stack::Stack;
 
 use super::outstanding::Posted;
-use super::{Abandoned, Group, Ledger, Unacknowledged, here};
+use super::{Abandoned, Group, Ledger, Object, Unacknowledged, here};
 
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
 const LAST_WQE_REACHED: u32 = 16;
@@ -26,13 +26,14 @@ impl Group {
 }
 
 impl Ledger {
-    /// The program ends an object. `activity` tells of the address of a queue pair what it does. Returns whether the call waits for
-    /// events to be acknowledged.
-    pub fn ends(&mut self, address: usize, activity: impl Fn(usize) -> Activity) -> bool {
+    /// The program ends an object. `activity` tells of the address of a queue pair what it does. If the call waits for events to be
+    /// acknowledged, its number is returned.
+    pub fn ends(&mut self, address: usize, activity: impl Fn(usize) -> Activity) -> Option<u64> {
         let works = |qp| activity(qp) == Activity::Works;
-        let Some(object) = self.objects.get_mut(&address) else { return false };
-        object.is_ending = true;
-        let waits = !object.unacknowledged.is_empty();
+        let object = self.objects.get_mut(&address)?;
+        self.endings += 1;
+        object.ending = Some(self.endings);
+        let waits = (!object.unacknowledged.is_empty()).then_some(self.endings);
         match object.kind {
             Kind::Qp => {
                 if works(address) {
@@ -52,7 +53,7 @@ impl Ledger {
     /// The call that ends an object was refused, `is_in_use` because others use it.
     pub fn not_ended(&mut self, address: usize, is_in_use: bool) {
         let Some(object) = self.objects.get_mut(&address) else { return };
-        object.is_ending = false;
+        object.ending = None;
         if let Some(queues) = self.queues.get_mut(&address) {
             queues.abandons = None;
         }
@@ -132,11 +133,10 @@ impl Ledger {
         object.unacknowledged.retain(|event| event.count > 0);
     }
 
-    /// The call that ends an object has taken a second. `stack` is the call's.
-    pub(crate) fn is_late(&mut self, address: usize, stack: Stack) {
-        let Some(object) = self.objects.get(&address).filter(|object| object.is_ending) else {
-            return;
-        };
+    /// The call of this number that ends an object has begun a second ago. `stack` is the call's.
+    pub(crate) fn is_late(&mut self, address: usize, call: u64, stack: Stack) {
+        let waits = |object: &&Object| object.ending == Some(call);
+        let Some(object) = self.objects.get(&address).filter(waits) else { return };
         let Some(event) = object.unacknowledged.first() else { return };
         let (name, Unacknowledged { name: event, count, stack: read, .. }) =
             (object.kind.name(), event);
@@ -336,6 +336,21 @@ mod tests {
         assert_eq!(ledger.reporter.findings, 0);
         ledger.attached(1, "ff0e::2".into());
         ledger.not_ended(1, true);
+        assert_eq!(ledger.reporter.findings, 1);
+    }
+
+    #[test]
+    fn a_call_that_was_refused_does_not_wait() {
+        let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+        ledger.made(1, Kind::Srq);
+        ledger.read_event(1, 15, "SRQ_LIMIT_REACHED");
+        let ends = |ledger: &mut Ledger| ledger.ends(1, |_| Activity::Idle).unwrap();
+        let refused = ends(&mut ledger);
+        ledger.not_ended(1, false);
+        let waits = ends(&mut ledger);
+        ledger.is_late(1, refused, Stack::here());
+        assert_eq!(ledger.reporter.findings, 0);
+        ledger.is_late(1, waits, Stack::here());
         assert_eq!(ledger.reporter.findings, 1);
     }
 
