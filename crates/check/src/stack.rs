@@ -8,6 +8,7 @@ use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use backtrace::BytesOrWideString;
@@ -63,7 +64,29 @@ struct Layout {
     /// The places, the innermost first.
     places: Box<[usize]>,
     /// By what stands there.
-    stacks: HashMap<Box<[usize]>, Stack, BuildHasherDefault<Product>>,
+    stacks: HashMap<Rc<[usize]>, Stack, BuildHasherDefault<Product>>,
+    /// The last one. A program that calls from one place needs no other.
+    last: (Rc<[usize]>, Stack),
+}
+
+impl Layout {
+    /// The stack of which the return addresses are in their places.
+    ///
+    /// # Safety
+    /// The places are aligned words of the thread's own stack, above the running function.
+    unsafe fn find(&mut self) -> Option<Stack> {
+        // SAFETY: the caller's promise.
+        let held = |place: &usize| unsafe { (*place as *const usize).read_volatile() };
+        if self.places.iter().zip(self.last.0.iter()).all(|(place, last)| held(place) == *last) {
+            return Some(self.last.1);
+        }
+        let mut all = [0; MOST];
+        let all = &mut all[..self.places.len()];
+        all.iter_mut().zip(&self.places).for_each(|(to, place)| *to = held(place));
+        let (key, stack) = self.stacks.get_key_value(&*all)?;
+        self.last = (Rc::clone(key), *stack);
+        Some(*stack)
+    }
 }
 
 /// The stacks that a thread has taken.
@@ -91,18 +114,13 @@ impl Cache {
     /// one tells the compiler's layout of the next frame, and so where the next one stands.
     fn find(&mut self, top: usize) -> Option<Stack> {
         let layouts = self.layouts.get_mut(&top)?;
-        let mut held = [0; MOST];
         for n in 0..layouts.len() {
-            let Layout { places, stacks } = &layouts[n];
-            let held = &mut held[..places.len()];
-            for (held, place) in held.iter_mut().zip(places) {
-                // SAFETY: an aligned word of the thread's own stack, above the running function: `insert` has checked it.
-                *held = unsafe { (*place as *const usize).read_volatile() };
-            }
-            if let Some(stack) = stacks.get(&*held) {
-                let stack = *stack;
+            // SAFETY: `insert` has checked the places.
+            if let Some(stack) = unsafe { layouts[n].find() } {
                 // The next call is likely to be of this layout.
-                layouts.swap(0, n);
+                if n > 0 {
+                    layouts.swap(0, n);
+                }
                 return Some(stack);
             }
         }
@@ -126,12 +144,14 @@ impl Cache {
             self.len = 0;
         }
         let (places, held): (Vec<_>, Vec<_>) = returns.iter().copied().unzip();
+        let held: Rc<[usize]> = held.into();
         let layouts = self.layouts.entry(top).or_default();
         let n = layouts.iter().position(|layout| *layout.places == *places).unwrap_or_else(|| {
-            layouts.push(Layout { places: places.into(), stacks: HashMap::default() });
+            let last = (Rc::clone(&held), stack);
+            layouts.push(Layout { places: places.into(), stacks: HashMap::default(), last });
             layouts.len() - 1
         });
-        layouts[n].stacks.insert(held.into(), stack);
+        layouts[n].stacks.insert(held, stack);
         self.len += 1;
     }
 }

@@ -33,18 +33,26 @@ impl Posted {
 
 /// How many outstanding requests use each region and each address handle. So the end of one does not look through all of them.
 #[derive(Debug, Default)]
-pub(super) struct Users(Map<u64, u32>);
+pub(super) struct Users {
+    /// Some of them: most programs use few. Without a count a place is free.
+    few: [(u64, u32); 4],
+    others: Map<u64, u32>,
+}
 
 /// An address handle's bit: a local key has none.
 const AH: u64 = 1 << 63;
 
 impl Users {
     pub(super) fn of_region(&self, lkey: u32) -> bool {
-        self.0.contains_key(&lkey.into())
+        self.has(lkey.into())
     }
 
     pub(super) fn of_ah(&self, ah: usize) -> bool {
-        self.0.contains_key(&(ah as u64 | AH))
+        self.has(ah as u64 | AH)
+    }
+
+    fn has(&self, key: u64) -> bool {
+        self.few.iter().any(|few| few.0 == key && few.1 > 0) || self.others.contains_key(&key)
     }
 
     fn each(posted: &Posted, mut tell: impl FnMut(u64)) {
@@ -55,15 +63,26 @@ impl Users {
     }
 
     fn add(&mut self, posted: &Posted) {
-        Self::each(posted, |key| *self.0.entry(key).or_default() += 1);
+        Self::each(posted, |key| {
+            let Self { few, others } = self;
+            let at = few.iter().position(|few| few.0 == key);
+            match at.or_else(|| few.iter().position(|few| few.1 == 0)) {
+                Some(n) => few[n] = (key, few[n].1 + 1),
+                None => *others.entry(key).or_default() += 1,
+            }
+        });
     }
 
     fn remove(&mut self, posted: &Posted) {
         Self::each(posted, |key| {
-            let Some(count) = self.0.get_mut(&key) else { return };
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(&key);
+            let Self { few, others } = self;
+            if let Some(few) = few.iter_mut().find(|few| few.0 == key && few.1 > 0) {
+                few.1 -= 1;
+            } else if let Some(count) = others.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    others.remove(&key);
+                }
             }
         });
     }
@@ -215,6 +234,22 @@ mod tests {
         assert_eq!(of(&users), ([true, false, false], false));
         queue.take(0, &mut users);
         assert_eq!(of(&users), ([false; 3], false));
-        assert!(users.0.is_empty());
+    }
+
+    #[test]
+    fn many_regions_have_users() {
+        let (mut queue, mut users) = (Outstanding::default(), Users::default());
+        let users = &mut users;
+        for lkey in (0..20).chain(0..20) {
+            let mut posted = posted(1, true, Elements::Read);
+            posted.work.pieces.push(Piece { addr: 0, len: 8, lkey });
+            queue.push(posted, users);
+        }
+        for taken in 0..40 {
+            let used = (0..20).filter(|lkey| users.of_region(*lkey)).count();
+            assert_eq!(used, 20.min(40 - taken));
+            queue.take(0, users);
+        }
+        assert!(users.others.is_empty() && users.few.iter().all(|few| few.1 == 0));
     }
 }
