@@ -347,7 +347,7 @@ pub(crate) fn ending<P>(
         anyverbs_check::ends_in_child(pointer as usize);
         return end();
     };
-    checker.ends(pointer as usize, activity);
+    checker.ends(pointer as usize, activity, crate::verbs::waiting);
     end().inspect_err(|e| {
         checker.ledger().not_ended(pointer as usize, *e == Errno::said(libc::EBUSY))
     })

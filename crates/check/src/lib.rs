@@ -114,8 +114,13 @@ impl Checker {
 
     /// As [`Ledger::ends`]. A call that waits for an acknowledgement is reported after a second, since another thread may be about
     /// to give it.
-    pub fn ends(&'static self, address: usize, activity: impl Fn(usize) -> Activity) {
-        let Some(call) = self.ledger().ends(address, activity) else { return };
+    pub fn ends(
+        &'static self,
+        address: usize,
+        activity: impl Fn(usize) -> Activity,
+        waiting: impl Fn(usize) -> Vec<Completion>,
+    ) {
+        let Some(call) = self.ledger().ends(address, activity, waiting) else { return };
         let stack = Stack::here();
         let report = move || {
             thread::sleep(LATE);

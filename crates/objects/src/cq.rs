@@ -594,6 +594,15 @@ impl Cq {
         self.0.core.is_current() && self.0.state.lock().queue.is_overrun()
     }
 
+    /// The completions that wait to be polled, the oldest first. They stay.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<Wc> {
+        if !self.0.core.is_current() {
+            return Vec::new();
+        }
+        self.0.state.lock().queue.iter().copied().collect()
+    }
+
     /// Moves the oldest completions to `out` and returns their number (`ibv_poll_cq`). When there are none, receives
     /// from the network first. Never waits; allocates nothing.
     ///

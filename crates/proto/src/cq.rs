@@ -278,6 +278,11 @@ impl Cq {
         self.wcs.iter().any(|wc| wc.qpn == qpn)
     }
 
+    /// The completions that wait, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Wc> {
+        self.wcs.iter()
+    }
+
     /// The queue pairs of the completions that wait, each as often as it has some.
     pub fn queue_pairs(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.wcs.iter().map(|wc| wc.qpn)

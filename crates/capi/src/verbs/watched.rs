@@ -6,7 +6,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use anyverbs::{Counter, Counters, DropReason, QpState, WcEx};
+use anyverbs::{Counter, Counters, DropReason, QpState, Wc};
 use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Pieces, Work, checker};
 
 use crate::{
@@ -55,13 +55,19 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
 }
 
 /// The way in which the queue pair at this address treats what was posted.
-pub(super) fn activity(address: usize) -> Activity {
+pub(crate) fn activity(address: usize) -> Activity {
     let state = object::lookup(address as *const ibv_qp_ex).and_then(|qp| qp.inner.device.state());
     match state {
         Err(_) | Ok(QpState::Reset | QpState::Init) => Activity::Idle,
         Ok(QpState::Err) => Activity::Failed,
         Ok(_) => Activity::Works,
     }
+}
+
+/// The completions that lie in the completion queue of this address.
+pub(crate) fn waiting(address: usize) -> Vec<Completion> {
+    let Ok(cq) = object::lookup(address as *const ibv_cq_ex) else { return Vec::new() };
+    cq.inner.device.waiting().iter().map(completion).collect()
 }
 
 /// More requests than a queue takes. A list that has no end is read up to here.
@@ -511,17 +517,17 @@ readers! {
 unsafe fn failed(cq: *mut ibv_cq_ex) -> Option<Completion> {
     // SAFETY: the caller's promise.
     let cq = unsafe { object::deref(cq) }?;
-    let present = cq.inner.iterator.with(|ex| present(ex))?;
+    let present = cq.inner.iterator.with(|ex| completion(&ex.wc))?;
     Some(present).filter(|completion| completion.status != IBV_WC_SUCCESS)
 }
 
-fn present(ex: &WcEx) -> Completion {
+fn completion(wc: &Wc) -> Completion {
     Completion {
-        number: ex.wc.qpn.get(),
-        wr_id: ex.wc.wr_id,
-        is_receive: ex.wc.opcode as u32 & IBV_WC_RECV != 0,
-        status: ex.wc.status as u32,
-        cause: ex.wc.vendor_err,
+        number: wc.qpn.get(),
+        wr_id: wc.wr_id,
+        is_receive: wc.opcode.is_recv(),
+        status: wc.status as u32,
+        cause: wc.vendor_err,
     }
 }
 
@@ -571,7 +577,7 @@ unsafe fn tell_present(cq: *mut ibv_cq_ex, errno: c_int) {
     }
     // SAFETY: the caller's promise.
     let Some(cq) = (unsafe { object::deref(cq) }) else { return };
-    if let Some(completion) = cq.inner.iterator.with(|ex| present(ex)) {
+    if let Some(completion) = cq.inner.iterator.with(|ex| completion(&ex.wc)) {
         checker.ledger().polled(&completion);
     }
 }

@@ -557,6 +557,7 @@ static void use_after_destroy(struct end *a, struct end *b)
 }
 
 #include "mistakes_of_processes.h"
+#include "mistakes_of_ends.h"
 
 static void failed_wc_opcode(struct end *a, struct end *b)
 {
@@ -741,6 +742,8 @@ int main(int argc, char **argv)
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },
 		{ "leak", IBV_QPT_RC, leak },
+		{ "ended-before-a-poll", IBV_QPT_RC, ended_before_a_poll },
+		{ "received-before-a-poll", IBV_QPT_RC, received_before_a_poll },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
 		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },

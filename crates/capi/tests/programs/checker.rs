@@ -109,6 +109,24 @@ fn the_checker_reports_a_child_that_ends_what_its_parent_made() {
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
 }
 
+/// A program with a mistake has these findings, in any order, and the look-alike has none.
+fn finds(id: &str, wanted: &[&str]) -> String {
+    let (status, wrong, mut found) = check([id, "wrong", "plain"], "1", "");
+    found.sort();
+    let names: Vec<_> = found.iter().map(String::as_str).collect();
+    assert_eq!((status, &names[..]), (Some(66), wanted), "{id}: {wrong}");
+    let (status, said, found) = check([id, "right", "plain"], "1", "");
+    assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
+    wrong
+}
+
+#[test]
+fn the_checker_knows_completions_that_were_not_polled() {
+    let wanted = ["mr-deregistered-with-work", "qp-destroyed-with-work"];
+    finds("ended-before-a-poll", &wanted);
+    finds("received-before-a-poll", &wanted[..1]);
+}
+
 /// As servers of several processes do. The "extended" child ends with 3.
 #[test]
 fn the_checker_looks_at_a_child_that_was_forked_before_the_device_was_opened() {

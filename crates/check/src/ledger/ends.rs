@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::catalogue::Check;
-use crate::facts::{Activity, Kind, LONGEST_WAIT, Region, Work};
+use crate::facts::{Activity, Completion, Kind, LONGEST_WAIT, QueuePair, Region, Work};
 use crate::report::{self, Finding};
 use crate::stack::Stack;
 
@@ -26,9 +26,15 @@ impl Group {
 }
 
 impl Ledger {
-    /// The program ends an object. `activity` tells of the address of a queue pair what it does. If the call waits for events to be
+    /// The program ends an object. `activity` tells of the address of a queue pair what it does, and `waiting` of the address of a
+    /// completion queue what lies there and was not polled. If the call waits for events to be
     /// acknowledged, its number is returned.
-    pub fn ends(&mut self, address: usize, activity: impl Fn(usize) -> Activity) -> Option<u64> {
+    pub fn ends(
+        &mut self,
+        address: usize,
+        activity: impl Fn(usize) -> Activity,
+        waiting: impl Fn(usize) -> Vec<Completion>,
+    ) -> Option<u64> {
         let works = |qp| activity(qp) == Activity::Works;
         let object = self.objects.get_mut(&address)?;
         self.endings += 1;
@@ -37,14 +43,14 @@ impl Ledger {
         match object.kind {
             Kind::Qp => {
                 if works(address) {
-                    self.check_qp(address);
+                    self.check_qp(address, waiting);
                 }
                 if activity(address) != Activity::Idle {
                     self.check_last_wqe(address);
                 }
             }
-            Kind::Mr => self.check_region(address, works),
-            Kind::Ah => self.check_ah(address, works),
+            Kind::Mr => self.check_region(address, works, waiting),
+            Kind::Ah => self.check_ah(address, works, waiting),
             _ => {}
         }
         waits
@@ -236,12 +242,16 @@ impl Ledger {
         more
     }
 
-    fn check_qp(&mut self, address: usize) {
+    fn check_qp(&mut self, address: usize, waiting: impl Fn(usize) -> Vec<Completion>) {
         let Some(queues) = self.queues.get(&address).filter(|queues| !queues.is_unwatched) else {
             return;
         };
-        let (Some(qp), Some(oldest)) = (queues.qp, queues.sends.oldest()) else { return };
-        let (n, Work { name, wr_id, .. }) = (queues.sends.len(), &oldest.work);
+        let Some(qp) = queues.qp.filter(|_| !queues.sends.is_empty()) else { return };
+        let is_its_own = |c: &&Completion| c.number == qp.number && !c.is_receive;
+        let waiting = waiting(qp.send_cq);
+        let mut unsent = queues.sends.unsent(waiting.iter().filter(is_its_own));
+        let Some(oldest) = unsent.next() else { return };
+        let (n, Work { name, wr_id, .. }) = (1 + unsent.count(), &oldest.work);
         let what = format!(
             "queue pair {:#08x} is destroyed, and {n} of its sends {} no completion; the oldest is a {name} (wr_id {wr_id:#x})",
             qp.number,
@@ -264,13 +274,18 @@ impl Ledger {
         }
     }
 
-    fn check_region(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+    fn check_region(
+        &mut self,
+        address: usize,
+        works: impl Fn(usize) -> bool,
+        waiting: impl Fn(usize) -> Vec<Completion>,
+    ) {
         let Some(&mut Region { addr, len, lkey, .. }) = self.regions.at(address) else { return };
         if !self.users.of_region(lkey) {
             return;
         }
         let uses = |posted: &&Posted| posted.uses_region(lkey);
-        let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
+        let Some((_, number, posted)) = self.outstanding(&works, &waiting, uses) else { return };
         let what = format!(
             "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
             posted.work.name, posted.work.wr_id
@@ -280,12 +295,17 @@ impl Ledger {
         self.report(Check::MrDeregistered, what, vec![here(Stack::here()), work, made]);
     }
 
-    fn check_ah(&mut self, address: usize, works: impl Fn(usize) -> bool) {
+    fn check_ah(
+        &mut self,
+        address: usize,
+        works: impl Fn(usize) -> bool,
+        waiting: impl Fn(usize) -> Vec<Completion>,
+    ) {
         if !self.users.of_ah(address) {
             return;
         }
         let uses = |posted: &&Posted| posted.work.ah == address;
-        let Some((_, number, posted)) = self.outstanding(&works, uses) else { return };
+        let Some((_, number, posted)) = self.outstanding(&works, &waiting, uses) else { return };
         let what = format!(
             "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#08x} has no completion",
             posted.work.name, posted.work.wr_id
@@ -299,15 +319,40 @@ impl Ledger {
     fn outstanding(
         &self,
         works: impl Fn(usize) -> bool,
+        waiting: impl Fn(usize) -> Vec<Completion>,
         fits: impl Fn(&&Posted) -> bool,
     ) -> Option<(usize, u32, &Posted)> {
         self.queues.iter().find_map(|(&address, queues)| {
             let qp = queues.qp.filter(|_| !queues.is_unwatched)?;
-            let srq = self.queues.get(&qp.srq).into_iter().flat_map(|srq| srq.receives.iter());
-            let all = queues.sends.iter().chain(queues.receives.iter()).chain(srq);
-            let found = all.into_iter().find(&fits)?;
-            works(address).then_some((address, qp.number, found))
+            let sends = queues.sends.iter().any(|posted| fits(&posted));
+            // Those of an SRQ are nobody's until a message comes.
+            let srq = self.queues.get(&qp.srq);
+            let receives = &srq.unwrap_or(queues).receives;
+            let is_received = receives.iter().any(|posted| fits(&posted));
+            if !sends && !is_received || !works(address) {
+                return None;
+            }
+            let is_its_own = |c: &&Completion| c.number == qp.number && !c.is_receive;
+            let completions = waiting(qp.send_cq);
+            let found = queues.sends.unsent(completions.iter().filter(is_its_own)).find(&fits);
+            let found = found.or_else(|| {
+                let takers = if srq.is_some() { self.takers_of(qp.srq) } else { vec![qp] };
+                let mut cqs: Vec<_> = takers.iter().map(|taker| taker.recv_cq).collect();
+                cqs.sort_unstable();
+                cqs.dedup();
+                let received: Vec<_> = cqs.into_iter().flat_map(&waiting).collect();
+                let is_theirs = |c: &&Completion| {
+                    c.is_receive && takers.iter().any(|taker| taker.number == c.number)
+                };
+                receives.unreceived(received.iter().filter(is_theirs)).find(&fits)
+            });
+            found.map(|found| (address, qp.number, found))
         })
+    }
+
+    /// The queue pairs that take the receives of an SRQ.
+    fn takers_of(&self, srq: usize) -> Vec<QueuePair> {
+        self.queues.values().filter_map(|queues| queues.qp).filter(|qp| qp.srq == srq).collect()
     }
 }
 
@@ -344,7 +389,7 @@ mod tests {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
         ledger.made(1, Kind::Srq);
         ledger.read_event(1, 15, "SRQ_LIMIT_REACHED");
-        let ends = |ledger: &mut Ledger| ledger.ends(1, |_| Activity::Idle).unwrap();
+        let ends = |ledger: &mut Ledger| ledger.ends(1, |_| Activity::Idle, |_| vec![]).unwrap();
         let refused = ends(&mut ledger);
         ledger.not_ended(1, false);
         let waits = ends(&mut ledger);

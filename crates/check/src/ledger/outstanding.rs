@@ -2,7 +2,7 @@
 
 use std::collections::{VecDeque, vec_deque};
 
-use crate::facts::{Elements, Work};
+use crate::facts::{Completion, Elements, Work};
 use crate::map::Map;
 use crate::stack::Stack;
 
@@ -13,9 +13,27 @@ pub(super) struct Posted {
     pub(super) stack: Stack,
     /// The checksum of its elements, if nothing may change them.
     pub(super) checksum: Option<u32>,
+    /// When, by [`now`].
+    pub(super) at: u64,
+}
+
+/// The time after which a completion that was not polled is believed, in milliseconds. Other devices may take as long.
+const SLOWEST: u64 = 50;
+
+/// Milliseconds, by the cheapest clock of the system.
+pub(super) fn now() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable struct.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 impl Posted {
+    /// Whether another device might still work on it now, though it is complete here.
+    fn is_recent(&self, now: u64) -> bool {
+        now.saturating_sub(self.at) < SLOWEST
+    }
+
     fn is_filled(&self) -> bool {
         self.work.elements == Elements::Written
     }
@@ -127,6 +145,43 @@ impl Outstanding {
         self.works.iter()
     }
 
+    /// Those sends that hardware may still work on, if these completions were not polled. They come in order: each one speaks for all
+    /// before it.
+    pub(super) fn unsent<'a>(
+        &self,
+        waiting: impl Iterator<Item = &'a Completion>,
+    ) -> impl Iterator<Item = &Posted> {
+        let mut unseen = count(waiting);
+        let mut is_its_own = |posted: &Posted| match unseen.get_mut(&posted.work.wr_id) {
+            Some(Unseen { all, failed }) if *all > 0 && (posted.work.is_signaled || *failed) => {
+                *all -= 1;
+                true
+            }
+            _ => false,
+        };
+        let done = self.works.iter().enumerate().filter(|(_, posted)| is_its_own(posted)).last();
+        let (done, now) = (done.map_or(0, |(n, _)| n + 1), now());
+        let works = self.works.iter().enumerate();
+        works
+            .filter(move |(n, posted)| *n >= done || posted.is_recent(now))
+            .map(|(_, posted)| posted)
+    }
+
+    /// The same for receives, which may complete in any order.
+    pub(super) fn unreceived<'a>(
+        &self,
+        waiting: impl Iterator<Item = &'a Completion>,
+    ) -> impl Iterator<Item = &Posted> {
+        let (mut unseen, now) = (count(waiting), now());
+        self.works.iter().filter(move |posted| match unseen.get_mut(&posted.work.wr_id) {
+            Some(Unseen { all, .. }) if *all > 0 => {
+                *all -= 1;
+                posted.is_recent(now)
+            }
+            _ => true,
+        })
+    }
+
     /// The place of the oldest one for which `is_it` holds.
     pub(super) fn position(&self, is_it: impl FnMut(&Posted) -> bool) -> Option<usize> {
         self.works.iter().position(is_it)
@@ -177,6 +232,24 @@ impl Outstanding {
     }
 }
 
+/// Completions with one `wr_id` that were not polled.
+#[derive(Default)]
+struct Unseen {
+    all: usize,
+    /// One of them failed. It may be of a request that asked for none.
+    failed: bool,
+}
+
+fn count<'a>(completions: impl Iterator<Item = &'a Completion>) -> Map<u64, Unseen> {
+    let mut unseen: Map<u64, Unseen> = Map::default();
+    for completion in completions {
+        let of_id = unseen.entry(completion.wr_id).or_default();
+        of_id.all += 1;
+        of_id.failed |= completion.status != 0;
+    }
+    unseen
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,7 +266,7 @@ mod tests {
             ah: 0,
             pieces: Pieces::new(),
         };
-        Posted { work, stack: Stack::here(), checksum: None }
+        Posted { work, stack: Stack::here(), checksum: None, at: 0 }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::facts::{Completion, Elements, Piece, Pieces, QueuePair, Work, Works};
 use crate::map::Map;
 use crate::stack::Stack;
 
-use super::outstanding::Posted;
+use super::outstanding::{Posted, now};
 use super::{Abandoned, Ledger, Queues, here};
 
 /// Bytes in front of a datagram for its GRH.
@@ -36,7 +36,7 @@ impl Ledger {
             post();
             return;
         };
-        let (before, signaled) = (queues.sends.len(), queues.sends.signaled());
+        let (before, signaled, at) = (queues.sends.len(), queues.sends.signaled(), now());
         let mut is_suspect = false;
         for mut work in works {
             work.is_signaled |= facts.signals_all;
@@ -57,7 +57,7 @@ impl Ledger {
             if work.elements == Elements::Written {
                 queues.sends.forget_checksums(|before| self.regions.fills(&work, &before.work));
             }
-            queues.sends.push(Posted { work, stack, checksum }, &mut self.users);
+            queues.sends.push(Posted { work, stack, checksum, at }, &mut self.users);
         }
         let offered = queues.sends.len() - before;
         if is_suspect {
@@ -223,13 +223,13 @@ impl Ledger {
         };
         let (is_datagram, recv_cq) =
             queues.qp.as_ref().map_or((false, None), |qp| (qp.is_datagram, Some(qp.recv_cq)));
-        let before = queues.receives.len();
+        let (before, at) = (queues.receives.len(), now());
         let mut too_small = None;
         for work in works {
             if is_datagram && bytes(&work) < GRH {
                 too_small.get_or_insert_with(Vec::new).push((work.wr_id, bytes(&work)));
             }
-            queues.receives.push(Posted { work, stack, checksum: None }, &mut self.users);
+            queues.receives.push(Posted { work, stack, checksum: None, at }, &mut self.users);
         }
         let offered = queues.receives.len() - before;
         for (wr_id, room) in too_small.into_iter().flatten() {
