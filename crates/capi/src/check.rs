@@ -290,13 +290,16 @@ pub(crate) fn changed_region(
     access: Option<u32>,
 ) {
     if let Some(checker) = checker() {
-        checker.ledger().changed_region(pointer as usize, |region| {
+        let change = |region: &mut Region| {
             if let Some((addr, len)) = place {
                 (region.addr, region.iova, region.len) = (addr, addr, len);
             }
             region.pd = pd.unwrap_or(region.pd);
             region.access = access.unwrap_or(region.access);
-        });
+        };
+        let address = pointer as usize;
+        let (activity, waiting) = (crate::verbs::activity, crate::verbs::waiting);
+        checker.ledger().changed_region(address, change, activity, waiting);
     }
 }
 

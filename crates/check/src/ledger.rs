@@ -9,7 +9,9 @@ mod turns;
 mod work;
 
 use crate::catalogue::Check;
-use crate::facts::{DropsOf, Elements, Kind, Piece, QueuePair, Refusal, Region, Work};
+use crate::facts::{
+    Activity, Completion, DropsOf, Elements, Kind, Piece, QueuePair, Refusal, Region, Work,
+};
 use crate::map::Map;
 use crate::memory::{self, Memory, Read};
 use crate::report::{Finding, Reporter};
@@ -141,6 +143,8 @@ struct Regions {
     by_key: Map<u32, (usize, Region)>,
     /// Local keys by that address.
     keys: Map<usize, u32>,
+    /// Where regions were last changed.
+    changed: Map<usize, Stack>,
 }
 
 impl Regions {
@@ -150,6 +154,7 @@ impl Regions {
     }
 
     fn remove(&mut self, address: usize) -> Option<Region> {
+        self.changed.remove(&address);
         let lkey = self.keys.remove(&address)?;
         self.by_key.remove(&lkey).map(|(_, region)| region)
     }
@@ -384,8 +389,17 @@ impl Ledger {
         self.pinned.bytes = self.pinned.bytes.saturating_sub(bytes);
     }
 
-    /// The program changed a memory region.
-    pub fn changed_region(&mut self, address: usize, change: impl FnOnce(&mut Region)) {
+    /// The program changed a memory region. The functions are as for [`ends`](Self::ends).
+    pub fn changed_region(
+        &mut self,
+        address: usize,
+        change: impl FnOnce(&mut Region),
+        activity: impl Fn(usize) -> Activity,
+        waiting: impl Fn(usize) -> Vec<Completion>,
+    ) {
+        let works = |qp| activity(qp) == Activity::Works;
+        self.check_region(address, "changed", works, waiting);
+        self.regions.changed.insert(address, Stack::here());
         let Some(region) = self.regions.at(address) else { return };
         let before = region.pinned();
         change(region);
@@ -421,6 +435,14 @@ impl Ledger {
     fn origin(&self, address: usize, title: &str) -> (String, Stack) {
         let stack = self.objects.get(&address).map(|object| object.stack);
         (title.to_owned(), stack.unwrap_or_else(Stack::here))
+    }
+
+    /// Where a region was registered, and where it was last changed.
+    fn origins_of_region(&self, address: usize) -> Vec<(String, Stack)> {
+        let made = self.origin(address, "The region was registered here");
+        let changed = self.regions.changed.get(&address);
+        let changed = changed.map(|stack| ("The region was last changed here".into(), *stack));
+        changed.into_iter().chain([made]).collect()
     }
 
     fn report(&mut self, check: Check, what: String, stacks: Vec<(String, Stack)>) {

@@ -744,6 +744,7 @@ int main(int argc, char **argv)
 		{ "leak", IBV_QPT_RC, leak },
 		{ "ended-before-a-poll", IBV_QPT_RC, ended_before_a_poll },
 		{ "received-before-a-poll", IBV_QPT_RC, received_before_a_poll },
+		{ "changed-with-work", IBV_QPT_RC, changed_with_work },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
 		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },

@@ -38,3 +38,13 @@ static void received_before_a_poll(struct end *a, struct end *b)
 	OK(ibv_dereg_mr(other.mr));
 	free(other.buf);
 }
+
+static void changed_with_work(struct end *a, struct end *b)
+{
+	(void)a;
+	OK(post_recv(b, 1, 64));
+	if (!wrong)
+		to_err(b->qp);
+	static char other[64];
+	OK(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, other, sizeof other, 0));
+}

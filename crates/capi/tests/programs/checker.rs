@@ -127,6 +127,12 @@ fn the_checker_knows_completions_that_were_not_polled() {
     finds("received-before-a-poll", &wanted[..1]);
 }
 
+#[test]
+fn the_checker_sees_a_region_that_is_changed_under_work() {
+    let said = finds("changed-with-work", &["mr-deregistered-with-work"]);
+    assert!(said.contains(") is changed while a receive (wr_id 0x1)"), "{said}");
+}
+
 /// As servers of several processes do. The "extended" child ends with 3.
 #[test]
 fn the_checker_looks_at_a_child_that_was_forked_before_the_device_was_opened() {

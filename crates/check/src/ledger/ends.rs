@@ -49,7 +49,7 @@ impl Ledger {
                     self.check_last_wqe(address);
                 }
             }
-            Kind::Mr => self.check_region(address, works, waiting),
+            Kind::Mr => self.check_region(address, "deregistered", works, waiting),
             Kind::Ah => self.check_ah(address, works, waiting),
             _ => {}
         }
@@ -274,9 +274,11 @@ impl Ledger {
         }
     }
 
-    fn check_region(
+    /// The region is `ended`: deregistered or changed.
+    pub(super) fn check_region(
         &mut self,
         address: usize,
+        ended: &str,
         works: impl Fn(usize) -> bool,
         waiting: impl Fn(usize) -> Vec<Completion>,
     ) {
@@ -287,12 +289,13 @@ impl Ledger {
         let uses = |posted: &&Posted| posted.uses_region(lkey);
         let Some((_, number, posted)) = self.outstanding(&works, &waiting, uses) else { return };
         let what = format!(
-            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is deregistered while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
+            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is {ended} while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
             posted.work.name, posted.work.wr_id
         );
         let work = ("The work was posted here".into(), posted.stack);
-        let made = self.origin(address, "The region was registered here");
-        self.report(Check::MrDeregistered, what, vec![here(Stack::here()), work, made]);
+        let mut stacks = vec![here(Stack::here()), work];
+        stacks.extend(self.origins_of_region(address));
+        self.report(Check::MrDeregistered, what, stacks);
     }
 
     fn check_ah(

@@ -67,7 +67,7 @@ impl Ledger {
         let owner = self.owner(qp, completion.is_receive);
         if let Some((region, facts)) = owner.and_then(|owner| self.culprit(owner, cause, posted)) {
             what.push_str(&facts);
-            stacks.push(self.origin(region, "The region was registered here"));
+            stacks.extend(self.origins_of_region(region));
             if let Some(Owner { srq: Some(srq), .. }) = owner
                 && cause == Cause::LkeyOfOtherPd
             {
