@@ -42,7 +42,29 @@ extern "C" fn at_load() {
 /// An object was given to the program.
 pub(crate) fn made<P>(pointer: *const P) {
     if let Some(checker) = checker() {
-        checker.ledger().made(pointer as usize, Kind::of_struct(type_name::<P>()));
+        let kind = Kind::of_struct(type_name::<P>());
+        let context = if kind.begins_with_context() {
+            // SAFETY: the object was just made, and its public struct begins with this pointer.
+            unsafe { pointer.cast::<*mut ibv_context>().read() }
+        } else {
+            std::ptr::null_mut()
+        };
+        let context = if context.is_null() { 0 } else { crate::verbs::extended(context) as usize };
+        checker.ledger().made(pointer as usize, kind, context);
+    }
+}
+
+/// The program closes a context.
+pub(crate) fn closes(pointer: *const verbs_context) {
+    if let Some(checker) = checker() {
+        checker.ledger().closes(pointer as usize);
+    }
+}
+
+/// The program destroys an event channel.
+pub(crate) fn destroys_channel(pointer: *const rdma_event_channel) {
+    if let Some(checker) = checker() {
+        checker.ledger().destroys_channel(pointer as usize);
     }
 }
 

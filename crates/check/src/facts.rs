@@ -31,6 +31,10 @@ pub enum Kind {
     CmEvent,
     /// `rdma_cm_id`.
     CmId,
+    /// `ibv_td`.
+    Td,
+    /// `ibv_xrcd`.
+    Xrcd,
     /// Any other.
     Other,
 }
@@ -52,6 +56,8 @@ impl Kind {
             "rdma_event_channel" => Self::EventChannel,
             "rdma_cm_event" => Self::CmEvent,
             "rdma_cm_id" => Self::CmId,
+            "ibv_td" => Self::Td,
+            "ibv_xrcd" => Self::Xrcd,
             _ => Self::Other,
         }
     }
@@ -72,6 +78,8 @@ impl Kind {
             Self::EventChannel => "event channel",
             Self::CmEvent => "event of the connection manager",
             Self::CmId => "communication identifier",
+            Self::Td => "thread domain",
+            Self::Xrcd => "XRC domain",
             Self::Other => "object",
         }
     }
@@ -80,12 +88,21 @@ impl Kind {
     #[must_use]
     pub fn is_kept(self) -> bool {
         // The others may hold what the program ends next.
-        !self.has_descriptor() && self != Self::Other
+        !self.has_descriptor() && !matches!(self, Self::Td | Self::Xrcd | Self::Other)
     }
 
     /// Whether it has a descriptor, or a part of one that has. It would stay open while the memory is kept.
     fn has_descriptor(self) -> bool {
         matches!(self, Self::Context | Self::Channel | Self::EventChannel | Self::CmId)
+    }
+
+    /// Whether its public struct begins with the pointer to its context.
+    #[must_use]
+    pub fn begins_with_context(self) -> bool {
+        !matches!(
+            self,
+            Self::Context | Self::EventChannel | Self::CmEvent | Self::CmId | Self::Other
+        )
     }
 
     /// Whether a forked child may end it: that closes its own copy of a descriptor.
@@ -95,7 +112,8 @@ impl Kind {
 
     /// Whether one that is left at the end is a leak. The library has some of the others for itself.
     pub(crate) fn can_leak(self) -> bool {
-        !self.has_descriptor() && !matches!(self, Self::CmEvent | Self::Other)
+        !self.has_descriptor()
+            && !matches!(self, Self::CmEvent | Self::Td | Self::Xrcd | Self::Other)
     }
 }
 

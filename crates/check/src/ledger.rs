@@ -23,6 +23,10 @@ use outstanding::{Outstanding, Users};
 struct Object {
     kind: Kind,
     stack: Stack,
+    /// The address of its context, or 0.
+    context: usize,
+    /// Where that was closed.
+    closed: Option<Stack>,
     /// The addresses of the objects that it uses.
     uses: Vec<usize>,
     /// The multicast groups that it is attached to.
@@ -277,12 +281,14 @@ impl Ledger {
         self.report(Check::ForkedChild, what, vec![here(Stack::here()), made]);
     }
 
-    /// The program made an object.
-    pub fn made(&mut self, address: usize, kind: Kind) {
+    /// The program made an object. It belongs to the context of this address; 0 is none.
+    pub fn made(&mut self, address: usize, kind: Kind, context: usize) {
         self.dead.remove(address);
         let object = Object {
             kind,
             stack: Stack::here(),
+            context,
+            closed: None,
             uses: Vec::new(),
             groups: Vec::new(),
             unacknowledged: Vec::new(),

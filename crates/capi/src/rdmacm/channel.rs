@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, pointer},
     log,
     object::{self, Object},
@@ -63,6 +64,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     let _uncancelled = Uncancelled::new();
     let found: Result<Arc<Channel>, _> = object::find(channel);
     if let Ok(channel) = found {
+        check::destroys_channel(channel.public());
         let _: Result<(), Errno> = object::retire(&channel);
     }
 }

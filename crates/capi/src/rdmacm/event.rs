@@ -12,7 +12,7 @@ use cm::{Address, EventKind, EventParam};
 
 use crate::{
     abi::*,
-    cancel,
+    cancel, check,
     errno::{Errno, give, say_once},
     faults,
     object::{self, Object},
@@ -33,6 +33,8 @@ pub(crate) struct EventInner {
     _private_data: Box<[u8]>,
     /// The id whose count of unacknowledged events includes it: the listener for a request.
     of: Arc<Id>,
+    /// Its type when the program read it.
+    kind: u32,
 }
 
 /// The id of the request that a channel handed out last, and the context that it had then.
@@ -154,7 +156,8 @@ fn accept_event(
     let (param, private_data) = param(&event);
     let public =
         rdma_cm_event { id: subject, listen_id: listener, event: kind as u32, status, param };
-    let inner = EventInner { _private_data: private_data, of: Arc::clone(id) };
+    let inner = EventInner { _private_data: private_data, of: Arc::clone(id), kind: kind as u32 };
+    check::read_event(id.public() as usize, kind as u32, kind.name());
     Ok(object::publish(public, 0, inner))
 }
 
@@ -279,6 +282,7 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
     let event: Arc<Event> = object::find(event)?;
     object::retire(&event)?;
+    check::acknowledged(event.inner.of.public() as usize, event.inner.kind, 1);
     event.inner.of.inner.device.ack_events(1);
     Ok(())
 }

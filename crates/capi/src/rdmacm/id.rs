@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, give},
     faults, log,
     object::{self, Object},
@@ -114,6 +115,7 @@ pub(crate) fn publish(
     let id = object::lookup(pointer)?;
     let found: &Arc<Id> = &id;
     found.inner.device.set_cookie(pointer as u64);
+    check::made_of(pointer, &[channel as usize]);
     Ok(id)
 }
 
@@ -168,7 +170,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
     // The event of a synchronous id is never acknowledged by the program.
     release_event(id);
-    id.inner.device.destroy()?;
+    check::ending(id.public(), verbs::activity, || Ok(id.inner.device.destroy()?))?;
     object::retire(id)?;
     // Another call on it may still run, and must not keep the channel.
     let own = id.inner.state.lock().own_channel.take();
@@ -211,6 +213,7 @@ fn migrate(id: &Arc<Id>, channel: *mut rdma_event_channel) -> Result<(), Errno> 
     id.inner.device.migrate(&to.inner.device)?;
     // SAFETY: the object is live.
     unsafe { (&raw mut (*id.public()).channel).write(to.public()) };
+    check::made_of(id.public(), &[to.public() as usize]);
     let old = std::mem::replace(&mut id.inner.state.lock().own_channel, own);
     drop(old);
     Ok(())

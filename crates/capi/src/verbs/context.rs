@@ -15,6 +15,7 @@ use anyverbs_sanitizers as sanitizers;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, give, pointer, value},
     faults,
     object::{self, Object},
@@ -107,7 +108,10 @@ pub(crate) fn publish_context(
 /// need.
 pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> c_int {
     let _uncancelled = Uncancelled::new();
-    let closed = context(context_).and_then(|c| object::retire(&c));
+    let closed = context(context_).and_then(|c| {
+        check::closes(c.public());
+        object::retire(&c)
+    });
     if closed.is_err() {
         value("ibv_close_device", closed);
         return -1;

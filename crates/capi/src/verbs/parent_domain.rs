@@ -17,9 +17,10 @@ use parking_lot::Mutex;
 use crate::{
     abi::*,
     cancel::Uncancelled,
+    check,
     errno::{Errno, in_use, pointer, value},
     object::{self, Object},
-    verbs::{Context, Pd, PdInner, context, publish_pd},
+    verbs::{Context, Pd, PdInner, activity, context, publish_pd},
 };
 
 pub(crate) type Td = Object<ibv_td>;
@@ -60,7 +61,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     value(
         "ibv_dealloc_td",
         object::find(td).and_then(|td: Arc<Td>| {
-            td.inner.device.destroy().map_err(in_use)?;
+            check::ending(td.public(), activity, || td.inner.device.destroy().map_err(in_use))?;
             object::retire(&td)
         }),
     )
@@ -181,9 +182,11 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
                 Some(own) => QueueMemory::lent(Arc::clone(own) as Arc<dyn Lender>),
                 None => QueueMemory::HEAP,
             };
+            let uses = [pd.public() as usize, attr.td as usize];
             let td = td.as_ref().map(|td| &td.inner.device);
             let device = pd.inner.device.parent_domain(td, memory)?;
             let published = publish_pd(PdInner { device, context });
+            check::made_of(published, &uses);
             if let Some(allocators) = allocators {
                 // Before the program can make anything on it.
                 allocators.pd.store(published, Ordering::Release);

@@ -358,7 +358,7 @@ fn create(
 fn create_target(context: &Arc<Context>, attr: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
     let xrcd = xrcd(context, attr.xrcd)?;
     let device = xrcd.inner.device.create_qp(0)?;
-    publish_target(device, attr.qp_context, context)
+    publish_target(device, attr.qp_context, context, attr.xrcd)
 }
 
 /// An XRC domain of this context.
@@ -397,7 +397,7 @@ pub(crate) unsafe extern "C" fn open_qp(
             let device =
                 xrcd(&context, attr.xrcd)?.inner.device.open_qp(Qpn::new(attr.qp_num), None)?;
             let cookie = has(IBV_QP_OPEN_ATTR_CONTEXT).then_some(attr.qp_context);
-            publish_target(device, cookie.unwrap_or(ptr::null_mut()), &context)
+            publish_target(device, cookie.unwrap_or(ptr::null_mut()), &context, attr.xrcd)
         }),
     )
 }
@@ -406,6 +406,7 @@ fn publish_target(
     device: anyverbs::Qp,
     qp_context: *mut c_void,
     context: &Arc<Context>,
+    xrcd: *const ibv_xrcd,
 ) -> Result<*mut ibv_qp, Errno> {
     let init = ibv_qp_init_attr {
         qp_context,
@@ -417,7 +418,10 @@ fn publish_target(
         sq_sig_all: 0,
     };
     let device = Device::Transport(device);
-    publish_qp(device, Some(QpType::XrcRecv), None, None, &init, Arc::clone(context))
+    let context = Arc::clone(context);
+    let target = publish_qp(device, Some(QpType::XrcRecv), None, None, &init, context)?;
+    check::made_of(target, &[xrcd as usize]);
+    Ok(target)
 }
 
 /// Gives a queue pair to the program.

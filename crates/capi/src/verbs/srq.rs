@@ -137,11 +137,12 @@ fn create(
     public.handle = handle;
     let published = object::publish(public, handle, SrqInner { device, context });
     object::lookup(published)?.inner.device.set_cookie(published as u64);
-    let queue = match kind {
-        Kind::Basic => 0,
-        Kind::Xrc(_, cq) | Kind::Tm(_, cq) => cq.public() as usize,
+    let (queue, domain) = match kind {
+        Kind::Basic => (0, 0),
+        Kind::Xrc(xrcd, cq) => (cq.public() as usize, xrcd.public() as usize),
+        Kind::Tm(_, cq) => (cq.public() as usize, 0),
     };
-    check::made_of(published, &[pd.public() as usize, queue]);
+    check::made_of(published, &[pd.public() as usize, queue, domain]);
     if queue != 0 {
         check::unwatch(published);
     }

@@ -16,7 +16,7 @@ use crate::{
     errno::{Errno, pointer, value},
     faults,
     object::{self, Object},
-    verbs::{Context, context},
+    verbs::{Context, context, watched::activity},
 };
 
 pub(crate) type Xrcd = Object<ibv_xrcd>;
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     value(
         "ibv_close_xrcd",
         object::find(xrcd).and_then(|xrcd: Arc<Xrcd>| {
-            xrcd.inner.device.close()?;
+            check::ending(xrcd.public(), activity, || Ok(xrcd.inner.device.close()?))?;
             object::retire(&xrcd)
         }),
     )

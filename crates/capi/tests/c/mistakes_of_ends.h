@@ -48,3 +48,113 @@ static void changed_with_work(struct end *a, struct end *b)
 	static char other[64];
 	OK(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, other, sizeof other, 0));
 }
+
+/* A context, and a protection domain of it. */
+static void context_closed_in_use(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_context *ctx = ibv_open_device(a->cq->context->device);
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	if (wrong)
+		OK(ibv_close_device(ctx));
+	OK(ibv_dealloc_pd(pd));
+	if (!wrong)
+		OK(ibv_close_device(ctx));
+}
+
+static void domains_ended_in_use(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_context *ctx = a->cq->context;
+	struct ibv_td *td = ibv_alloc_td(ctx, &(struct ibv_td_init_attr){ 0 });
+	struct ibv_parent_domain_init_attr init = { .pd = a->mr->pd, .td = td };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(ctx, &init);
+	struct ibv_xrcd_init_attr attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
+		.oflags = O_CREAT };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(ctx, &attr);
+	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &target);
+	TRUE(td && parent && xrcd && qp);
+	if (wrong) {
+		EQ(ibv_dealloc_td(td), EBUSY);
+		EQ(ibv_close_xrcd(xrcd), EBUSY);
+	}
+	OK(ibv_dealloc_pd(parent));
+	OK(ibv_dealloc_td(td));
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_close_xrcd(xrcd));
+}
+
+static void channel_destroyed_in_use(struct end *a, struct end *b)
+{
+	(void)a, (void)b;
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	if (wrong)
+		rdma_destroy_event_channel(channel);
+	OK(rdma_destroy_id(id));
+	if (!wrong)
+		rdma_destroy_event_channel(channel);
+}
+
+static void *acknowledge_late(void *event)
+{
+	usleep(wrong ? 2000000 : 300000);
+	OK(rdma_ack_cm_event(event));
+	return NULL;
+}
+
+/* Waits for an event of the identifier. */
+static void unacknowledged_event_of_an_identifier(struct end *a, struct end *b)
+{
+	(void)a, (void)b;
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	struct rdma_cm_event *event;
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(7), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
+	OK(rdma_get_cm_event(channel, &event));
+	pthread_t thread;
+	OK(pthread_create(&thread, NULL, acknowledge_late, event));
+	OK(rdma_destroy_id(id));
+	OK(pthread_join(thread, NULL));
+	rdma_destroy_event_channel(channel);
+}
+
+static void *acknowledge_async(void *event)
+{
+	usleep(2000000);
+	ibv_ack_async_event(event);
+	return NULL;
+}
+
+/* An SRQ whose end is refused, and waits the next time. Right: it is ended once, and the event was acknowledged. */
+static void refused_and_then_waits(struct end *a, struct end *b)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(a->mr->pd, &init);
+	struct end small = with_small_cq(b, a, srq);
+	post_to_srq(srq, b);
+	struct ibv_srq_attr limit = { .srq_limit = 1 };
+	OK(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT));
+	OK(send_some(a, 2, 8, IBV_SEND_SIGNALED));
+	OK(status_of_next(a) || poll_one(small.cq).status);
+	struct ibv_async_event event;
+	OK(ibv_get_async_event(a->cq->context, &event));
+	EQ(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
+	if (wrong)
+		EQ(ibv_destroy_srq(srq), EBUSY);
+	to_err(small.qp);
+	OK(ibv_destroy_qp(small.qp));
+	pthread_t thread;
+	if (wrong)
+		OK(pthread_create(&thread, NULL, acknowledge_async, &event));
+	else
+		ibv_ack_async_event(&event);
+	OK(ibv_destroy_srq(srq));
+	if (wrong)
+		OK(pthread_join(thread, NULL));
+	OK(ibv_destroy_cq(small.cq));
+}

@@ -133,6 +133,24 @@ fn the_checker_sees_a_region_that_is_changed_under_work() {
     assert!(said.contains(") is changed while a receive (wr_id 0x1)"), "{said}");
 }
 
+#[test]
+fn the_checker_sees_what_ends_before_its_users() {
+    let said = finds("context-closed-in-use", &["ended-in-use"]);
+    assert!(said.contains("was closed before the protection domain ended"), "{said}");
+    let said = finds("domains-ended-in-use", &["ended-in-use"; 2]);
+    for what in ["since a protection domain uses it", "since a queue pair uses it"] {
+        assert!(said.contains(what), "{said}");
+    }
+    let said = finds("channel-destroyed-in-use", &["ended-in-use"]);
+    assert!(said.contains("is destroyed while a communication identifier uses it"), "{said}");
+}
+
+#[test]
+fn the_checker_blames_the_call_that_waits() {
+    // One report of each: the call that was refused waits for nothing.
+    finds("refused-and-then-waits", &["ended-in-use", "unacknowledged-event"]);
+}
+
 /// As servers of several processes do. The "extended" child ends with 3.
 #[test]
 fn the_checker_looks_at_a_child_that_was_forked_before_the_device_was_opened() {

@@ -90,14 +90,14 @@ mod tests {
     fn the_last_objects_of_an_address_that_is_used_again_are_remembered() {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
         let end = |ledger: &mut Ledger, address| {
-            ledger.made(address, Kind::Mr);
+            ledger.made(address, Kind::Mr, 0);
             ledger.ended(address);
         };
         end(&mut ledger, 1);
         (0..MOST).for_each(|_| end(&mut ledger, 2));
         assert!(ledger.dead.order.len() <= MOST);
         assert!(!ledger.uses_dead(1) && ledger.uses_dead(2));
-        ledger.made(2, Kind::Mr);
+        ledger.made(2, Kind::Mr, 0);
         assert!(!ledger.uses_dead(2));
     }
 }

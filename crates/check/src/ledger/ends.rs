@@ -40,7 +40,11 @@ impl Ledger {
         self.endings += 1;
         object.ending = Some(self.endings);
         let waits = (!object.unacknowledged.is_empty()).then_some(self.endings);
-        match object.kind {
+        let kind = object.kind;
+        if let Some(closed) = object.closed {
+            self.is_too_late(address, closed);
+        }
+        match kind {
             Kind::Qp => {
                 if works(address) {
                     self.check_qp(address, waiting);
@@ -66,25 +70,59 @@ impl Ledger {
         if !is_in_use {
             return;
         }
-        let (name, kind) = (object.kind.name(), object.kind);
+        let kind = object.kind;
+        if self.is_used(address, "is not ended, since", "the call returns EBUSY") {
+        } else if kind == Kind::Mr {
+            self.has_windows(address);
+        } else {
+            self.is_in_group(address);
+        }
+    }
+
+    /// Reports the object of which others are made, if there are some.
+    fn is_used(&mut self, address: usize, is: &str, then: &str) -> bool {
+        let Some(object) = self.objects.get(&address) else { return false };
+        let name = object.kind.name();
         let mut users: Vec<_> =
             self.objects.iter().filter(|(_, user)| user.uses.contains(&address)).collect();
         users.sort_by_key(|(address, _)| **address);
-        let Some((_, user)) = users.first() else {
-            return if kind == Kind::Mr {
-                self.has_windows(address)
-            } else {
-                self.is_in_group(address)
-            };
-        };
+        let Some((_, user)) = users.first() else { return false };
         let (n, first) = (users.len(), user.kind.name());
+        let a = if first.starts_with(['a', 'e', 'i', 'o', 'u', 'X']) { "an" } else { "a" };
         let of = if n == 1 { String::new() } else { format!(", the first of {n} such objects") };
-        let what = format!(
-            "the {name} at {address:#x} is not ended, since a {first} uses it{of}; the call returns EBUSY"
-        );
+        let what = format!("the {name} at {address:#x} {is} {a} {first} uses it{of}; {then}");
         let user = (format!("The {first} was made here"), user.stack);
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(Stack::here()), user, made]);
+        true
+    }
+
+    /// The program destroys an event channel. The call succeeds in any case.
+    pub fn destroys_channel(&mut self, address: usize) {
+        self.is_used(address, "is destroyed while", "its events are lost");
+    }
+
+    /// The program closes a context. The call succeeds in any case. Objects of it that are never ended are leaks.
+    pub fn closes(&mut self, context: usize) {
+        let closed = Stack::here();
+        let of_it = |object: &&mut Object| object.context == context && !object.is_own;
+        self.objects.values_mut().filter(of_it).for_each(|object| object.closed = Some(closed));
+    }
+
+    /// An object ends after its context.
+    #[cold]
+    fn is_too_late(&mut self, address: usize, closed: Stack) {
+        let Some(object) = self.objects.get(&address) else { return };
+        let (name, context) = (object.kind.name(), object.context);
+        // Once for a context.
+        for other in self.objects.values_mut().filter(|other| other.context == context) {
+            other.closed = None;
+        }
+        let what =
+            format!("the context of the {name} at {address:#x} was closed before the {name} ended");
+        let ended = (format!("The {name} is ended here"), Stack::here());
+        let made = self.origin(address, &format!("The {name} was made here"));
+        self.report(Check::EndedInUse, what, vec![here(closed), ended, made]);
     }
 
     /// A region is not ended, since memory windows are bound to it. The ledger does not follow binds: they are done by work requests.
@@ -229,6 +267,9 @@ impl Ledger {
                 what.push_str(&format!(", and is in the multicast group {}", group.gid));
                 stacks.push(group.origin());
             }
+            if let Some(closed) = object.closed {
+                stacks.push(("Its context was closed here".into(), closed));
+            }
             let finding = Finding { check: Check::Leak, about: String::new(), what, stacks };
             if self.reporter.is_suppressed(&finding) {
                 continue;
@@ -365,18 +406,18 @@ mod tests {
     use crate::report::Reporter;
 
     fn many(ledger: &mut Ledger) {
-        (1..=1000).for_each(|address| ledger.made(address, Kind::Cq));
+        (1..=1000).for_each(|address| ledger.made(address, Kind::Cq, 0));
     }
 
     fn few(ledger: &mut Ledger) {
-        ledger.made(1001, Kind::Pd);
-        ledger.made(1002, Kind::Cq);
+        ledger.made(1001, Kind::Pd, 0);
+        ledger.made(1002, Kind::Cq, 0);
     }
 
     #[test]
     fn a_queue_pair_in_a_group_is_in_use_until_it_leaves() {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
-        ledger.made(1, Kind::Qp);
+        ledger.made(1, Kind::Qp, 0);
         ledger.attached(1, "ff0e::1".into());
         ledger.attached(1, "ff0e::1".into());
         ledger.detached(1, "ff0e::1");
@@ -390,7 +431,7 @@ mod tests {
     #[test]
     fn a_call_that_was_refused_does_not_wait() {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
-        ledger.made(1, Kind::Srq);
+        ledger.made(1, Kind::Srq, 0);
         ledger.read_event(1, 15, "SRQ_LIMIT_REACHED");
         let ends = |ledger: &mut Ledger| ledger.ends(1, |_| Activity::Idle, |_| vec![]).unwrap();
         let refused = ends(&mut ledger);
@@ -405,7 +446,7 @@ mod tests {
     #[test]
     fn a_region_with_windows_is_in_use() {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
-        ledger.made(1, Kind::Mr);
+        ledger.made(1, Kind::Mr, 0);
         let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, pd: 0, access: 0 };
         ledger.made_region(1, region);
         ledger.not_ended(1, false);
@@ -422,8 +463,8 @@ mod tests {
             ledger.not_ended(1, true);
             ledger.reporter.findings > before
         };
-        ledger.made(1, Kind::Qp);
-        ledger.made(2, Kind::CmId);
+        ledger.made(1, Kind::Qp, 0);
+        ledger.made(2, Kind::CmId, 0);
         ledger.joined(1, 2, "ff0e::1".into());
         ledger.joined(1, 2, "ff0e::1".into());
         // It is another way into the same group.
@@ -442,7 +483,7 @@ mod tests {
         let file = std::env::temp_dir().join(format!("anyverbs-leak-{}", std::process::id()));
         let reporter = Reporter::new("", Some(file.clone()));
         let mut ledger = Ledger::new(reporter, |_, _| false, |_, _| vec![]);
-        ledger.made(1, Kind::Qp);
+        ledger.made(1, Kind::Qp, 0);
         ledger.joined(1, 2, "ff0e::7".into());
         ledger.report_leaks();
         let text = std::fs::read_to_string(&file).unwrap();

@@ -372,9 +372,9 @@ mod tests {
             send_cq: CQ,
             recv_cq: CQ,
         };
-        ledger.made(CQ, Kind::Cq);
+        ledger.made(CQ, Kind::Cq, 0);
         ledger.sized_cq(CQ, Some(2));
-        ledger.made(QP, Kind::Qp);
+        ledger.made(QP, Kind::Qp, 0);
         ledger.made_qp(QP, qp);
     }
 
@@ -382,7 +382,7 @@ mod tests {
     fn an_address_handle_that_has_ended_is_reported_on_an_unknown_queue_pair() {
         let mut ledger = ledger("");
         let ah = 2;
-        ledger.made(ah, Kind::Ah);
+        ledger.made(ah, Kind::Ah, 0);
         ledger.ended(ah);
         let mut is_posted = false;
         ledger.post_sends(QP, [Work { ah, ..send() }].into_iter(), || {
