@@ -750,6 +750,7 @@ int main(int argc, char **argv)
 		{ "channel-destroyed-in-use", IBV_QPT_RC, channel_destroyed_in_use },
 		{ "unacknowledged-event-of-an-identifier", IBV_QPT_RC, unacknowledged_event_of_an_identifier },
 		{ "refused-and-then-waits", IBV_QPT_RC, refused_and_then_waits },
+		{ "acknowledged-too-often", IBV_QPT_RC, acknowledged_too_often },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
 		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },

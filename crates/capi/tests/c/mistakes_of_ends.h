@@ -158,3 +158,24 @@ static void refused_and_then_waits(struct end *a, struct end *b)
 		OK(pthread_join(thread, NULL));
 	OK(ibv_destroy_cq(small.cq));
 }
+
+/* Wrong: the event of one queue is acknowledged for another. */
+static void acknowledged_too_often(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(a->cq->context);
+	struct ibv_cq *cq = ibv_create_cq(a->cq->context, 8, NULL, channel, 0);
+	struct end e = *a;
+	e.qp = make_qp(a->mr->pd, cq, IBV_QPT_RC, NULL, 0);
+	to_init(e.qp);
+	OK(post_recv(&e, 1, 8));
+	OK(ibv_req_notify_cq(cq, 0));
+	to_err(e.qp);
+	struct ibv_cq *found;
+	void *context;
+	OK(ibv_get_cq_event(channel, &found, &context));
+	ibv_ack_cq_events(cq, 1 + wrong);
+	OK(ibv_destroy_qp(e.qp));
+	OK(ibv_destroy_cq(cq));
+	OK(ibv_destroy_comp_channel(channel));
+}

@@ -151,6 +151,14 @@ fn the_checker_blames_the_call_that_waits() {
     finds("refused-and-then-waits", &["ended-in-use", "unacknowledged-event"]);
 }
 
+#[test]
+fn the_checker_counts_the_acknowledged_events() {
+    finds("unacknowledged-event-of-an-identifier", &["unacknowledged-event"]);
+    let said = finds("acknowledged-too-often", &["unacknowledged-event"]);
+    assert!(said.contains("acknowledges 2 events of the completion queue at"), "{said}");
+    assert!(said.contains(", and 1 of them were read and not acknowledged before"), "{said}");
+}
+
 /// As servers of several processes do. The "extended" child ends with 3.
 #[test]
 fn the_checker_looks_at_a_child_that_was_forked_before_the_device_was_opened() {

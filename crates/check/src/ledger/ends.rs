@@ -171,10 +171,21 @@ impl Ledger {
     /// The program acknowledged events of one type.
     pub fn acknowledged(&mut self, address: usize, code: u32, count: u32) {
         let Some(object) = self.objects.get_mut(&address) else { return };
+        let name = object.kind.name();
+        let mut left = count;
         for event in object.unacknowledged.iter_mut().filter(|event| event.code == code) {
+            left = left.saturating_sub(event.count);
             event.count = event.count.saturating_sub(count);
         }
         object.unacknowledged.retain(|event| event.count > 0);
+        if left > 0 {
+            let what = format!(
+                "the call acknowledges {count} events of the {name} at {address:#x}, and {} of them were read and not acknowledged before",
+                count - left
+            );
+            let made = self.origin(address, &format!("The {name} was made here"));
+            self.report(Check::Unacknowledged, what, vec![here(Stack::here()), made]);
+        }
     }
 
     /// The call of this number that ends an object has begun a second ago. `stack` is the call's.
