@@ -79,10 +79,11 @@ type Check = fn(&Path) -> anyhow::Result<Vec<String>>;
 /// Links, the table of contents, excerpts from files, and the examples.
 fn checks() -> Tally {
     let mut tally = Tally::default();
-    let checks: [(&str, Check); 4] = [
+    let checks: [(&str, Check); 5] = [
         ("every link leads somewhere", pages::broken_links),
         ("every page is in the table of contents", pages::unlisted),
         ("every excerpt stands in its file", blocks::strange_excerpts),
+        ("every command has a place to write to", blocks::without_place),
         ("every example is short, and run by a page", examples::faulty),
     ];
     for (name, check) in checks {

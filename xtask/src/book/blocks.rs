@@ -67,6 +67,44 @@ pub(super) fn strange_excerpts(root: &Path) -> anyhow::Result<Vec<String>> {
     Ok(strange)
 }
 
+/// Commands that write where a reader has no place yet.
+pub(super) fn without_place(root: &Path) -> anyhow::Result<Vec<String>> {
+    let mut without = Vec::new();
+    for page in super::run::pages_of(root)? {
+        let text = fs::read_to_string(root.join(&page))
+            .with_context(|| format!("cannot read {}", page.display()))?;
+        let faults = places_missing(&text).into_iter();
+        without.extend(faults.map(|(line, fault)| format!("{}:{line}: {fault}", page.display())));
+    }
+    Ok(without)
+}
+
+/// A checkout has no `target`, and a reader may begin at any section. A name in `/tmp` may be another user's.
+fn places_missing(page: &str) -> Vec<(usize, &'static str)> {
+    // What builds into `target/debug` makes it, and what runs from there was built before.
+    const MAKES: [&str; 4] =
+        ["mkdir -p target", "cargo build", "target/debug/", "anyverbs run -- target/"];
+    let headings: Vec<_> =
+        (1..).zip(page.lines()).filter(|(_, line)| line.starts_with("## ")).collect();
+    let section = |line| headings.iter().take_while(|(heading, _)| *heading < line).count();
+    let (mut faults, mut made) = (Vec::new(), None);
+    for block in of(page).into_iter().filter(|block| block.kind == Kind::Run) {
+        for (line, command) in (block.line + 1..).zip(block.text.lines()) {
+            if command.contains("/tmp/") {
+                faults.push((line, "a fixed name in /tmp"));
+            }
+            let section = Some(section(line));
+            if MAKES.iter().any(|start| command.starts_with(start)) {
+                made = section;
+            } else if command.contains("target/") && made != section {
+                faults.push((line, "no `target` yet: mkdir -p target"));
+                made = section;
+            }
+        }
+    }
+    faults
+}
+
 /// Whether the lines stand in a file together. Indentation does not count.
 fn stands_in(excerpt: &str, source: &str) -> bool {
     fn plain(text: &str) -> Vec<&str> {
@@ -124,6 +162,16 @@ mod tests {
         for wrong in ["end\nstart", "took 2", "took ... us", "other ..."] {
             assert!(check_output(wrong, output).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_section_makes_the_directory_that_it_writes_to() {
+        let page = "# One\n```sh run\nmkdir -p target\ncc -o target/a\n```\n\
+                    ## Two\n```sh run\nhead > target/b\ncc -o target/c\n```\n\
+                    ## Three\n```sh run\ncargo build --bin d\ntarget/debug/d > target/e\n```\n";
+        assert_eq!(places_missing(page), [(8, "no `target` yet: mkdir -p target")]);
+        let page = "```sh run\necho > /tmp/a\n```\n";
+        assert_eq!(places_missing(page), [(2, "a fixed name in /tmp")]);
     }
 
     #[test]
