@@ -5,6 +5,8 @@ mod examples;
 mod pages;
 mod run;
 
+pub(crate) use pages::with_absolute_links;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -32,8 +34,8 @@ pub(crate) struct Options {
 /// The version of mdBook that the book is built with.
 const MDBOOK: &str = "0.5.4";
 
-/// Where links lead that leave the book.
-const REPOSITORY: &str = "https://github.com/anyverbs/anyverbs/blob/main";
+/// Where links lead that leave the book or the tarball.
+pub(crate) const REPOSITORY: &str = "https://github.com/anyverbs/anyverbs/blob/main";
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     interrupt::catch();

@@ -157,6 +157,19 @@ pub(super) fn with_links_of_the_repository(text: &str, folder: &Path, repository
     changed
 }
 
+/// The text of a page that goes elsewhere with the files of `beside` alone. Links to others lead to `repository`.
+pub(crate) fn with_absolute_links(text: &str, beside: &[&str], repository: &str) -> String {
+    let mut lines: Vec<_> = text.split_inclusive('\n').map(str::to_owned).collect();
+    for (number, target) in links(text) {
+        let file = target.split('#').next().unwrap_or_default();
+        if !file.is_empty() && !is_elsewhere(&target) && !beside.contains(&file) {
+            let line = &mut lines[number - 1];
+            *line = line.replace(&format!("]({target})"), &format!("]({repository}/{target})"));
+        }
+    }
+    lines.concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +209,16 @@ mod tests {
         );
         assert_eq!(unlisted(&root).unwrap(), ["docs/two.md is not in docs/SUMMARY.md"]);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn links_to_what_is_not_there_lead_to_the_repository() {
+        let text = "[a](docs/a.md#x) [b](#b)\n[c](CHANGES.md#1) [d](https://d) [a](docs/a.md)\n";
+        assert_eq!(
+            with_absolute_links(text, &["CHANGES.md"], "https://r"),
+            "[a](https://r/docs/a.md#x) [b](#b)\n\
+             [c](CHANGES.md#1) [d](https://d) [a](https://r/docs/a.md)\n"
+        );
     }
 
     #[test]

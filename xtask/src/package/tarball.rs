@@ -1,9 +1,25 @@
 //! The archive that can be unpacked and used anywhere, or installed under a prefix.
 
+use anyhow::Context;
+
 use super::archive::Tree;
 use super::build::{Built, check_size, read};
 use super::licences;
+use crate::book;
 use crate::workspace::root;
+
+/// The texts of the repository that are inside.
+const TEXTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
+
+/// One of them. The files that it links to are not inside, so the links lead to the repository.
+fn text(name: &str) -> anyhow::Result<Vec<u8>> {
+    let bytes = read(&root().join(name))?;
+    if !name.ends_with(".md") {
+        return Ok(bytes);
+    }
+    let text = String::from_utf8(bytes).with_context(|| format!("{name} is no text"))?;
+    Ok(book::with_absolute_links(&text, &TEXTS, book::REPOSITORY).into_bytes())
+}
 
 pub(super) fn make(built: &Built, sbom: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut tree = Tree::default();
@@ -14,8 +30,8 @@ pub(super) fn make(built: &Built, sbom: &[u8]) -> anyhow::Result<Vec<u8>> {
     tree.file(format!("share/doc/anyverbs/{}", licences::NAME), &built.licences[..]);
     tree.file("sbom.cdx.json", sbom);
     tree.executable("install.sh", read(&root().join("packaging/install.sh"))?);
-    for name in ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {
-        tree.file(name, read(&root().join(name))?);
+    for name in TEXTS {
+        tree.file(name, text(name)?);
     }
     check_size("the tarball", &tree)?;
     tree.tar_gz(&format!("{}/", built.stem()), built.epoch)
@@ -86,6 +102,16 @@ mod tests {
     impl Drop for Unpacked {
         fn drop(&mut self) {
             fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn no_text_links_to_a_file_that_is_not_inside() {
+        for name in ["README.md", "CHANGELOG.md"] {
+            let text = String::from_utf8(text(name).unwrap()).unwrap();
+            for target in ["](docs/", "](examples", "](SECURITY.md", "](conformance/"] {
+                assert!(!text.contains(target), "{name}: {target}");
+            }
         }
     }
 
