@@ -46,6 +46,18 @@
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
 //!
+//! # The log
+//!
+//! The device tells why a request, a connection or a call failed, as events of the crate [`tracing`]. They are seen only if the program
+//! installs a subscriber, such as that of the crate `tracing-subscriber`:
+//!
+//! ```ignore
+//! use tracing_subscriber::filter::LevelFilter;
+//! tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(LevelFilter::WARN).init();
+//! ```
+//!
+//! The level `ERROR` has the failures alone, and `DEBUG` also each call that was refused.
+//!
 //! # Beside other crates
 //!
 //! `ibverbs`, `sideway`, `rdma-io` and `async-rdma` use the system's libibverbs and so run on any device that has a provider. They run
