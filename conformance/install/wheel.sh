@@ -13,6 +13,7 @@ import os
 import subprocess
 
 import anyverbs
+import pytest
 
 
 def test_lib_dir():
@@ -32,6 +33,10 @@ def test_options():
 
 def test_run(anyverbs_run):
     assert anyverbs_run(["sh", "-c", "exit 7"]).returncode == 7
+    # A text is one word.
+    assert b"anyverbs0" in anyverbs_run("ibv_devices", stdout=subprocess.PIPE, check=True).stdout
+    with pytest.raises(TypeError):
+        anyverbs_run(["ibv_devices"], options="--device other0")
     out = anyverbs_run(["ibv_devices"], options=["--device", "other0"], stdout=subprocess.PIPE)
     assert b"other0" in out.stdout
 

@@ -28,6 +28,8 @@ def lib_dir():
 
 def command(*program, options=()):
     """The command line that runs ``program`` on the device; ``options`` are those of ``anyverbs run``."""
+    if isinstance(options, (str, bytes)):
+        raise TypeError("options is a text: expected a list, such as ['--devices', '2']")
     return [executable(), "run"] + list(options) + ["--"] + list(program)
 
 

@@ -1,5 +1,6 @@
 """Fixtures for pytest."""
 
+import os
 import subprocess
 
 import pytest
@@ -22,6 +23,9 @@ def anyverbs_run():
     """
 
     def run(program, options=(), **keywords):
+        if isinstance(program, (str, bytes, os.PathLike)):
+            # As for ``subprocess.run``.
+            program = [program]
         return subprocess.run(anyverbs.command(*program, options=options), **keywords)
 
     return run
