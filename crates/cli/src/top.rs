@@ -4,7 +4,7 @@ mod screen;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,9 @@ fn watch(looker: &mut Looker) -> anyhow::Result<ExitCode> {
         let more = lines.len().saturating_sub(scroll + room);
         let footer =
             if more > 0 { format!("{more} more lines below; q ends") } else { "q ends".into() };
-        screen.show(lines.iter().skip(scroll).take(room).copied(), &footer)?;
+        if screen.show(lines.iter().skip(scroll).take(room).copied(), &footer)? == Key::End {
+            return Ok(ExitCode::SUCCESS);
+        }
         // A process that is stopped is not waited for: the screen answers to keys.
         match screen.key(next.saturating_duration_since(Instant::now()))? {
             Key::End => return Ok(ExitCode::SUCCESS),
@@ -241,13 +243,6 @@ pub(crate) fn queue_pairs(
         let _ = writeln!(text, "  and {} more", page.process.left_out);
     }
     text
-}
-
-/// Writes to the terminal.
-fn write_all(bytes: &[u8]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes)?;
-    out.flush()
 }
 
 #[cfg(test)]

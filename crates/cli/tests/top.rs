@@ -274,11 +274,8 @@ fn a_hostile_page_neither_breaks_the_list_nor_moves_the_cursor() {
     }
 }
 
-/// A terminal of 80 columns and 24 rows: what is written to it.
-#[test]
-fn the_screen_fits_a_terminal_and_is_given_back() {
-    let [_receiver, sender] = pair();
-    seen_when(sender.pid(), |process| !process["page"].is_null());
+/// A terminal of 80 columns and 24 rows: its end for the test, and that for a program.
+fn terminal() -> [OwnedFd; 2] {
     let (mut ours, mut theirs) = (0, 0);
     let mut size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: live values; the name and the attributes are not asked for or given.
@@ -293,7 +290,44 @@ fn the_screen_fits_a_terminal_and_is_given_back() {
     };
     assert_eq!(made, 0);
     // SAFETY: descriptors that the call has made, and that nobody else has.
-    let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// As after Ctrl-S.
+#[test]
+fn the_screen_ends_though_its_terminal_takes_no_output() {
+    let [ours, theirs] = terminal();
+    let mut child =
+        anyverbs(&["top"]).stdin(theirs.try_clone().unwrap()).stdout(theirs).spawn().unwrap();
+    let mut terminal = std::fs::File::from(ours);
+    let mut said = Vec::<u8>::new();
+    while !said.windows(3).any(|w| w == b"\x1b[H") {
+        let mut bytes = [0; 4096];
+        let n = terminal.read(&mut bytes).unwrap();
+        said.extend(&bytes[..n]);
+    }
+    terminal.write_all(b"\x13").unwrap();
+    // It writes each second, and waits for room then.
+    std::thread::sleep(Duration::from_secs(3));
+    // SAFETY: a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(30) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it waits for the terminal");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What is written to a terminal.
+#[test]
+fn the_screen_fits_a_terminal_and_is_given_back() {
+    let [_receiver, sender] = pair();
+    seen_when(sender.pid(), |process| !process["page"].is_null());
+    let [ours, theirs] = terminal();
     let mut child =
         anyverbs(&["top"]).stdin(theirs.try_clone().unwrap()).stdout(theirs).spawn().unwrap();
     let mut terminal = std::fs::File::from(ours);

@@ -1,17 +1,22 @@
 //! The terminal as a full screen: a few sequences that every terminal knows, and termios(3).
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
 use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
-
-use super::write_all;
 
 /// Another screen, without a cursor.
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
 /// The terminal's size where it tells none.
 const SIZE: (usize, usize) = (80, 24);
+
+/// The most that is written at once. A terminal that has room for anything mostly has room for that.
+const PIECE: usize = 256;
+/// Longest wait for room for the last bytes.
+const LAST_WAIT: Duration = Duration::from_millis(300);
 
 /// A wish of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +34,45 @@ pub(super) enum Key {
 #[derive(Debug)]
 pub(super) struct Screen {
     before: libc::termios,
+    out: File,
+    /// The user wished to end while there was no room.
+    ended: bool,
     /// Signals that would leave the terminal as it is now, and that of its size.
     signals: OwnedFd,
     mask: libc::sigset_t,
+}
+
+fn entry(fd: libc::c_int, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+/// How many entries have something; `None` if a signal came before.
+fn poll(set: &mut [libc::pollfd], within: Option<Duration>) -> io::Result<Option<usize>> {
+    let timeout = within.map_or(-1, |within| within.as_millis().min(60_000) as i32);
+    // SAFETY: live entries, and their number.
+    let n = unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout) };
+    if n < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::Interrupted { Ok(None) } else { Err(error) };
+    }
+    Ok(Some(n as usize))
+}
+
+/// The terminal, opened anew: a write to it does not wait, and those of other programs do as before. Standard output where
+/// that is refused.
+fn output() -> io::Result<File> {
+    let anew = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open("/proc/self/fd/1");
+    if let Ok(file) = anew {
+        return Ok(file);
+    }
+    // SAFETY: a new descriptor, which nobody else has, or an error.
+    unsafe {
+        let fd = libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 0);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(File::from_raw_fd(fd)) }
+    }
 }
 
 impl Screen {
@@ -64,8 +105,9 @@ impl Screen {
             if libc::tcsetattr(libc::STDIN_FILENO, libc::TCSADRAIN, &raw const raw) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            let screen = Self { before, signals, mask };
-            write_all(ENTER)?;
+            let out = output()?;
+            let mut screen = Self { before, out, signals, mask, ended: false };
+            screen.write(ENTER)?;
             Ok(screen)
         }
     }
@@ -81,7 +123,7 @@ impl Screen {
         size.filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or(SIZE)
     }
 
-    /// Shows lines, each no longer than the terminal is wide, and one at its bottom.
+    /// Shows lines, each no longer than the terminal is wide, and one at its bottom. `Key::End` as of [`key`](Self::key).
     ///
     /// # Errors
     /// Those of write(2).
@@ -89,7 +131,7 @@ impl Screen {
         &mut self,
         lines: impl Iterator<Item = &'a str>,
         footer: &str,
-    ) -> io::Result<()> {
+    ) -> io::Result<Key> {
         let (columns, rows) = self.size();
         let mut out = String::from("\x1b[H");
         for line in lines {
@@ -99,7 +141,43 @@ impl Screen {
         }
         let footer = crate::look::cut(footer, columns);
         out.push_str(&format!("\x1b[J\x1b[{rows};1H\x1b[7m{footer}\x1b[0m\x1b[K"));
-        write_all(out.as_bytes())
+        self.write(out.as_bytes())
+    }
+
+    /// Writes all. While the terminal takes no output, it looks for the wish to end: then `Key::End`, else `Key::None`.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<Key> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mut set = [
+                entry(self.out.as_raw_fd(), libc::POLLOUT),
+                entry(self.signals.as_raw_fd(), libc::POLLIN),
+                entry(libc::STDIN_FILENO, libc::POLLIN),
+            ];
+            poll(&mut set, None)?;
+            let written = if set[0].revents != 0 { self.write_piece(rest)? } else { 0 };
+            rest = &rest[written..];
+            if written == 0
+                && set[1..].iter().any(|entry| entry.revents != 0)
+                && self.key(Duration::ZERO)? == Key::End
+            {
+                self.ended = true;
+                return Ok(Key::End);
+            }
+            if written == 0 && set[0].revents != 0 {
+                // There is some room, and too little.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(Key::None)
+    }
+
+    /// Writes what there is room for. The number of bytes.
+    fn write_piece(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.out.write(&bytes[..bytes.len().min(PIECE)]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            done => done,
+        }
     }
 
     /// Waits for a key.
@@ -107,21 +185,17 @@ impl Screen {
     /// # Errors
     /// Those of poll(2).
     pub(super) fn key(&mut self, within: Duration) -> io::Result<Key> {
-        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut set = [entry(libc::STDIN_FILENO), entry(self.signals.as_raw_fd())];
-        let timeout = within.as_millis().min(60_000) as i32;
-        // SAFETY: two live entries.
-        let n = unsafe { libc::poll(set.as_mut_ptr(), 2, timeout) };
-        if n < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted {
-                Ok(Key::Other)
-            } else {
-                Err(error)
-            };
+        if self.ended {
+            return Ok(Key::End);
         }
-        if n == 0 {
-            return Ok(Key::None);
+        let mut set = [
+            entry(libc::STDIN_FILENO, libc::POLLIN),
+            entry(self.signals.as_raw_fd(), libc::POLLIN),
+        ];
+        match poll(&mut set, Some(within))? {
+            None => return Ok(Key::Other),
+            Some(0) => return Ok(Key::None),
+            Some(_) => {}
         }
         if set[1].revents != 0 {
             // SAFETY: plain data, and a live value of its size.
@@ -158,10 +232,21 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        let _ = write_all(LEAVE);
+        let mut rest = LEAVE;
+        while !rest.is_empty() {
+            let mut set = [entry(self.out.as_raw_fd(), libc::POLLOUT)];
+            if !matches!(poll(&mut set, Some(LAST_WAIT)), Ok(Some(1..))) {
+                break;
+            }
+            match self.write_piece(rest) {
+                Ok(n) => rest = &rest[n..],
+                Err(_) => break,
+            }
+        }
         // SAFETY: values that the calls above have filled.
         unsafe {
-            libc::tcsetattr(libc::STDIN_FILENO, libc::TCSADRAIN, &raw const self.before);
+            // It does not wait for a terminal that takes no output.
+            libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const self.before);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
         }
     }
