@@ -135,6 +135,7 @@ impl Device {
     pub(crate) fn details(&self, number: usize) -> Details {
         let port = |port| PortDetails {
             gids: self.core.gids.listed(port),
+            unusable: self.core.gids.unusable(port),
             pkeys: self.core.pkeys_of(port).to_vec(),
             attr: self.port_attr(port),
         };

@@ -50,6 +50,8 @@ pub(crate) struct Port {
     pub(crate) lid: u16,
     pub(crate) gid_tbl_len: u32,
     pub(crate) gids: Vec<Gid>,
+    /// Why it has fewer addresses than it was given.
+    pub(crate) unusable: Vec<String>,
     pub(crate) pkeys: Vec<u16>,
     /// As sysfs writes it.
     pub(crate) rate: String,
@@ -198,6 +200,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
         lid: port.attr.lid,
         gid_tbl_len: port.attr.gid_tbl_len,
         gids: port.gids.iter().map(Gid::of).collect(),
+        unusable: port.unusable.clone(),
         pkeys: port.pkeys.iter().map(|pkey| pkey.0).collect(),
         rate: format!("{} Gb/sec ({})", port.attr.rate.gbps, port.attr.rate.lanes),
     };
@@ -289,6 +292,7 @@ pub(crate) fn example() -> Device {
             lid: 0x8001,
             gid_tbl_len: 16,
             pkeys: vec![0xffff, 0x8001],
+            unusable: Vec::new(),
             gids: vec![
                 gid(0, std::net::Ipv4Addr::LOCALHOST.into()),
                 gid(2, Ipv6Addr::LOCALHOST.into()),

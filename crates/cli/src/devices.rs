@@ -45,6 +45,9 @@ fn describe(device: &Device) -> String {
     }
     let _ = writeln!(text, "  links      {}", device.links.join(", "));
     for (number, port) in device.numbered() {
+        for reason in &port.unusable {
+            let _ = writeln!(text, "  unusable   {reason}");
+        }
         match device.ports.len() {
             1 => text.push_str("  GID table\n"),
             _ => _ = writeln!(text, "  GID table of port {number}"),

@@ -7,6 +7,7 @@ mod start;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use crate::args::Doctor;
@@ -67,6 +68,8 @@ pub(crate) fn print(args: &Doctor) -> anyhow::Result<ExitCode> {
 /// One line: ready, or what to do first.
 fn verdict(findings: &[Finding], program: Option<&OsString>) -> String {
     let stops: Vec<_> = findings.iter().filter(|f| f.severity == Severity::Stop).collect();
+    // A directory was looked at for what lies in it.
+    let program = program.filter(|name| !Path::new(name).is_dir());
     let program = program.map_or_else(|| "PROGRAM".into(), |name| name.to_string_lossy());
     match stops[..] {
         [] => format!("ready: anyverbs run -- {program}"),
@@ -105,6 +108,7 @@ mod tests {
         let slow = Finding::new(Severity::Slow, "slow", "hurry");
         assert_eq!(verdict(std::slice::from_ref(&slow), None), "ready: anyverbs run -- PROGRAM");
         assert_eq!(verdict(&[], Some(&"./x".into())), "ready: anyverbs run -- ./x");
+        assert_eq!(verdict(&[], Some(&"/tmp".into())), "ready: anyverbs run -- PROGRAM");
         let one = [slow, stop("a")];
         assert_eq!(verdict(&one, None), "not ready: a. To do: mend a");
         let two = [stop("a"), stop("b")];

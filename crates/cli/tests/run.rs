@@ -60,6 +60,17 @@ fn the_programs_status_is_the_launchers() {
 }
 
 #[test]
+fn what_cannot_be_run_is_told_once() {
+    let scratch = Scratch::new("directory");
+    let directory = scratch.0.to_str().unwrap();
+    let output = scratch.run(&["--", directory]).stderr(Stdio::piped()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(126), "{error}");
+    assert!(error.contains(&format!("cannot run {directory}: ")), "{error}");
+    assert!(!error.contains("it will not find the device"), "{error}");
+}
+
+#[test]
 fn a_variable_that_is_no_setting_is_told_once() {
     let scratch = Scratch::new("misspelt");
     let mut command = scratch.run(&["--no-preload", "--no-view", "--", "sh", "-c", "exit 7"]);

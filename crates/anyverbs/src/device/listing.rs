@@ -47,6 +47,8 @@ pub struct Details {
 pub struct PortDetails {
     /// The addresses in its GID table.
     pub gids: Vec<GidEntry>,
+    /// Why it has fewer addresses than it was given: an interface that does not exist or is down, for instance.
+    pub unusable: Vec<String>,
     /// Its P_Keys.
     pub pkeys: Vec<PKey>,
     /// Its attributes.

@@ -92,6 +92,10 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
     };
     let describe = |(name, port): (String, &Port)| {
         let Some(gid) = port.address() else {
+            if !port.unusable.is_empty() {
+                let (what, why) = (format!("{name} has no address"), port.unusable.join(", and "));
+                return Finding::stop(&what, &anyhow::anyhow!(why));
+            }
             return Finding::new(
                 Severity::Stop,
                 format!("{name} has no address"),

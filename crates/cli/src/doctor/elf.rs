@@ -14,11 +14,15 @@ use object::elf::{
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
 use super::loading::{Loader, Wish};
-use super::start::{Caller, chain};
+use super::start::{self, Caller, chain};
 use super::{Finding, Severity};
 
 /// The reason why a program cannot be run on the device, and the remedy. Of a script the interpreters count.
 pub(crate) fn hindrance(path: &Path) -> Option<(String, &'static str)> {
+    // Nothing runs then, and the attempt says so.
+    if !start::is_executable(path) {
+        return None;
+    }
     let caller = Caller::current();
     chain(path).iter().find_map(|program| {
         let mut shown = program.display().to_string();
@@ -61,6 +65,14 @@ pub(super) fn program(name: &Path, loader: &Loader) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     if !path.is_dir() {
+        if !start::is_executable(&path) {
+            let remedy = match linking(&path) {
+                Ok(Linking::Unknown) => "name a program".to_owned(),
+                _ => format!("chmod +x {}, or check the path", path.display()),
+            };
+            let what = format!("{} is not executable", path.display());
+            return vec![Finding::new(Severity::Stop, what, remedy)];
+        }
         if let Some((what, remedy)) = hindrance(&path) {
             return vec![Finding::new(Severity::Stop, what, remedy)];
         }
@@ -123,9 +135,14 @@ pub(crate) fn find(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return name.exists().then(|| name.to_owned());
     }
-    env::split_paths(&anyverbs_environment::variable("PATH")?)
-        .map(|dir| dir.join(name))
-        .find(|path| path.is_file())
+    let paths = anyverbs_environment::variable("PATH")?;
+    let mut files =
+        env::split_paths(&paths).map(|dir| dir.join(name)).filter(|path| path.is_file());
+    let first = files.next()?;
+    if start::is_executable(&first) {
+        return Some(first);
+    }
+    Some(files.find(|path| start::is_executable(path)).unwrap_or(first))
 }
 
 #[derive(Debug, PartialEq, Eq)]

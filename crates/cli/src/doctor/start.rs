@@ -13,6 +13,13 @@ use super::elf::find;
 /// The kernel follows so many interpreters of interpreters.
 const MOST: usize = 5;
 
+/// Whether this user may execute a file.
+pub(super) fn is_executable(path: &Path) -> bool {
+    // SAFETY: a path with its end.
+    let may = |path: CString| unsafe { libc::access(path.as_ptr(), libc::X_OK) == 0 };
+    path.is_file() && CString::new(path.as_os_str().as_bytes()).is_ok_and(may)
+}
+
 /// A program, and the interpreters that run it if it is a script. The last one is what the loader gets.
 pub(super) fn chain(program: &Path) -> Vec<PathBuf> {
     let mut chain = vec![program.to_owned()];
