@@ -1,5 +1,7 @@
 //! `anyverbs explain`: the pages of the causes, and of the checks.
 
+mod page;
+
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -14,7 +16,7 @@ pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
     }
     let word = words.join(" ");
     if let Some(check) = Check::ALL.iter().find(|check| check.id() == word) {
-        return write_out(check.page().as_bytes());
+        return write_out(page::shown(check.page(), page::columns()).as_bytes());
     }
     let Some(section) = anyverbs_causes::find(&word) else {
         if words.len() > 1 {
@@ -29,7 +31,7 @@ pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
     let hint = hint.map_or(String::new(), |name| {
         format!("\n{word} is an error number, too: `anyverbs explain {name}`.\n")
     });
-    write_out(format!("{section}\n{hint}").as_bytes())
+    write_out(format!("{}{hint}", page::shown(&section, page::columns())).as_bytes())
 }
 
 /// The pages of several words.

@@ -34,7 +34,7 @@ pub(crate) fn print(args: &Report) -> anyhow::Result<ExitCode> {
         );
     }
     for file in &story.empty {
-        eprintln!("anyverbs: {file} is empty");
+        eprintln!("anyverbs: no findings in {file}");
     }
     let page = page(&story);
     match &args.output {

@@ -46,6 +46,31 @@ fn it_lists_all_words() {
 }
 
 #[test]
+fn pages_fit_80_columns_and_show_the_texts_of_links() {
+    let all = explain(&[]);
+    let words = String::from_utf8(all.stdout).unwrap();
+    let words: Vec<_> =
+        words.lines().filter_map(|line| line.trim_start().split([' ', ':']).next()).collect();
+    let (mut long, mut seen) = (Vec::new(), 0);
+    for word in words {
+        let output = explain(&[word]);
+        if !output.status.success() {
+            continue;
+        }
+        seen += 1;
+        let text = String::from_utf8(output.stdout).unwrap();
+        let is_free = |line: &&str| !line.starts_with(['#', '|', ' ']);
+        for line in text.lines().filter(is_free) {
+            if line.contains("](") || (line.chars().count() > 80 && line.contains(' ')) {
+                long.push(format!("{word}: {line}"));
+            }
+        }
+    }
+    assert!(seen > 50, "{seen}");
+    assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+#[test]
 fn an_unknown_word_fails_with_one_line() {
     let output = explain(&["EWHAT"]);
     assert_eq!(output.status.code(), Some(125));

@@ -138,9 +138,10 @@ impl Story {
         }
         story.sort();
         if story.events.is_empty() && story.findings.is_empty() {
-            let empty =
-                story.empty.iter().map(|file| format!("{file} is empty; ")).collect::<String>();
-            bail!("{empty}there is no event and no finding: did the program use the device?");
+            if story.empty.is_empty() {
+                bail!("there is no event and no finding: did the program use the device?");
+            }
+            bail!("no findings in {}, and no events", story.empty.join(", "));
         }
         Ok(story)
     }
