@@ -27,7 +27,7 @@ The program finds this library in place of the system's libibverbs and librdmacm
 
 With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only.
 
-Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.";
+Exit status: the program's own; 2 if its own options are wrong, 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -37,7 +37,7 @@ Examples:
   anyverbs run --sockets -- iperf3 -s
   anyverbs run --devices 8 --persona mlx5 -- ibv_devices
   anyverbs run --capture packets.pcapng -- mpirun -n 2 ./my_test
-  anyverbs run --faults 'drop 1% of packets; on qp 2: send 12 never completes' -- ./my_test
+  anyverbs run --faults 'drop 1% of packets' -- ./my_test
   anyverbs run --print-env -- true";
 
 /// Run programs of libibverbs and librdmacm as they are, on an RDMA device in user space: without hardware, kernel module or root.
@@ -97,7 +97,7 @@ pub(crate) enum Command {
     Cdi(Cdi),
     /// Print the completion script of a shell
     #[command(
-        after_help = "Example:\n  anyverbs completions bash > ~/.local/share/bash-completion/completions/anyverbs"
+        after_help = "Example:\n  anyverbs completions bash > \\\n    ~/.local/share/bash-completion/completions/anyverbs"
     )]
     Completions {
         /// The shell
@@ -354,7 +354,8 @@ It looks at the processes of your user each second, until it is ended by a signa
 
 Example:
   anyverbs sysfs /run/anyverbs &
-  node_exporter --path.sysfs=/run/anyverbs/sys --collector.disable-defaults --collector.infiniband")]
+  node_exporter --path.sysfs=/run/anyverbs/sys \\
+    --collector.disable-defaults --collector.infiniband")]
 pub(crate) struct Sysfs {
     #[command(flatten)]
     pub(crate) settings: Settings,
@@ -425,11 +426,12 @@ pub(crate) enum ShowWhat {
 }
 
 /// A number, decimal or hexadecimal.
-fn number(text: &str) -> Result<u32, std::num::ParseIntError> {
-    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+fn number(text: &str) -> Result<u32, &'static str> {
+    let number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
-    }
+    };
+    number.map_err(|_| "expected a number such as 0x30011")
 }
 
 #[derive(Debug, ClapArgs)]
@@ -448,7 +450,8 @@ A container that is started with `--device anyverbs/rdma=anyverbs0` has the libr
 Examples:
   sudo anyverbs cdi --output /etc/cdi/anyverbs.json
   podman run --rm --device anyverbs/rdma=anyverbs0 IMAGE ibv_devinfo
-  docker run --rm --device anyverbs/rdma=anyverbs0 IMAGE anyverbs run -- python3 my_program.py")]
+  docker run --rm --device anyverbs/rdma=anyverbs0 IMAGE \\
+    anyverbs run -- python3 my_program.py")]
 pub(crate) struct Cdi {
     #[command(flatten)]
     pub(crate) settings: Settings,

@@ -61,7 +61,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(doctor) => doctor::print(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "anyverbs", &mut script);
+            clap_complete::generate(shell, &mut visible(), "anyverbs", &mut script);
             write_out(&script)
         }
         Command::DeviceFacts => device::answer(),
@@ -81,6 +81,14 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The command line without the commands that users do not call: the generator of completions knows no hidden ones.
+fn visible() -> clap::Command {
+    let all = Args::command();
+    let commands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let commands: Vec<_> = commands.collect();
+    clap::Command::new("anyverbs").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
+}
+
 /// Prints the directory of the libraries in one line.
 fn print_lib_dir(settings: &args::Settings) -> anyhow::Result<ExitCode> {
     let dir = libraries::find(settings)?.into_os_string();
@@ -90,7 +98,8 @@ fn print_lib_dir(settings: &args::Settings) -> anyhow::Result<ExitCode> {
 /// Writes the manual page to standard output, or one page per command into a directory.
 fn manual(directory: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
     use anyhow::Context;
-    let command = Args::command();
+    // It has no page.
+    let command = Args::command().disable_help_subcommand(true);
     let Some(directory) = directory else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page)?;
