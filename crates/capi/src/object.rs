@@ -174,7 +174,8 @@ fn nothing<P>(pointer: *const P) -> Errno {
         Kind::Other => name.rsplit("::").next().unwrap_or(name),
         kind => kind.name(),
     };
-    if pointer.is_null() {
+    // The outer structure of a context that is NULL begins a little before that.
+    if pointer.is_null() || pointer.addr() > usize::MAX - 4096 {
         return Errno::invalid_in_words(&format_args!("the pointer to a {kind} is NULL"));
     }
     check::uses_dead(pointer);

@@ -548,6 +548,7 @@ fn refused_calls_say_once_why() {
         ("with access 0x2: remote write and atomic access need local write access", "AV8014"),
         ("4096 bytes at 0xffffffffffffffc0: the range wraps around", "AV8004"),
         ("ibv_reg_mr: access is 0x8000, and 0x8000 is no access flag", "AV8004"),
+        ("ibv_alloc_pd: the pointer to a context is NULL", "EINVAL"),
         ("qp_type is 99, which is no type of a queue pair", "AV8004"),
         ("send_cq is NULL", "AV8004"),
         ("cqe is 0, and it must be between 1 and", "AV8004"),
@@ -576,7 +577,7 @@ fn refused_calls_say_once_why() {
         let is_one = lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(cause);
         assert!(is_one, "{text}: {lines:?}\n{said}");
     }
-    assert_eq!(said.matches("refused: ").count(), 26, "{said}");
+    assert_eq!(said.matches("refused: ").count(), 27, "{said}");
 }
 
 /// Exported calls that refuse no zeros: they return nothing, answer, or are tried out. All others must say why.

@@ -149,7 +149,11 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 
 /// A program's descriptor of a dma-buf, for the time of a call.
 fn dmabuf<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
-    if fd < 0 {
+    if fd == -1 {
+        // UCX asks by this whether the call is there.
+        tracing::debug!("refused: ibv_reg_dmabuf_mr: fd is -1");
+        Err(Errno::said(libc::EBADF))
+    } else if fd < 0 {
         Err(Errno::because(libc::EBADF, "fd is no descriptor"))
     } else {
         // SAFETY: every call on it fails (`EBADF`) for a number that is no descriptor; -1 is none of those.

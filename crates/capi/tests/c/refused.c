@@ -12,6 +12,9 @@ static void registers(void)
 	IS_NULL(ibv_reg_mr(pd, buf, 64, IBV_ACCESS_REMOTE_WRITE), EINVAL);
 	IS_NULL(ibv_reg_mr(pd, (void *)(UINTPTR_MAX - 63), 4096, 0), EINVAL);
 	IS_NULL(ibv_reg_mr(pd, buf, 64, 1 << 15), EINVAL);
+	/* By this programs ask whether the call is there. */
+	IS_NULL(ibv_reg_dmabuf_mr(pd, 0, 64, 0, -1, 0), EBADF);
+	IS_NULL(ibv_alloc_pd(NULL), EINVAL);
 }
 
 static void creates(void)
