@@ -211,7 +211,7 @@ fn unsafe_requests_are_refused(device: &impl Verbs, is_system: bool) {
     let ([a, b], _) = pair(device, &pd, QpType::Ud);
     let of_b = [&a, &b].map(|qp| device.endpoint(qp).unwrap())[1];
     assert_eq!(a.send(1, &memory), refused(PostSendError::NoDestination));
-    let nowhere = RemoteSlice { va: 0x1000, len: 8, rkey: 1 };
+    let nowhere = RemoteSlice { va: 0x1000, len: 256, rkey: 1 };
     assert_eq!(a.write(1, &memory, &nowhere), refused(PostSendError::NoDestination));
     let word = memory.slice(..8);
     assert_eq!(a.fetch_add(1, &word, &nowhere, 1), refused(PostSendError::NoDestination));
