@@ -31,7 +31,7 @@ pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
     let hint = hint.map_or(String::new(), |name| {
         format!("\n{word} is an error number, too: `anyverbs explain {name}`.\n")
     });
-    write_out(format!("{}{hint}", page::shown(&section, page::columns())).as_bytes())
+    write_out(format!("{}{hint}", page::shown(section, page::columns())).as_bytes())
 }
 
 /// The pages of several words.

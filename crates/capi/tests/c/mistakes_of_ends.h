@@ -11,6 +11,9 @@ static void ended_before_a_poll(struct end *a, struct end *b)
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	OK(ibv_modify_qp(b->qp, &reset, IBV_QP_STATE));
 	connect_ends(&other, b);
+	/* 655 ms, the longest: the SEND is not repeated before the ends. */
+	struct ibv_qp_attr slow = { .min_rnr_timer = 0 };
+	OK(ibv_modify_qp(b->qp, &slow, IBV_QP_MIN_RNR_TIMER));
 	if (!wrong)
 		OK(post_recv(b, 1, 64));
 	OK(post_send(&other, 2, 8, IBV_SEND_SIGNALED));
