@@ -54,6 +54,14 @@ pub(crate) fn made<P>(pointer: *const P) {
     }
 }
 
+/// A call for this object has no place where it stands: this is wrong.
+#[cold]
+pub(crate) fn is_out_of_order<P>(pointer: *const P, wrong: &str) {
+    if let Some(checker) = checker() {
+        checker.ledger().is_out_of_order(pointer as usize, wrong);
+    }
+}
+
 /// The program closes a context.
 pub(crate) fn closes(pointer: *const verbs_context) {
     if let Some(checker) = checker() {

@@ -53,6 +53,11 @@ impl<T> Session<T> {
         self.owner.load(Ordering::Relaxed) == me()
     }
 
+    /// Whether any thread has the object.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) != 0
+    }
+
     /// The state, for the thread that began; `None` for others.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // SAFETY: this thread is the owner, and `f` is code of this library that does not come back here.

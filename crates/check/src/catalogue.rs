@@ -64,6 +64,7 @@ checks! {
     PkeyMismatch "pkey-mismatch";
     DatagramUnreceived "datagram-without-receive";
     DatagramTooLong "datagram-too-long";
+    OutOfOrder "extended-calls-out-of-order";
     Persona "refused-by-persona";
     Leak "leak";
 }

@@ -354,6 +354,15 @@ impl Ledger {
         self.cqs.entry(address).or_default().capacity = capacity;
     }
 
+    /// A call of a row of calls for an object has no place where it stands: this is wrong.
+    pub fn is_out_of_order(&mut self, address: usize, wrong: &str) {
+        let Some(object) = self.objects.get(&address) else { return };
+        let name = object.kind.name();
+        let what = format!("{wrong} (the {name} at {address:#x})");
+        let made = self.origin(address, &format!("The {name} was made here"));
+        self.report(Check::OutOfOrder, what, vec![here(Stack::here()), made]);
+    }
+
     /// The device refuses a call for what its persona lacks.
     pub fn refused_by_persona(&mut self, refusal: &Refusal) {
         let Refusal { call, lacks, why } = refusal;

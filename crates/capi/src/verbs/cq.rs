@@ -2,7 +2,10 @@
 
 use std::{
     ffi::c_int,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
 };
 
 use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
@@ -33,6 +36,10 @@ pub(crate) struct CqInner {
     ignores_overrun: bool,
     /// The program promised that one thread at a time uses it.
     pub(crate) is_single_threaded: bool,
+    /// For the checker: the fields of a completion that the program asked for.
+    pub(crate) asked: u64,
+    /// For the checker: `ibv_next_poll` has found no completion.
+    pub(crate) is_at_end: AtomicBool,
     /// For the checker: datagrams that the device had dropped when it looked last.
     pub(crate) dropped: AtomicU64,
 }
@@ -178,6 +185,8 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
         iterator,
         ignores_overrun,
         is_single_threaded,
+        asked: attr.wc_flags,
+        is_at_end: AtomicBool::new(false),
         dropped: AtomicU64::new(0),
     };
     let published = object::publish(public, handle, inner);
@@ -251,6 +260,12 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
                 check::overrun(cq.public());
             }
             check::ending(cq_, activity, || Ok(cq.inner.device.destroy()?))?;
+            if cq.inner.iterator.is_begun() {
+                check::is_out_of_order(
+                    cq_,
+                    "ibv_destroy_cq is called between ibv_start_poll and ibv_end_poll",
+                );
+            }
             object::retire(&cq)
         }),
     )

@@ -26,7 +26,7 @@ use crate::{
         create_hash, create_raw, modify_raw, offered, qp_access,
         sanitized::sanitize_sends,
         set_send_ops,
-        watched::{activity, watch_sends},
+        watched::{activity, ends_in_row, watch_sends},
     },
 };
 
@@ -500,6 +500,7 @@ pub(crate) fn destroy_qp(qp_: *mut ibv_qp) -> c_int {
         qp(qp_).and_then(|qp| {
             look_at_drops(&qp);
             check::ending(qp_, activity, || qp.inner.device.destroy())?;
+            ends_in_row(&qp);
             object::retire(&qp)
         }),
     )

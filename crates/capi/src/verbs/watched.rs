@@ -14,7 +14,7 @@ use crate::{
     check,
     errno::Errno,
     object,
-    verbs::{self, Batch, cq_ex, qp::look_for_drops, wr},
+    verbs::{self, Batch, Qp, cq_ex, qp::look_for_drops, wr},
 };
 
 /// Lets the checker see what is posted and polled by this table.
@@ -31,6 +31,7 @@ pub(super) fn watch(ops: &mut ibv_context_ops) {
 /// Lets the checker see what is posted by `ibv_wr_complete`.
 pub(super) fn watch_sends(qp: &mut ibv_qp_ex) {
     if checker().is_some() {
+        qp.wr_start = Some(wr_start);
         qp.wr_complete = Some(wr_complete);
         qp.wr_set_inline_data = Some(wr_set_inline_data);
         qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
@@ -51,6 +52,12 @@ pub(super) fn watch_iterator(cq: &mut ibv_cq_ex) {
         cq.read_slid = Some(read_slid);
         cq.read_sl = Some(read_sl);
         cq.read_dlid_path_bits = Some(read_dlid_path_bits);
+        cq.read_vendor_err = Some(read_vendor_err);
+        cq.read_qp_num = Some(read_qp_num);
+        cq.read_completion_ts = Some(read_completion_ts);
+        cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+        cq.read_cvlan = Some(read_cvlan);
+        cq.read_flow_tag = Some(read_flow_tag);
     }
 }
 
@@ -312,6 +319,33 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     polled
 }
 
+/// As [`wr::wr_start`].
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    let batch = unsafe { object::deref(qp) }.and_then(|qp| qp.inner.batch.as_ref());
+    if batch.is_some_and(Batch::is_mine) {
+        check::is_out_of_order(
+            qp,
+            "ibv_wr_start is called again, and neither ibv_wr_complete nor ibv_wr_abort before",
+        );
+    }
+    // SAFETY: the caller's promise.
+    unsafe { wr::wr_start(qp) };
+}
+
+/// A queue pair has ended. That is wrong between `ibv_wr_start` and the end of that row.
+pub(super) fn ends_in_row(qp: &Qp) {
+    if qp.inner.batch.as_ref().is_some_and(Batch::is_begun) {
+        check::is_out_of_order(
+            qp.public(),
+            "ibv_destroy_qp is called, and neither ibv_wr_complete nor ibv_wr_abort after ibv_wr_start",
+        );
+    }
+}
+
 /// As [`verbs::wr_complete`].
 ///
 /// # Safety
@@ -382,8 +416,14 @@ pub(super) unsafe extern "C" fn start_poll(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
+        let inner = object::deref(cq).map(|cq| &cq.inner);
+        if inner.is_some_and(|inner| inner.iterator.is_mine()) {
+            let wrong = "ibv_start_poll is called again, and ibv_end_poll was not called before";
+            check::is_out_of_order(cq, wrong);
+        }
         let turn = turn(cq, "ibv_start_poll");
         let errno = cq_ex::start_poll(cq, attr);
+        set_at_end(cq, errno);
         if let Some(checker) = turn.filter(|_| errno != 0) {
             checker.ledger().ends_turn(cq as usize);
         }
@@ -400,6 +440,10 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
     unsafe {
         turn(cq, "ibv_end_poll");
+        if object::deref(cq).is_some_and(|cq| !cq.inner.iterator.is_mine()) {
+            let wrong = "ibv_end_poll is called, and no ibv_start_poll of this thread that has returned 0 is before it";
+            check::is_out_of_order(cq, wrong);
+        }
         cq_ex::end_poll(cq);
         if let Some(checker) = checker() {
             checker.ledger().ends_turn(cq as usize);
@@ -453,9 +497,58 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let errno = in_turn(cq, "ibv_next_poll", || cq_ex::next_poll(cq));
+        set_at_end(cq, errno);
         tell_present(cq, errno);
         errno
     }
+}
+
+/// Notes whether a call of this result has left a completion to look at.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn set_at_end(cq: *mut ibv_cq_ex, errno: c_int) {
+    // SAFETY: the caller's promise.
+    if let Some(cq) = unsafe { object::deref(cq) } {
+        cq.inner.is_at_end.store(errno != 0, Ordering::Relaxed);
+    }
+}
+
+/// The program reads a field, for which it needs a completion, and this flag of `ibv_create_cq_ex`; 0 is none.
+///
+/// # Safety
+/// `cq` is NULL or live.
+unsafe fn reads(cq: *mut ibv_cq_ex, call: &str, flag: ibv_create_cq_wc_flags) {
+    // SAFETY: the caller's promise.
+    let Some(inner) = (unsafe { object::deref(cq) }).map(|cq| &cq.inner) else { return };
+    if !inner.iterator.is_mine() || inner.is_at_end.load(Ordering::Relaxed) {
+        check::is_out_of_order(cq, &format!("ibv_wc_{call} is called, and there is no completion"));
+    } else if inner.asked & u64::from(flag) != u64::from(flag) {
+        let why = "wc_flags of ibv_create_cq_ex did not ask for the field";
+        check::is_out_of_order(cq, &format!("ibv_wc_{call} is called, and {why}"));
+    }
+}
+
+/// Functions that read a field which holds in a failed completion, too.
+macro_rules! plain_readers {
+    ($($name:ident: $type:ty, $flag:expr;)*) => { $(
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: NULL or live, by the caller's promise.
+            unsafe {
+                reads(cq, stringify!($name), $flag);
+                cq_ex::$name(cq)
+            }
+        }
+    )* };
+}
+
+plain_readers! {
+    read_vendor_err: u32, 0;
+    read_qp_num: u32, IBV_WC_EX_WITH_QP_NUM;
+    read_completion_ts: u64, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    read_completion_wallclock_ns: u64, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+    read_cvlan: u16, IBV_WC_EX_WITH_CVLAN;
+    read_flow_tag: u32, IBV_WC_EX_WITH_FLOW_TAG;
 }
 
 /// Stands in undefined fields.
@@ -481,10 +574,11 @@ fn poison(wc: &mut ibv_wc) {
 
 /// Functions that read a field which is undefined in a failed completion, and what they return then.
 macro_rules! readers {
-    ($($name:ident: $type:ty = $poison:expr;)*) => { $(
+    ($($name:ident: $type:ty, $flag:expr => $poison:expr;)*) => { $(
         unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             // SAFETY: NULL or live, by the caller's promise.
             unsafe {
+                reads(cq, stringify!($name), $flag);
                 let value = cq_ex::$name(cq);
                 let poison: fn($type) -> $type = $poison;
                 match failed(cq).zip(checker()) {
@@ -500,14 +594,14 @@ macro_rules! readers {
 }
 
 readers! {
-    read_opcode: ibv_wc_opcode = poisoned_opcode;
-    read_byte_len: u32 = |_| POISON;
-    read_imm_data: u32 = |_| POISON;
-    read_src_qp: u32 = |_| POISON;
-    read_wc_flags: c_uint = |_| POISON;
-    read_slid: u32 = |_| POISON;
-    read_sl: u8 = |_| POISON as u8;
-    read_dlid_path_bits: u8 = |_| POISON as u8;
+    read_opcode: ibv_wc_opcode, 0 => poisoned_opcode;
+    read_byte_len: u32, IBV_WC_EX_WITH_BYTE_LEN => |_| POISON;
+    read_imm_data: u32, IBV_WC_EX_WITH_IMM => |_| POISON;
+    read_src_qp: u32, IBV_WC_EX_WITH_SRC_QP => |_| POISON;
+    read_wc_flags: c_uint, 0 => |_| POISON;
+    read_slid: u32, IBV_WC_EX_WITH_SLID => |_| POISON;
+    read_sl: u8, IBV_WC_EX_WITH_SL => |_| POISON as u8;
+    read_dlid_path_bits: u8, IBV_WC_EX_WITH_DLID_PATH_BITS => |_| POISON as u8;
 }
 
 /// The completion that the program looks at, if it failed.

@@ -158,6 +158,18 @@ impl Batch {
     }
 }
 
+impl Batch {
+    /// Whether this thread builds requests.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.requests.is_mine()
+    }
+
+    /// Whether a thread builds requests.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.requests.is_begun()
+    }
+}
+
 impl Requests {
     fn clear(&mut self) {
         self.queued.clear();
@@ -459,7 +471,7 @@ pub(crate) fn set_send_ops(qp: &mut ibv_qp_ex) {
 
 // Every function below gets a queue pair that is live, or NULL: the promise that the SAFETY comments mean.
 
-unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+pub(super) unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     let Some(qp) = (unsafe { deref(qp) }) else { return };
     let Some(batch) = &qp.inner.batch else { return };

@@ -20,7 +20,7 @@ static struct end make(struct ibv_pd *pd, enum ibv_qp_type type)
 		return e;
 	OK(ibv_destroy_qp(e.qp));
 	OK(ibv_destroy_cq(e.cq));
-	struct ibv_cq_init_attr_ex cq = { .cqe = 32 };
+	struct ibv_cq_init_attr_ex cq = { .cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM };
 	e.cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(pd->context, &cq));
 	struct ibv_qp_init_attr_ex qp = { .send_cq = e.cq, .recv_cq = e.cq, .qp_type = type, .pd = pd,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64 },
@@ -558,6 +558,7 @@ static void use_after_destroy(struct end *a, struct end *b)
 
 #include "mistakes_of_processes.h"
 #include "mistakes_of_ends.h"
+#include "mistakes_of_rows.h"
 
 static void failed_wc_opcode(struct end *a, struct end *b)
 {
@@ -742,6 +743,9 @@ int main(int argc, char **argv)
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },
 		{ "leak", IBV_QPT_RC, leak },
+		{ "extended-calls-out-of-order", IBV_QPT_RC, extended_calls_out_of_order },
+		{ "rows-not-ended", IBV_QPT_RC, rows_not_ended },
+		{ "fields-without-completion", IBV_QPT_RC, fields_without_completion },
 		{ "ended-before-a-poll", IBV_QPT_RC, ended_before_a_poll },
 		{ "received-before-a-poll", IBV_QPT_RC, received_before_a_poll },
 		{ "changed-with-work", IBV_QPT_RC, changed_with_work },

@@ -152,6 +152,20 @@ fn the_checker_blames_the_call_that_waits() {
 }
 
 #[test]
+fn the_checker_knows_the_rows_of_the_extended_calls() {
+    let said = finds("rows-not-ended", &["extended-calls-out-of-order"; 4]);
+    for call in ["ibv_wr_start", "ibv_start_poll", "ibv_destroy_qp", "ibv_destroy_cq"] {
+        assert_eq!(said.matches(&format!("{call} is called")).count(), 1, "{call}: {said}");
+    }
+    let said = finds("fields-without-completion", &["extended-calls-out-of-order"; 2]);
+    assert!(said.contains("ibv_wc_read_qp_num is called, and wc_flags of"), "{said}");
+    assert!(
+        said.contains("ibv_wc_read_vendor_err is called, and there is no completion"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_checker_counts_the_acknowledged_events() {
     finds("unacknowledged-event-of-an-identifier", &["unacknowledged-event"]);
     let said = finds("acknowledged-too-often", &["unacknowledged-event"]);
