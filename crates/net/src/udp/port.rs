@@ -271,25 +271,25 @@ impl UdpPort {
     /// # Errors
     /// Those of recvmmsg(2) that are about this process. Errors of the network are counted.
     pub fn receive(&self, batch: &mut RxBatch) -> io::Result<usize> {
-        self.receive_from(batch, true)
+        self.receive_from(batch, true, false)
     }
 
     /// As [`receive`](Self::receive), for a caller that asks over and over. Only every eighth call asks a family that
-    /// was silent the last time, which halves the price of an empty one.
+    /// was silent the last time, which halves the price of an empty one. So does a call with `all`.
     ///
     /// # Errors
     /// Those of [`receive`](Self::receive).
-    pub fn poll(&self, batch: &mut RxBatch) -> io::Result<usize> {
-        self.receive_from(batch, false)
+    pub fn poll(&self, batch: &mut RxBatch, all: bool) -> io::Result<usize> {
+        self.receive_from(batch, false, all)
     }
 
-    fn receive_from(&self, batch: &mut RxBatch, thorough: bool) -> io::Result<usize> {
+    fn receive_from(&self, batch: &mut RxBatch, thorough: bool, all: bool) -> io::Result<usize> {
         batch.clear();
         batch.calls = batch.calls.wrapping_add(1);
         batch.asked_all = true;
         let mut received = 0;
         // A busy family is asked again first; every eighth call asks both, so that neither starves.
-        let eighth = batch.calls.is_multiple_of(8);
+        let all = all || batch.calls.is_multiple_of(8);
         let first = usize::from(batch.prefer_v6);
         for i in [first, 1 - first] {
             let Some(socket) = &self.sockets[i] else {
@@ -300,7 +300,7 @@ impl UdpPort {
                 batch.prefer_v6 = i == 1;
                 received += n;
             }
-            if !eighth && (n > 0 || !thorough) {
+            if !all && (n > 0 || !thorough) {
                 batch.asked_all = false;
                 break;
             }

@@ -464,7 +464,8 @@ impl Driver {
     /// Reads datagrams from the sockets; how many buffers.
     fn read_sockets(&self, rx: &mut RxState, reader: Reader) -> usize {
         let read = match reader {
-            Reader::Poll { .. } => self.links.port.poll(&mut rx.batch),
+            // Timers run behind a poll that is due. They act only if all sockets were found empty.
+            Reader::Poll { is_due } => self.links.port.poll(&mut rx.batch, is_due),
             Reader::Wait | Reader::Worker => self.links.port.receive(&mut rx.batch),
         };
         let buffers = read.unwrap_or_else(|error| {

@@ -93,6 +93,20 @@ fn a_timer_waits_for_what_lies_in_the_sockets() {
     });
 }
 
+/// However often the sockets were asked before: timers wait for a look that found all of them empty.
+#[test]
+fn a_poll_that_is_due_asks_all_sockets() {
+    alone_in_process("a_poll_that_is_due_asks_all_sockets", || {
+        let driver = stopped();
+        for n in 1..20 {
+            driver.receive(Reader::Poll { is_due: false });
+            set(driver, at(n));
+            driver.receive(Reader::Poll { is_due: true });
+            assert_eq!(driver.rx_empty_at.load(Ordering::SeqCst), at(n).as_nanos());
+        }
+    });
+}
+
 #[test]
 fn a_timer_does_not_wait_for_ever() {
     alone_in_process("a_timer_does_not_wait_for_ever", || {
