@@ -74,6 +74,10 @@ impl Ledger {
                 stacks.push(self.origin(srq, "The SRQ was made here"));
             }
         }
+        if cause == Cause::AhOfOtherPd && self.objects.contains_key(&work.ah) {
+            stacks.push(self.origin(work.ah, "The address handle was made here"));
+            stacks.push(self.origin(qp, "The queue pair was made here"));
+        }
         let dead = || posted.work.pieces.iter().find_map(|piece| self.dead_region(piece.lkey));
         if cause == Cause::LkeyDeregistered
             && let Some([made, ended]) = dead()
@@ -135,7 +139,10 @@ impl Ledger {
                 let rights = if rights.is_empty() { "none".into() } else { rights.join(", ") };
                 Some((
                     address,
-                    format!("; the rights of the region at {:#x}: {rights}", region.addr),
+                    format!(
+                        "; the region at {:#x} lacks LOCAL_WRITE, and its rights are: {rights}",
+                        region.addr
+                    ),
                 ))
             }
             Cause::LkeyOfOtherPd => {
@@ -159,5 +166,63 @@ impl Ledger {
         let address = *self.numbers.get(&own.peer)?;
         let is_mutual = self.queues.get(&address)?.peer == own.qp?.number;
         is_mutual.then_some((address, own.peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Elements, Kind, Piece, Pieces, QueuePair, Region, Work};
+    use crate::report::Reporter;
+
+    /// The report of a request that failed for this cause. Its region may not be written, and its address handle has the address 3.
+    fn report(cause: Cause) -> String {
+        let name = format!("anyverbs-failed-{}-{}", cause.number(), std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let reporter = Reporter::new("", Some(file.clone()));
+        let mut ledger = Ledger::new(reporter, |_, _| false, |_, _| vec![]);
+        ledger.made(1, Kind::Qp, 0);
+        ledger.made(2, Kind::Mr, 0);
+        ledger.made(3, Kind::Ah, 0);
+        let qp = QueuePair {
+            number: 17,
+            is_datagram: true,
+            is_uc: false,
+            is_reliable: false,
+            signals_all: false,
+            max_inline: 0,
+            max_sends: 16,
+            srq: 0,
+            pd: 0,
+            send_cq: 0,
+            recv_cq: 0,
+        };
+        ledger.made_qp(1, qp);
+        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, pd: 0, access: 4 };
+        ledger.made_region(2, region);
+        let work = Work {
+            name: "SEND",
+            wr_id: 3,
+            is_signaled: true,
+            is_inline: false,
+            elements: Elements::Read,
+            is_fenced: false,
+            ah: 3,
+            pieces: Pieces::from_iter([Piece { addr: 4096, len: 64, lkey: 5 }]),
+        };
+        ledger.post_sends(1, [work].into_iter(), || (1, false));
+        let cause = cause.number().into();
+        ledger.polled(&Completion { number: 17, wr_id: 3, is_receive: false, status: 2, cause });
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_failure_names_the_missing_right_and_the_address_handle() {
+        let text = report(Cause::LkeyRight);
+        assert!(text.contains("lacks LOCAL_WRITE, and its rights are: REMOTE_READ"), "{text}");
+        let text = report(Cause::AhOfOtherPd);
+        assert!(text.contains("The address handle was made here"), "{text}");
     }
 }
