@@ -179,8 +179,9 @@ impl Ledger {
         }
         object.unacknowledged.retain(|event| event.count > 0);
         if left > 0 {
+            let events = if count == 1 { "event" } else { "events" };
             let what = format!(
-                "the call acknowledges {count} events of the {name} at {address:#x}, and {} of them were read and not acknowledged before",
+                "the call acknowledges {count} {events} of the {name} at {address:#x}, and {} of them were read and not acknowledged before",
                 count - left
             );
             let made = self.origin(address, &format!("The {name} was made here"));
