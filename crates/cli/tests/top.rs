@@ -322,7 +322,7 @@ fn the_screen_ends_though_its_terminal_takes_no_output() {
     }
 }
 
-/// What is written to a terminal.
+/// The text that goes to a terminal is looked at.
 #[test]
 fn the_screen_fits_a_terminal_and_is_given_back() {
     let [_receiver, sender] = pair();

@@ -51,7 +51,7 @@ pub enum Finding {
     Nothing,
 }
 
-/// What has ended a bind of a window.
+/// The event that has ended a bind of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unbinding {
     /// An invalidation of its key.

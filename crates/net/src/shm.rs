@@ -74,6 +74,8 @@
 //!   rings that were busy lately.
 //! - Sleeping: [`Poller::arm`]. If it returns false, poll again; else wait for `endpoint.wake_fd()` (epoll), then
 //!   [`Poller::disarm`] and poll. While disarmed no peer writes to the eventfd, so it may stay in the epoll set.
+//!
+//! Copies:
 //! - [`Channel::can_copy`], [`Channel::read_remote`] and [`Channel::write_remote`] are process_vm_readv(2) and
 //!   process_vm_writev(2) with a check that the process is still the same.
 //! - [`Channel::begin_copy`] does the same as far as the other process's [`Published`] memory allows it, which can be read

@@ -156,9 +156,7 @@ impl Batch {
         };
         Self { ops, raw, cap: *cap, requests: Session::new(requests) }
     }
-}
 
-impl Batch {
     /// Whether this thread builds requests.
     pub(crate) fn is_mine(&self) -> bool {
         self.requests.is_mine()

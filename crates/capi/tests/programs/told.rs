@@ -1,4 +1,4 @@
-//! What the log says of mistakes.
+//! The lines that the log has of mistakes.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn the_checker_tells_windows_from_regions_and_srqs_from_queue_pairs() {
     let (_, said, found) = checker::check_program(&program, &["told"], "1", "");
     let _ = fs::remove_file(&program);
     let reports = |check: &str| found.iter().filter(|name| *name == check).count();
-    // Of the window that lacks a right, and not of those that are not bound.
+    // The window that lacks a right is reported, and those that are not bound are not.
     assert_eq!(reports("rights-too-weak"), 1, "{said}");
     assert!(
         said.contains("failed: the memory window lacks a right that the operation needs"),

@@ -115,7 +115,7 @@ impl Ledger {
         }
     }
 
-    /// Whose protection domain counts for the work of a queue pair. An SRQ may have another one than its queue pairs.
+    /// The object whose protection domain counts for the work of a queue pair. An SRQ may have another one than its queue pairs.
     fn owner(&self, qp: usize, is_receive: bool) -> Option<Owner> {
         let qp = self.queues.get(&qp)?.qp?;
         if !is_receive || qp.srq == 0 {

@@ -153,7 +153,7 @@ impl Faults {
         self.ports[port].down.fetch_add(n, Ordering::AcqRel);
     }
 
-    /// What holds from the start.
+    /// The faults that hold from the start.
     pub fn at_start(&self) -> Vec<Happening> {
         let plan = self.plan.lock();
         plan.schedule
