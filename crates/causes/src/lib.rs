@@ -17,6 +17,7 @@ macro_rules! causes {
         /// Numbers are stable: programs see them in `vendor_err` of a work completion, and peers in a refusal.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u16)]
+        #[non_exhaustive]
         pub enum Cause {
             $(#[doc = $text] $name = $number,)+
         }
@@ -63,6 +64,7 @@ causes! {
     406 LkeyRight "the region lacks a right that the operation needs",
     407 LocalMemoryGone "the memory is not mapped any more",
     408 LkeyZeroBased "the region is zero-based: its addresses count from 0",
+    409 LocalMemoryProtected "the memory is mapped without the permission that the operation needs",
     501 MovedToError "the queue pair was moved to the error state",
     601 WindowNotBound "the window or the region does not allow the bind",
     602 KeyNotInvalidated "the key cannot be invalidated",
@@ -89,6 +91,7 @@ causes! {
     1013 WindowRange "the range is not within the memory window",
     1014 WindowRight "the memory window lacks a right that the operation needs",
     1015 RkeyZeroBased "the region or window is zero-based: its addresses count from 0",
+    1016 PeerMemoryProtected "the peer's memory is mapped without the permission that the operation needs",
     1101 PeerReceiveUnwritable "the peer's receive buffer cannot be written",
     1102 RemoteOperation "the peer gave no further reason",
     1201 NeverAnswered "the peer has never answered",
@@ -105,6 +108,8 @@ causes! {
     1213 TypeDiffers "the peer's queue pair is of another type",
     1214 PacketLost "the peer is there, and the network lost the same packet each time",
     1215 PkeyDiffers "the P_Keys of the two queue pairs do not match",
+    1216 PeerStopped "the peer's process is stopped",
+    1217 PeerKeptKey "the peer could not invalidate the key that a SEND names",
     1301 NoReceive "the peer's program posted no receive",
     6001 UcNoReceive "a message of UC found no receive",
     6002 UcGap "messages of UC were lost on the way",

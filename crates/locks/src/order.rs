@@ -186,6 +186,9 @@ ranks! {
     /// The IPv4 IDs of a connected sending socket.
     Ipv4Ids,
 
+    /// The states of ports, as the last events of them told.
+    PortsTold,
+
     // Leaves.
     /// The regions whose memory a script of faults lets vanish.
     VanishingRegions,
@@ -207,6 +210,8 @@ ranks! {
     Events,
     /// Events that were read and not acknowledged.
     UnacknowledgedEvents,
+    /// Calls that wait until events are acknowledged.
+    WaitingCalls,
     /// The GID table.
     Gids,
     /// The addresses of the host.

@@ -61,7 +61,8 @@ impl Ah {
             return Err(CreateError::Invalid("address: grh.dgid is that of no port (::)"));
         }
         check_route(core, &av)?;
-        let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
+        let ticket =
+            core.take(device, |all| &all.ah).ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
         Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
     }
@@ -97,6 +98,10 @@ fn check_route(core: &Core, av: &AddressVector) -> Result<(), CreateError> {
     }
     let _uncancelled = anyverbs_net::Uncancelled::new();
     let (from, to) = (av.sgid.to_ip(), av.dgid.to_ip());
+    if av.no_way().is_some() {
+        let (index, errno) = (av.sgid_index, libc::ENETUNREACH);
+        return Err(CreateError::Unreachable { from, index, to, errno });
+    }
     let address = |ip: IpAddr, port| match ip {
         IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, av.scope_id).into(),
         IpAddr::V4(_) => SocketAddr::new(ip, port),

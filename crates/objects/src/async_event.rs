@@ -151,6 +151,9 @@ impl AsyncEvent {
     }
 }
 
+/// Events of a context that wait for the program before those of ports push out older ones.
+const MOST_WAITING: usize = 512;
+
 /// The asynchronous events of one context.
 #[derive(Debug)]
 pub struct AsyncQueue(EventQueue<AsyncEvent>);
@@ -166,14 +169,15 @@ impl AsyncQueue {
         self.0.fd()
     }
 
-    /// Raises an event; `acks` is the account of the object that it is about. One of the port takes the place
-    /// of its like that waits: a program that never reads them would gather them for ever.
+    /// Raises an event; `acks` is the account of the object that it is about. If [`MOST_WAITING`] wait, one of a port takes the
+    /// place of the oldest of a port: a program that never reads them would gather them for ever.
     pub fn raise(&self, kind: AsyncEventKind, element: EventElement, acks: Option<&Arc<Acks>>) {
         tracing::debug!(?kind, ?element, "asynchronous event");
         let event = AsyncEvent { kind, element, acks: acks.cloned() };
         match element {
             EventElement::Port(_) => {
-                self.0.push_last(event, |e| e.kind == kind && e.element == element);
+                let is_of_port = |e: &AsyncEvent| matches!(e.element, EventElement::Port(_));
+                self.0.push_among(event, MOST_WAITING, is_of_port);
             }
             _ => self.0.push(event),
         }

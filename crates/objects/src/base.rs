@@ -5,6 +5,7 @@
 
 mod adaptive_spin;
 mod clock;
+mod digest;
 pub mod directory;
 mod pd_numbers;
 mod quota;
@@ -34,9 +35,10 @@ use crate::memory::ProcessMemory;
 use crate::persona::Persona;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
+pub use digest::Digest;
 use directory::Directory;
 pub use pd_numbers::PdNumbers;
-pub use quota::{Quotas, Ticket};
+pub use quota::{Quota, Quotas, Ticket};
 pub use register::Register;
 pub use waker::Waker;
 
@@ -77,8 +79,10 @@ pub struct Core {
     pub memory: ProcessMemory,
     /// The counters of each port ([`Core::counters_of`]).
     pub counters: Box<[Counters]>,
-    /// Objects that may still be made.
+    /// Objects that may still be made, of all devices together.
     pub quotas: Quotas,
+    /// Those of each device, at the place of its first port ([`Core::take`]).
+    pub quotas_of: Box<[Quotas]>,
     /// The completion queues.
     pub cqs: Register,
     /// The machines' clock.
@@ -220,6 +224,11 @@ impl Core {
         self.attrs.get(device).unwrap_or(&self.attr)
     }
 
+    /// A place for a new object of a device, unless that or the process has as many as it may have.
+    pub fn take(&'static self, device: usize, kind: fn(&Quotas) -> &Quota) -> Option<Ticket> {
+        Ticket::of(kind(&self.quotas), kind(self.quotas_of.get(device)?))
+    }
+
     /// The vendor's device that a device looks like.
     pub fn persona_of(&self, device: usize) -> Option<&Persona> {
         self.config.ports.get(device)?.persona.as_deref()
@@ -257,12 +266,14 @@ impl Core {
         if value <= limit || limit == limit_of(&limits::DEFAULT) {
             return CreateError::check(what, value, limit);
         }
-        Err(CreateError::PersonaLimit {
-            persona: self.persona_name(device).to_owned(),
-            what,
-            value,
-            limit,
-        })
+        let has_it = |persona: &&Persona| limit_of(&persona.apply(limits::DEFAULT)) == limit;
+        match self.persona_of(device).filter(has_it) {
+            None => CreateError::check(what, value, limit),
+            Some(persona) => {
+                let persona = persona.name.clone();
+                Err(CreateError::PersonaLimit { persona, what, value, limit })
+            }
+        }
     }
 
     /// The name of a device's persona; empty without one.

@@ -137,7 +137,7 @@ impl CompChannel {
             crate::say_again!(
                 error,
                 self.0.holders.id(),
-                "completion channel not destroyed: {e}; see `anyverbs explain AV8009`"
+                "a completion channel is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })
     }

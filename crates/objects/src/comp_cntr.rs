@@ -95,8 +95,9 @@ impl CompCntr {
         context: &Arc<ContextCell>,
         kind: CompCntrKind,
     ) -> Result<Self, CreateError> {
-        let ticket =
-            core.quotas.comp_cntr.take().ok_or(CreateError::Exhausted("completion counters"))?;
+        let ticket = core
+            .take(context.device, |all| &all.comp_cntr)
+            .ok_or(CreateError::Exhausted("completion counters"))?;
         Ok(Self(Arc::new(CompCntrCell {
             core,
             context: Arc::clone(context),
@@ -159,7 +160,7 @@ impl CompCntr {
             crate::say_again!(
                 error,
                 self.0.holders.id(),
-                "completion counter not destroyed: {e}; see `anyverbs explain AV8009`"
+                "a completion counter is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })
     }

@@ -8,11 +8,11 @@ use std::sync::{Arc, Once};
 
 use anyverbs_faults::{Script, ScriptError};
 use anyverbs_net::fault::FaultPolicy;
-use anyverbs_proto::types::PKey;
+use anyverbs_proto::types::{Mtu, PKey};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::persona::Persona;
+use crate::persona::{Limits, Persona};
 use crate::text::{DEVICE_NAME, is_device_name, is_name, one_line};
 use devices::{Asked, FIRST, FileDevices, Without};
 
@@ -153,8 +153,14 @@ pub struct PortConfig {
     pub addresses: Addresses,
     /// The vendor's device that its device looks like.
     pub persona: Option<Arc<Persona>>,
+    /// The GUID of its device, if the configuration gives one.
+    pub guid: Option<u64>,
+    /// Limits of its device, which precede those of the persona.
+    pub limits: Limits,
     /// Its P_Keys, one at least.
     pub pkeys: Vec<PKey>,
+    /// The largest path MTU, if its interfaces let that pass.
+    pub mtu: Mtu,
     /// The source of its addresses, for messages: a variable, or a file and the key in it. Empty if there is none.
     pub named_by: String,
 }
@@ -162,8 +168,17 @@ pub struct PortConfig {
 impl PortConfig {
     /// The first of a device, with the default partition alone.
     fn new(name: String, addresses: Addresses, persona: Option<Arc<Persona>>) -> Self {
-        let pkeys = vec![PKey::DEFAULT];
-        Self { name, port: 1, addresses, persona, pkeys, named_by: String::new() }
+        Self {
+            name,
+            port: 1,
+            addresses,
+            persona,
+            guid: None,
+            limits: Limits::default(),
+            pkeys: vec![PKey::DEFAULT],
+            mtu: Mtu::Mtu4096,
+            named_by: String::new(),
+        }
     }
 }
 

@@ -212,6 +212,8 @@ struct State {
     called_at: Option<Time>,
     /// A completion that was overwritten was noted in the log.
     said_overwrote: bool,
+    /// The log says that it has overrun.
+    said_overrun: bool,
 }
 
 /// Gives the send slots of a queue pair back, up to a completion's count. `last` is the place of the last one's queue pair in
@@ -335,6 +337,12 @@ impl CqCell {
         lost
     }
 
+    /// Whether the log has still to say that this queue has overrun. True once.
+    #[must_use]
+    pub fn is_overrun_to_be_said(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().said_overrun, true)
+    }
+
     /// As [`push`](Self::push), of a message that has matched a tag.
     #[must_use]
     pub fn push_tagged(self: &Arc<Self>, wc: Wc, tm: TmInfo, solicited: bool) -> bool {
@@ -370,8 +378,7 @@ impl CqCell {
             crate::say_again!(
                 warn,
                 self.holders.id(),
-                cqe,
-                "CQ overrun, which it ignores: the oldest completions are lost"
+                "a CQ of {cqe} entries, which ignores overruns, has overrun: the oldest completions are lost"
             );
         }
         if pushed.overrun {
@@ -546,7 +553,9 @@ impl Cq {
             CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
         let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
         let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
-        let ticket = core.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
+        let ticket = core
+            .take(context.device, |all| &all.cq)
+            .ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(core.cqs.enter(|number| CqCell {
             core,
             number,
@@ -558,6 +567,7 @@ impl Cq {
                 tell_at: None,
                 called_at: None,
                 said_overwrote: false,
+                said_overrun: false,
             }),
             any: AtomicBool::new(false),
             plain: AtomicBool::new(init.fields.is_empty()),
@@ -739,7 +749,9 @@ impl Cq {
             crate::say_again!(
                 error,
                 self.0.holders.id(),
-                "CQ not destroyed: {e}; see `anyverbs explain AV8009`"
+                "CQ {} ({} entries) is not destroyed: {e}; see `anyverbs explain AV8009`",
+                self.0.number,
+                self.0.capacity()
             )
         })?;
         if let Some(channel) = self.0.notices.channel() {

@@ -8,6 +8,7 @@ use anyverbs_proto::raw::flow::FlowError;
 use anyverbs_proto::raw::rss::HashError;
 use anyverbs_proto::recv_queue::PostRecvError;
 use anyverbs_proto::tag_list::TagError;
+use anyverbs_proto::wr::NoWay;
 use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
@@ -123,7 +124,10 @@ pub enum CreateError {
     /// The system has no route from the local address to the peer; its error number.
     #[error(
         "the local address {from} (sgid_index {index}) cannot reach the peer at {to}: {}",
-        std::io::Error::from_raw_os_error(*errno)
+        NoWay::between(*from, *to).map_or_else(
+            || std::io::Error::from_raw_os_error(*errno).to_string(),
+            |no_way| no_way.text().to_owned()
+        )
     )]
     Unreachable {
         /// The local address.
@@ -132,7 +136,7 @@ pub enum CreateError {
         index: u8,
         /// The peer's address.
         to: std::net::IpAddr,
-        /// As the system says.
+        /// As the system says, or would say.
         errno: i32,
     },
     /// `ENOMEM`: the device holds no more of these.
@@ -176,7 +180,7 @@ pub enum CreateError {
     #[error("the device could not be opened: {0}")]
     Device(String),
     /// `EMFILE` and its like: the system refused a descriptor, or its libibverbs the object.
-    #[error("the system refused it: errno {0}")]
+    #[error("the system refused it: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
     /// `EPERM`: raw packets need `CAP_NET_RAW`.
     #[error("raw packets need CAP_NET_RAW")]
@@ -228,7 +232,7 @@ pub enum RegisterError {
     #[error("memory windows are bound to the region")]
     Bound,
     /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped; or that of its libibverbs.
-    #[error("the system refused the registration: errno {0}")]
+    #[error("the system refused the registration: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
     /// `ENOMEM`: the device holds no more regions.
     #[error("the device holds no more memory regions")]
@@ -255,7 +259,7 @@ pub enum DmError {
     #[error("part of the memory is not mapped")]
     Fault,
     /// The system's error number; `EOPNOTSUPP` where it makes no dma-bufs.
-    #[error("the system made no dma-buf: errno {0}")]
+    #[error("the system made no dma-buf: {}", std::io::Error::from_raw_os_error(*.0))]
     Export(i32),
 }
 
@@ -327,10 +331,10 @@ pub enum ModifyObjectError {
     #[error(transparent)]
     Esp(#[from] EspError),
     /// The errno value of the process that a target is of.
-    #[error("the process of the queue pair answers with errno {0}")]
+    #[error("the process of the queue pair refuses it: {}", std::io::Error::from_raw_os_error(*.0))]
     Elsewhere(i32),
     /// The error number of the system's libibverbs.
-    #[error("the system refused it: errno {0}")]
+    #[error("the system refused it: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
 }
 
@@ -404,7 +408,7 @@ pub enum PostError {
         remote: u64,
     },
     /// The error number of the system's libibverbs.
-    #[error("the system refused it: errno {0}")]
+    #[error("the system refused it: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
     /// `EINVAL`: the object was destroyed.
     #[error("already destroyed")]
@@ -440,7 +444,7 @@ pub enum CqError {
     #[error("the completion queue is of another simulation or device")]
     Foreign,
     /// The error number of the system's libibverbs.
-    #[error("the system refused it: errno {0}")]
+    #[error("the system refused it: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
     /// `EINVAL`: it was destroyed.
     #[error("already destroyed")]

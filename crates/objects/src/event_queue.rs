@@ -8,6 +8,8 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyverbs_causes::Cause;
 use anyverbs_locks::{Monitor, Mutex, rank};
@@ -32,10 +34,15 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
 }
 
 /// A descriptor that is readable while tokens are there: one for each event that waits. It is never writable.
+///
+/// A reader takes a token first, and then an event. Meanwhile its event may be withdrawn, and it takes another one or none. So
+/// tokens and readers that have one are as many as events and tokens that are owed.
 #[derive(Debug)]
 pub struct Tokens {
     count: Descriptor,
     shown: Descriptor,
+    /// Tokens of events that were withdrawn, which readers had. Below zero where a reader came first.
+    owed: AtomicI64,
 }
 
 impl Tokens {
@@ -47,7 +54,7 @@ impl Tokens {
         let count = eventfd(EventfdFlags::SEMAPHORE)?;
         let shown = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&shown, &count, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(Self { count: count.into(), shown: shown.into() })
+        Ok(Self { count: count.into(), shown: shown.into(), owed: AtomicI64::new(0) })
     }
 
     /// Readable while an event waits.
@@ -85,9 +92,34 @@ impl Tokens {
         fcntl_getfl(&self.shown).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
-    /// Takes one, without waiting. Another reader may have been faster, which then finds no event and waits on. Tells
-    /// whether there was one.
-    pub fn take(&self) -> bool {
+    /// The events of so many tokens were withdrawn. Not at the same time as another call or [`is_used`](Self::is_used).
+    pub fn withdraw(&self, n: usize) {
+        self.owed.fetch_add(n as i64, Ordering::SeqCst);
+        self.settle();
+    }
+
+    /// A reader that had a token has looked for an event, and `found` one or none.
+    pub fn is_used(&self, found: bool) {
+        if !found {
+            self.owed.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.settle();
+    }
+
+    fn settle(&self) {
+        let one_less = |owed| (owed > 0).then_some(owed - 1);
+        let less = || self.owed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
+        while less() {
+            if !self.take() {
+                // A reader has it, and settles later.
+                self.owed.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+
+    /// Takes one, without waiting. Tells whether there was one.
+    fn take(&self) -> bool {
         const OWN_POSITION: u64 = u64::MAX;
         let mut count = [0; 8];
         let mut into = [IoSliceMut::new(&mut count)];
@@ -113,17 +145,20 @@ impl<T> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, event: T) {
-        self.events.lock().push_back(event);
+        let mut events = self.events.lock();
+        events.push_back(event);
+        // Under the lock: each event that is withdrawn has its token.
         self.tokens.put();
     }
 
-    /// As [`push`](Self::push), in place of an event that waits for which `same` holds: the last of each kind tells the
-    /// present state.
-    pub(crate) fn push_last(&self, event: T, same: impl Fn(&T) -> bool) {
+    /// As [`push`](Self::push). If `most` events wait, it drops the oldest for which `may_go` holds: the last ones tell the present
+    /// state.
+    pub(crate) fn push_among(&self, event: T, most: usize, may_go: impl Fn(&T) -> bool) {
         let mut events = self.events.lock();
-        let earlier = events.iter().position(same).and_then(|i| events.remove(i));
+        let is_full = events.len() >= most;
+        let oldest = is_full.then(|| events.iter().position(may_go)).flatten();
+        let earlier = oldest.and_then(|i| events.remove(i));
         events.push_back(event);
-        drop(events);
         if earlier.is_none() {
             self.tokens.put();
         }
@@ -134,12 +169,19 @@ impl<T> EventQueue<T> {
     pub(crate) fn pop_with<U>(&self, read: impl Fn(T) -> Option<U>) -> Result<U, EventError> {
         loop {
             self.tokens.wait()?;
-            let mut events = self.events.lock();
-            // Empty when its event was withdrawn between the read and here.
-            if let Some(event) = events.pop_front().and_then(&read) {
+            if let Some(event) = self.next(&read) {
                 return Ok(event);
             }
         }
+    }
+
+    /// The oldest event, for a reader that has a token. There is none if its event was withdrawn since.
+    fn next<U>(&self, read: impl Fn(T) -> Option<U>) -> Option<U> {
+        let mut events = self.events.lock();
+        let event = events.pop_front();
+        self.tokens.is_used(event.is_some());
+        // Under the lock: see `pop_with`.
+        event.and_then(read)
     }
 
     /// As [`pop_with`](Self::pop_with), but never waits: `None` if there is no event yet.
@@ -148,8 +190,7 @@ impl<T> EventQueue<T> {
             if self.events.lock().is_empty() || !self.tokens.take() {
                 return None;
             }
-            let mut events = self.events.lock();
-            if let Some(event) = events.pop_front().and_then(&read) {
+            if let Some(event) = self.next(&read) {
                 return Some(event);
             }
         }
@@ -165,9 +206,7 @@ impl<T> EventQueue<T> {
         let mut events = self.events.lock();
         let before = events.len();
         events.retain(|event| !gone(event));
-        for _ in events.len()..before {
-            self.tokens.take();
-        }
+        self.tokens.withdraw(before - events.len());
     }
 }
 
@@ -182,19 +221,23 @@ pub struct Acks {
 
 #[derive(Debug, Default)]
 struct Unacknowledged {
-    events: u64,
+    /// All that were ever read, and acknowledged.
+    read: u64,
+    acknowledged: u64,
     /// Their types, as far as there is room; some of these may be acknowledged.
     types: ArrayVec<&'static str, 4>,
-    /// The thread that read the last one, or 0.
-    reader: i32,
+    /// The thread that read the last one, and when.
+    last: Option<(i32, Instant)>,
 }
 
 impl Unacknowledged {
+    fn events(&self) -> u64 {
+        self.read - self.acknowledged
+    }
+
     fn by(&self) -> String {
-        match self.reader {
-            0 => String::new(),
-            thread => format!(" (thread {thread} read the last one)"),
-        }
+        let Some((thread, at)) = self.last else { return String::new() };
+        format!(" (thread {thread} read the last one {} ms ago)", at.elapsed().as_millis())
     }
 }
 
@@ -203,8 +246,8 @@ impl Acks {
     pub fn read(&self, event: &'static str) {
         let reader = rustix::thread::gettid().as_raw_pid();
         let mut unacknowledged = self.unacknowledged.lock();
-        unacknowledged.events += 1;
-        unacknowledged.reader = reader;
+        unacknowledged.read += 1;
+        unacknowledged.last = Some((reader, Instant::now()));
         if !unacknowledged.types.contains(&event) {
             let _ = unacknowledged.types.try_push(event);
         }
@@ -213,14 +256,21 @@ impl Acks {
     /// Events that were read and not acknowledged.
     #[must_use]
     pub fn unacknowledged(&self) -> u64 {
-        self.unacknowledged.lock().events
+        self.unacknowledged.lock().events()
+    }
+
+    /// Events that were read until now, for [`wait_for`](Self::wait_for).
+    #[must_use]
+    pub fn read_so_far(&self) -> u64 {
+        self.unacknowledged.lock().read
     }
 
     /// The program acknowledges `n` events. More than it read count as all.
     pub fn acknowledge(&self, n: u32) {
         let mut unacknowledged = self.unacknowledged.lock();
-        unacknowledged.events = unacknowledged.events.saturating_sub(n.into());
-        if unacknowledged.events == 0 {
+        let acknowledged = unacknowledged.acknowledged + u64::from(n);
+        unacknowledged.acknowledged = acknowledged.min(unacknowledged.read);
+        if unacknowledged.events() == 0 {
             unacknowledged.types.clear();
         }
         self.unacknowledged.notify_all();
@@ -228,15 +278,28 @@ impl Acks {
 
     /// Waits until every event that was read is acknowledged; the log says why it waits.
     pub fn wait(&self, what: std::fmt::Arguments<'_>) {
+        self.wait_for(u64::MAX, what);
+    }
+
+    /// As [`wait`](Self::wait), for as many as were `read` at some time. Events that are read later are not waited for.
+    pub fn wait_for(&self, read: u64, what: std::fmt::Arguments<'_>) {
+        let waits = |now: &Unacknowledged| now.acknowledged < read.min(now.read);
         let mut unacknowledged = self.unacknowledged.lock();
-        while unacknowledged.events > 0 {
+        if !waits(&unacknowledged) {
+            return;
+        }
+        let events = unacknowledged.events();
+        drop(unacknowledged);
+        let _shown = WaitingCall::new(events, what);
+        unacknowledged = self.unacknowledged.lock();
+        while waits(&unacknowledged) {
             let is_late = unacknowledged.wait_for(HOUSEKEEPING);
-            if is_late && unacknowledged.events > 0 {
+            if is_late && waits(&unacknowledged) {
                 crate::say_again!(
                     error,
                     std::ptr::from_ref(self).addr() as u64,
-                    events = unacknowledged.events,
-                    "destroying {what} waits for events that were read and not acknowledged: {}{}; see `anyverbs explain {}`",
+                    "destroying {what} waits for events that were read and not acknowledged ({}): {}{}; see `anyverbs explain {}`",
+                    unacknowledged.events(),
                     unacknowledged.types.join(", "),
                     unacknowledged.by(),
                     Cause::Unacknowledged
@@ -246,10 +309,43 @@ impl Acks {
     }
 }
 
+/// Calls that wait until events are acknowledged, for those who look.
+static WAITING: Monitor<rank::WaitingCalls, Vec<(i32, Instant, String)>> = Monitor::new(Vec::new());
+
+/// The calls that wait until events are acknowledged, and for how long they have.
+pub fn waiting_calls() -> Vec<(String, Duration)> {
+    WAITING.lock().iter().map(|(_, since, what)| (what.clone(), since.elapsed())).collect()
+}
+
+/// Shows that this thread waits, while it lives.
+struct WaitingCall(i32);
+
+impl WaitingCall {
+    fn new(events: u64, what: std::fmt::Arguments<'_>) -> Self {
+        let thread = rustix::thread::gettid().as_raw_pid();
+        let (events, are) = if events == 1 {
+            ("an event".into(), "was")
+        } else {
+            (format!("{events} events"), "were")
+        };
+        let cause = Cause::Unacknowledged;
+        let what = format!(
+            "thread {thread} is ending {what}; {events} {are} read and not acknowledged ({cause})"
+        );
+        WAITING.lock().push((thread, Instant::now(), what));
+        Self(thread)
+    }
+}
+
+impl Drop for WaitingCall {
+    fn drop(&mut self) {
+        WAITING.lock().retain(|(thread, ..)| *thread != self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -323,16 +419,24 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_event_is_told_once_and_last() {
+    fn events_wait_in_their_order_and_a_full_queue_drops_the_oldest_that_may_go() {
         let queue = EventQueue::new().unwrap();
         set_nonblocking(&queue);
-        for event in [1, 2, 2, 1] {
-            queue.push_last(event, |e| *e == event);
+        let drain = || std::iter::from_fn(|| pop(&queue).ok()).collect::<Vec<_>>();
+        let is_odd = |e: &u32| e % 2 == 1;
+        for event in [1, 3, 1, 3, 1] {
+            queue.push_among(event, 5, is_odd);
         }
-        assert_eq!((pop(&queue).unwrap(), pop(&queue).unwrap()), (2, 1));
-        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
-        queue.push_last(1, |e| *e == 1);
-        assert_eq!(pop(&queue).unwrap(), 1);
+        assert_eq!(drain(), [1, 3, 1, 3, 1]);
+        for event in 2..9 {
+            queue.push_among(event, 5, is_odd);
+        }
+        assert_eq!(drain(), [2, 4, 6, 7, 8]);
+        for event in [2, 2, 2] {
+            queue.push_among(event, 2, is_odd);
+        }
+        assert_eq!(drain(), [2, 2, 2], "none of them may go");
+        assert!(!readable(&queue));
     }
 
     #[test]
@@ -348,12 +452,58 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_whose_event_is_withdrawn_leaves_no_token_behind() {
+        let queue = EventQueue::new().unwrap();
+        set_nonblocking(&queue);
+        queue.push(1);
+        queue.tokens.wait().unwrap();
+        queue.withdraw(|e| *e == 1);
+        queue.push(2);
+        assert_eq!(queue.next(Some), Some(2));
+        assert!(!readable(&queue));
+        // The same where nothing else came.
+        queue.push(3);
+        queue.tokens.wait().unwrap();
+        queue.withdraw(|e| *e == 3);
+        assert_eq!(queue.next(Some), None::<u32>);
+        queue.push(4);
+        assert!(readable(&queue));
+        assert_eq!(pop(&queue).unwrap(), 4);
+        assert!(!readable(&queue));
+    }
+
+    /// A push whose token came late left a descriptor that was readable for ever.
+    #[test]
+    fn pushes_and_withdrawals_at_once_leave_no_token_behind() {
+        const ROUNDS: u32 = 100_000;
+        let queue = EventQueue::new().unwrap();
+        set_nonblocking(&queue);
+        std::thread::scope(|scope| {
+            let pushes = scope.spawn(|| (0..ROUNDS).for_each(|_| queue.push(1)));
+            let withdrawals = scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    queue.push(2);
+                    queue.withdraw(|e| *e == 2);
+                }
+            });
+            while !pushes.is_finished() || !withdrawals.is_finished() {
+                let _ = pop(&queue);
+                let events = queue.events.lock();
+                assert!(!events.is_empty() || !readable(&queue));
+            }
+        });
+    }
+
+    #[test]
     fn the_thread_that_read_a_completion_event_is_known() {
         let acks = Acks::default();
         acks.read(COMPLETION);
         let thread = rustix::thread::gettid().as_raw_pid();
+        std::thread::sleep(Duration::from_millis(20));
         let said = acks.unacknowledged.lock().by();
-        assert_eq!(said, format!(" (thread {thread} read the last one)"));
+        let rest = said.strip_prefix(&format!(" (thread {thread} read the last one ")).unwrap();
+        let ms: u64 = rest.strip_suffix(" ms ago)").unwrap().parse().unwrap();
+        assert!(ms >= 20, "{said}");
     }
 
     #[test]
@@ -368,7 +518,10 @@ mod tests {
         acks.acknowledge(1);
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waiter.is_finished());
+        let calls = waiting_calls();
+        assert!(calls.iter().any(|(what, _)| what.contains(" is ending it; ")), "{calls:?}");
         acks.acknowledge(1);
         waiter.join().unwrap();
+        assert!(waiting_calls().is_empty());
     }
 }

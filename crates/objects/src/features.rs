@@ -9,6 +9,8 @@ use serde::Deserialize;
 pub enum Feature {
     /// Shared receive queues.
     Srq,
+    /// Reliable connections.
+    Rc,
     /// Extended reliable connections.
     Xrc,
     /// Unreliable connections.
@@ -35,6 +37,7 @@ impl Feature {
     pub fn text(self) -> &'static str {
         match self {
             Self::Srq => "shared receive queues (SRQ)",
+            Self::Rc => "reliable connections (RC)",
             Self::Xrc => "extended reliable connections (XRC)",
             Self::Uc => "unreliable connections (UC)",
             Self::Ud => "datagrams (UD)",

@@ -96,6 +96,8 @@ pub struct GidTables {
     shapes: Vec<Option<Shape>>,
     /// The device of each port, and its number there.
     owners: Vec<(usize, u8)>,
+    /// The largest path MTU of each port.
+    mtus: Vec<Mtu>,
 }
 
 impl GidTables {
@@ -111,10 +113,12 @@ impl GidTables {
         };
         let shapes = config.ports.iter().zip(attrs).map(shape).collect();
         let owners = (0..config.ports.len()).map(|port| config.device_of(port)).collect();
-        Self::new(sources, shapes, owners)
+        let mtus = config.ports.iter().map(|port| port.mtu).collect();
+        Self::new(sources, shapes, owners, mtus)
     }
 
-    /// A table for each of `sources`, in the shape of its persona, of these ports: each a device and a number there.
+    /// A table for each of `sources`, in the shape of its persona, of these ports: each a device and a number there. No path MTU is
+    /// larger than that of `mtus`.
     ///
     /// # Errors
     /// Those of listing the host's interfaces.
@@ -122,11 +126,12 @@ impl GidTables {
         sources: Vec<Addresses>,
         shapes: Vec<Option<Shape>>,
         owners: Vec<(usize, u8)>,
+        mtus: Vec<Mtu>,
     ) -> io::Result<Self> {
         let empty = vec![None; GID_TABLE_LEN + UNLISTED_LEN];
         let ports = vec![empty; sources.len()];
         let tables = RwLock::new(Tables { ports, withheld: Vec::new() });
-        let tables = Self { tables, host: RwLock::default(), sources, shapes, owners };
+        let tables = Self { tables, host: RwLock::default(), sources, shapes, owners, mtus };
         tables.refresh()?;
         Ok(tables)
     }
@@ -150,6 +155,8 @@ impl GidTables {
                 };
                 let owner = self.owners.get(port).copied().unwrap_or((port, 1));
                 update(table, owner, Candidates { listed, unlisted }, from);
+                let most = self.mtus.get(port).copied().unwrap_or(Mtu::Mtu4096);
+                table.iter_mut().flatten().for_each(|entry| entry.mtu = entry.mtu.min(most));
             }
         }))
     }
@@ -508,7 +515,7 @@ fn enter(
     }
     for entry in new {
         let Some(at) = (from..places.len()).find(|at| places[*at].is_none()) else {
-            crate::say_again!(warn, 0, gid = %entry.gid, "the GID table is full; this address is left out");
+            crate::say_again!(warn, 0, "the GID table is full; {} is left out", entry.gid);
             continue;
         };
         places[at] = Some(GidEntry { index: first + at, ..entry });

@@ -147,20 +147,17 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
     lacks: Features::NONE,
 };
 
-/// The attributes that hold for all devices of a process together: theirs if they agree, and else the engine's, which none exceeds. The
-/// connection manager offers no more READs than each of them takes.
-pub fn of_all(devices: &[DeviceAttr]) -> DeviceAttr {
-    let Some(first) = devices.first() else { return DEFAULT };
-    let DeviceAttr { node_guid, sys_image_guid, max_pkeys, phys_port_cnt, .. } = *first;
-    let is_alike = |attr: &DeviceAttr| {
-        DeviceAttr { node_guid, sys_image_guid, max_pkeys, phys_port_cnt, ..*attr } == *first
-    };
-    if devices.iter().all(is_alike) {
+/// The attributes that hold for all devices of a process together: those of the only one, and else the engine's. The connection
+/// manager offers no more READs than each of them takes. `max_qp` is the most queue pairs of the process, if its configuration says so.
+pub fn of_all(ports: &[DeviceAttr], max_qp: Option<u32>) -> DeviceAttr {
+    let Some(first) = ports.first() else { return DEFAULT };
+    if usize::from(first.phys_port_cnt) == ports.len() {
         return *first;
     }
-    let max_qp = devices.iter().map(|attr| attr.max_qp).max().unwrap_or(DEFAULT.max_qp);
-    let reads = devices.iter().map(|attr| attr.max_qp_rd_atom).min();
+    let DeviceAttr { node_guid, sys_image_guid, .. } = *first;
+    let reads = ports.iter().map(|attr| attr.max_qp_rd_atom).min();
     let max_qp_rd_atom = reads.unwrap_or(DEFAULT.max_qp_rd_atom);
+    let max_qp = max_qp.unwrap_or(DEFAULT.max_qp);
     DeviceAttr { node_guid, sys_image_guid, max_qp, max_qp_rd_atom, ..DEFAULT }
 }
 

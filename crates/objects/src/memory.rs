@@ -20,7 +20,7 @@ use anyverbs_proto::wire::crc32::feed_all;
 
 use feeding::OnePass;
 pub use guard::Guard;
-use mapping::Maps;
+use mapping::{Maps, Needs, Unfit};
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
 // answer 0, and the landing pad 1.
@@ -325,6 +325,11 @@ impl Memory for ProcessMemory {
         // SAFETY: as in `read` and `write`. Or an address in a mapped ring of the same-host link, where this process
         // reads or fills a message, by this copy alone.
         unsafe { guard::copy(to as *mut u8, from as *const u8, len) }
+    }
+
+    fn is_protected(&self, addr: u64, len: u64, writes: bool) -> bool {
+        let needs = Needs { writable: writes, ..Needs::default() };
+        matches!(self.maps.check(addr, len, needs), Err(Unfit::Protected(_)))
     }
 
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {

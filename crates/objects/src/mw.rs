@@ -41,7 +41,8 @@ impl Mw {
         let core = pd.core;
         core.may_make(pd.device)?;
         core.offers(pd.device, Feature::MemoryWindows)?;
-        let ticket = core.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
+        let ticket =
+            core.take(pd.device, |all| &all.mw).ok_or(CreateError::Exhausted("memory windows"))?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
         let rkey = core.mrs.alloc_window(pd.number, kind);
         let rkey = rkey.ok_or(CreateError::Exhausted("memory keys"))?;
@@ -62,7 +63,7 @@ impl Mw {
 
     /// The request that binds it, to be posted to a queue pair, and the key by which peers name it then: its own with
     /// the low 8 bits of `rkey`. The rights of the region are checked when the request's turn has come
-    /// ([`crate::WcStatus::MwBindErr`]).
+    /// ([`MwBindErr`](anyverbs_proto::wc::WcStatus::MwBindErr)).
     ///
     /// # Errors
     /// [`PostError::Bind`] for rights that no window can have, or a length without a region.

@@ -67,7 +67,8 @@ impl PdCell {
         number: u32,
         taken: Option<Taken>,
     ) -> Result<Self, CreateError> {
-        let ticket = core.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
+        let ticket =
+            core.take(device, |all| &all.pd).ok_or(CreateError::Exhausted("protection domains"))?;
         Ok(Self {
             core,
             device,
@@ -161,8 +162,8 @@ impl Pd {
             crate::say_again!(
                 error,
                 self.cell.number.into(),
-                pd = self.cell.number,
-                "PD not destroyed: {e}; see `anyverbs explain AV8009`"
+                "protection domain {} is not destroyed: {e}; see `anyverbs explain AV8009`",
+                self.cell.number & 0xff_ffff
             )
         })?;
         if let Some(parent_of) = &self.cell.parent_of {

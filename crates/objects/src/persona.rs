@@ -13,7 +13,7 @@ use serde::Deserialize;
 pub use crate::features::{Feature, Features};
 
 use crate::limits::{self, DeviceAttr};
-use crate::text::{DEVICE_NAME, NAME, is_device_name, is_name, one_line};
+use crate::text::{DEVICE_NAME, NAME, is_device_name, is_name, line_of, one_line};
 
 /// A persona, read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,27 +186,26 @@ macro_rules! limits {
         /// Limits below those of the engine.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Limits {
-            $($name: Option<u32>,)*
+        pub struct Limits {
+            $(pub(crate) $name: Option<u32>,)*
         }
 
         impl Limits {
-            /// Refuses a limit above that of the engine.
-            fn check(&self) -> Result<(), String> {
+            /// One that the engine does not hold: its key, its value, and the most that the engine holds.
+            pub(crate) fn beyond(&self) -> Option<(&'static str, u32, u32)> {
                 $(
                     let most = limits::DEFAULT.$name;
                     if let Some(value) = self.$name && !(1..=most).contains(&value) {
-                        return Err(format!(
-                            "{} = {value}: this device holds 1 to {most}", stringify!($name)
-                        ));
+                        return Some((concat!("limits.", stringify!($name)), value, most));
                     }
                 )*
-                Ok(())
+                None
             }
 
-            /// Puts them in place of the engine's.
-            fn apply(&self, attr: &mut DeviceAttr) {
+            /// Puts them in place of those of a device, and lowers what depends on them.
+            pub(crate) fn apply(&self, mut attr: DeviceAttr) -> DeviceAttr {
                 $(if let Some(value) = self.$name { attr.$name = value; })*
+                consistent(attr)
             }
         }
     };
@@ -242,10 +241,16 @@ impl Persona {
     /// The reason, in one line, with the place.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| one_line(&error.to_string()))?;
-        file.limits.check()?;
+        let at = |key: &str, reason: &str| match line_of(text, key) {
+            Some(line) => format!("line {line}: {key}{reason}"),
+            None => format!("{key}{reason}"),
+        };
+        if let Some((key, value, most)) = file.limits.beyond() {
+            return Err(at(key, &format!(" = {value}: this device holds 1 to {most}")));
+        }
         let rate = Rate::ALL.into_iter().find(|rate| rate.gbps == file.rate).ok_or_else(|| {
             let known = Rate::ALL.map(|rate| rate.gbps.to_string()).join(", ");
-            format!("rate = {}: expected one of {known}", file.rate)
+            at("rate", &format!(" = {}: expected one of {known}", file.rate))
         })?;
         for (key, text) in [
             ("fw_ver", Some(&file.fw_ver)),
@@ -253,38 +258,50 @@ impl Persona {
             ("hca_type", file.hca_type.as_ref()),
         ] {
             if text.is_some_and(|text| !is_plain(text)) {
-                return Err(format!("{key}: expected 1 to 63 letters, digits and signs"));
+                return Err(at(key, ": expected 1 to 63 letters, digits and signs"));
             }
         }
         if !is_device_name(&file.device) {
-            return Err(format!("device: expected {DEVICE_NAME}"));
+            return Err(at("device", &format!(": expected {DEVICE_NAME}")));
         }
         let types = &file.gids.types;
         let order = &file.gids.order;
         if !types.contains(&GidType::RoceV2) || has_twice(types) {
-            return Err("gids.types: expected \"RoCE v2\" among them, and each once".into());
+            return Err(at("gids.types", ": expected \"RoCE v2\" among them, and each once"));
         }
         if order.len() != 2 || has_twice(order) {
-            return Err("gids.order: expected \"ipv4\" and \"ipv6\", each once".into());
+            return Err(at("gids.order", ": expected \"ipv4\" and \"ipv6\", each once"));
         }
         if let Some(pci) = &file.pci {
             if !is_name(&pci.driver) {
-                return Err(format!("pci.driver: expected {NAME}"));
+                return Err(at("pci.driver", &format!(": expected {NAME}")));
             }
-            let has_link = matches!(pci.speed, 25 | 50 | 80 | 160 | 320 | 640)
-                && matches!(pci.width, 1 | 2 | 4 | 8 | 12 | 16);
-            if pci.class > 0xff_ffff || !has_link {
-                return Err(
-                    "pci: expected a class of 24 bits, a speed of 25, 50, 80, 160, 320 or 640, \
-                            and a width of 1, 2, 4, 8, 12 or 16"
-                        .into(),
-                );
+            if pci.class > 0xff_ffff {
+                let reason = format!(" = {:#x}: expected a number of 24 bits", pci.class);
+                return Err(at("pci.class", &reason));
+            }
+            if !matches!(pci.speed, 25 | 50 | 80 | 160 | 320 | 640) {
+                let reason = format!(" = {}: expected 25, 50, 80, 160, 320 or 640", pci.speed);
+                return Err(at("pci.speed", &reason));
+            }
+            if !matches!(pci.width, 1 | 2 | 4 | 8 | 12 | 16) {
+                let reason = format!(" = {}: expected 1, 2, 4, 8, 12 or 16", pci.width);
+                return Err(at("pci.width", &reason));
             }
             if pci.numa_nodes.len() > 64 || pci.numa_nodes.iter().any(|node| *node > 1023) {
-                return Err("pci.numa_nodes: expected 64 nodes at most, each up to 1023".into());
+                let reason = ": expected 64 nodes at most, each up to 1023";
+                return Err(at("pci.numa_nodes", reason));
             }
         }
-        let oui = file.oui.as_deref().map(parse_oui).transpose()?;
+        let oui = file
+            .oui
+            .as_deref()
+            .map(|oui| {
+                parse_oui(oui).ok_or_else(|| {
+                    at("oui", &format!(" = {oui:?}: expected three bytes such as \"b8:ce:f6\""))
+                })
+            })
+            .transpose()?;
         Ok(Self {
             name: name.to_owned(),
             file: None,
@@ -320,36 +337,43 @@ impl Persona {
     /// The attributes of a device, with what it changes.
     #[must_use]
     pub fn apply(&self, attr: DeviceAttr) -> DeviceAttr {
-        let mut attr = DeviceAttr {
+        self.limits.apply(DeviceAttr {
             vendor_id: self.vendor_id,
             vendor_part_id: self.vendor_part_id,
             hw_ver: self.hw_ver,
             lacks: self.lacks,
             ..attr
-        };
-        self.limits.apply(&mut attr);
-        attr.max_sge_rd = attr.max_sge_rd.min(attr.max_sge);
-        attr.max_res_rd_atom =
-            attr.max_res_rd_atom.min(attr.max_qp.saturating_mul(attr.max_qp_rd_atom));
-        let lacks = |feature| self.lacks.has(feature);
-        if lacks(Feature::Srq) {
-            (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (0, 0, 0);
-        }
-        if lacks(Feature::Srq) || lacks(Feature::TagMatching) {
-            (attr.max_num_tags, attr.max_tag_ops, attr.max_rndv_hdr_size) = (0, 0, 0);
-        }
-        if lacks(Feature::MemoryWindows) {
-            attr.max_mw = 0;
-        }
-        if lacks(Feature::DeviceMemory) {
-            attr.max_dm_size = 0;
-        }
-        if lacks(Feature::RawPackets) {
-            (attr.max_wq, attr.max_rwq_ind_tables, attr.max_rwq_ind_table_size) = (0, 0, 0);
-            attr.max_tso = 0;
-        }
-        attr
+        })
     }
+}
+
+/// Lowers what other limits, or the lack of a feature, do not allow.
+fn consistent(mut attr: DeviceAttr) -> DeviceAttr {
+    attr.max_sge_rd = attr.max_sge_rd.min(attr.max_sge);
+    attr.max_res_rd_atom =
+        attr.max_res_rd_atom.min(attr.max_qp.saturating_mul(attr.max_qp_rd_atom));
+    let lacks = |feature| attr.lacks.has(feature);
+    let without_tags = [Feature::Srq, Feature::Rc, Feature::TagMatching].into_iter().any(lacks);
+    let [srq, windows, memory, raw] =
+        [Feature::Srq, Feature::MemoryWindows, Feature::DeviceMemory, Feature::RawPackets]
+            .map(lacks);
+    if srq {
+        (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (0, 0, 0);
+    }
+    if without_tags {
+        (attr.max_num_tags, attr.max_tag_ops, attr.max_rndv_hdr_size) = (0, 0, 0);
+    }
+    if windows {
+        attr.max_mw = 0;
+    }
+    if memory {
+        attr.max_dm_size = 0;
+    }
+    if raw {
+        (attr.max_wq, attr.max_rwq_ind_tables, attr.max_rwq_ind_table_size) = (0, 0, 0);
+        attr.max_tso = 0;
+    }
+    attr
 }
 
 /// Whether a text can be a line of a file in sysfs.
@@ -362,7 +386,7 @@ fn has_twice<T: PartialEq>(list: &[T]) -> bool {
 }
 
 /// Three bytes in hexadecimal, with colons.
-fn parse_oui(text: &str) -> Result<u32, String> {
+fn parse_oui(text: &str) -> Option<u32> {
     let bytes: Option<Vec<u8>> = text
         .split(':')
         .map(|byte| {
@@ -371,8 +395,8 @@ fn parse_oui(text: &str) -> Result<u32, String> {
         })
         .collect();
     match bytes.as_deref() {
-        Some([a, b, c]) => Ok(u32::from_be_bytes([0, *a, *b, *c])),
-        _ => Err(format!("oui = {text:?}: expected three bytes such as \"b8:ce:f6\"")),
+        Some([a, b, c]) => Some(u32::from_be_bytes([0, *a, *b, *c])),
+        _ => None,
     }
 }
 

@@ -52,8 +52,10 @@ macro_rules! say_again {
     ($level:ident, $object:expr, $($arg:tt)+) => {{
         static REPEATS: $crate::Repeats = $crate::Repeats::new();
         match REPEATS.count($object) {
-            Some(1) => ::tracing::$level!($($arg)+),
-            Some(times) => ::tracing::$level!(times, $($arg)+),
+            Some(1) => ::tracing::$level!(target: "anyverbs", $($arg)+),
+            Some(times) => {
+                ::tracing::$level!(target: "anyverbs", "{} ({times} times)", format_args!($($arg)+));
+            }
             None => {}
         }
     }};

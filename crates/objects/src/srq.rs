@@ -4,6 +4,7 @@ pub mod table;
 pub mod tag_matching;
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -115,6 +116,26 @@ impl Holdable for SrqCell {
     }
 }
 
+/// The name of an SRQ in the log. Only one of type XRC has a number. To be shown it takes no lock.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqName {
+    number: Option<u32>,
+    pd: u32,
+    max_wr: u32,
+}
+
+impl fmt::Display for SrqName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, pd, max_wr } = self;
+        match number {
+            Some(number) => write!(f, "SRQ {number:#x}"),
+            None => {
+                write!(f, "the SRQ of protection domain {} ({max_wr} requests)", pd & 0xff_ffff)
+            }
+        }
+    }
+}
+
 impl SrqCell {
     /// Whether it belongs to the device of a context.
     #[must_use]
@@ -166,7 +187,7 @@ impl SrqCell {
         let taken = state.queue.pop(into);
         if taken && state.limit > 0 && state.queue.len() < state.limit as usize {
             state.limit = 0;
-            drop(state);
+            // Under the lock: the SRQ may be destroyed behind it.
             let element = EventElement::Srq { cookie: self.cookie.load(Ordering::Relaxed) };
             self.context.events.raise(AsyncEventKind::SrqLimitReached, element, Some(&self.acks));
         }
@@ -182,6 +203,12 @@ impl SrqCell {
     /// Requests that wait.
     pub fn waiting(&self) -> usize {
         self.state.lock().queue.len()
+    }
+
+    /// Requests that it has room for.
+    #[must_use]
+    pub fn max_wr(&self) -> u32 {
+        self.state.lock().queue.capacity() as u32
     }
 
     /// The number by which requests name it; only one of type XRC has one.
@@ -298,8 +325,9 @@ impl Srq {
         }
         core.within(pd.device, "max_wr of an SRQ", init.max_wr, |max| max.max_srq_wr)?;
         core.within(pd.device, "max_sge of an SRQ", init.max_sge, |max| max.max_srq_sge)?;
-        let ticket =
-            core.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
+        let ticket = core
+            .take(pd.device, |all| &all.srq)
+            .ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
         Ok((hold, ticket))
     }
@@ -308,6 +336,12 @@ impl Srq {
     #[must_use]
     pub fn number(&self) -> Option<u32> {
         self.0.number()
+    }
+
+    /// Its name in the log.
+    #[must_use]
+    pub fn name(&self) -> SrqName {
+        SrqName { number: self.number(), pd: self.0.pd, max_wr: self.0.max_wr() }
     }
 
     /// Replaces the cookie that events carry.
@@ -398,16 +432,17 @@ impl Srq {
         if !self.0.core.is_current() {
             return Ok(());
         }
+        let name = self.name();
         self.0.holders.retire().inspect_err(|e| {
             crate::say_again!(
                 error,
                 self.0.holders.id(),
-                "SRQ not destroyed: {e}; see `anyverbs explain AV8009`"
+                "{name} is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
         self.0.close();
         self.0.context.events.withdraw(&self.0.acks);
-        self.0.acks.wait(format_args!("an SRQ"));
+        self.0.acks.wait(format_args!("{name}"));
         // Its memory may be a program's, which wants it back.
         let queue = std::mem::replace(&mut self.0.state.lock().queue, RecvQueue::new(0, 0));
         drop(queue);

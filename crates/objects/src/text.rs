@@ -1,5 +1,7 @@
 //! Short texts of people: names, and messages that become a line.
 
+use toml::de::DeTable;
+
 /// The form of a name, for a message.
 pub(crate) const NAME: &str =
     "a name of 1 to 48 bytes, not . or .., without a slash or control characters";
@@ -19,6 +21,18 @@ pub(crate) fn is_device_name(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let is_node = name == "rdma_cm" || name.strip_prefix("uverbs").is_some_and(is_number);
     is_name(name) && !is_node && !name.contains(|c: char| c.is_whitespace() || ":;#".contains(c))
+}
+
+/// The line of a TOML file, from 1, that has a key: `pci.speed` of the table `pci`, however that is written.
+pub(crate) fn line_of(text: &str, key: &str) -> Option<usize> {
+    let file = DeTable::parse(text).ok()?;
+    let (mut table, mut at) = (Some(file.get_ref()), None);
+    for part in key.split('.') {
+        let (_, value) = table?.iter().find(|(name, _)| name.get_ref() == part)?;
+        (table, at) = (value.get_ref().as_table(), Some(value.span().start));
+    }
+    let before = text.get(..at?)?;
+    Some(before.matches('\n').count() + 1)
 }
 
 /// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a

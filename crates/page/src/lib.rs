@@ -17,8 +17,8 @@ mod rows;
 mod words;
 
 pub use rows::{
-    CompletionQueue, Counter, Group, Objects, Peer, Process, Psns, QueuePair, Receives, Sends,
-    Traffic, Wait, Waiting, Way,
+    Attributes, CompletionQueue, Counter, Group, Objects, Peer, Process, Psns, QueuePair, Receives,
+    Sends, Traffic, Wait, Waiting, Way,
 };
 use words::{Malformed as _, Reader, Writer};
 
@@ -28,7 +28,7 @@ use words::{Malformed as _, Reader, Writer};
 pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;
@@ -51,12 +51,24 @@ pub struct Snapshot {
     pub counters: Vec<Counter>,
     /// Those of each port that are not zero. Empty where there is one port.
     pub counters_of: Vec<Vec<Counter>>,
+    /// Its calls that wait until events are acknowledged.
+    pub calls: Vec<WaitingCall>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
     /// The multicast groups that they are attached to.
     pub groups: Vec<Group>,
     /// Its completion queues.
     pub completion_queues: Vec<CompletionQueue>,
+}
+
+/// A call of the program that waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct WaitingCall {
+    /// The thread, the object and what is missing, in words.
+    pub what: String,
+    /// How long it has waited.
+    pub ns: u64,
 }
 
 /// The reason why a page cannot be read.
@@ -92,6 +104,7 @@ impl Snapshot {
         for counters in &self.counters_of {
             to.texts(counters.iter().map(|counter| (counter.name.as_str(), counter.value)));
         }
+        to.texts(self.calls.iter().map(|call| (call.what.as_str(), call.ns)));
         to.rows(&self.queue_pairs);
         to.rows(&self.groups);
         to.rows(&self.completion_queues);
@@ -124,6 +137,7 @@ impl Snapshot {
                     let ports = from.count(1)?;
                     (0..ports).map(|_| Some(counters(from.texts()?))).collect::<Option<_>>()?
                 },
+                calls: from.texts()?.map(|(what, ns)| WaitingCall { what, ns }).collect(),
                 queue_pairs: from.rows()?,
                 groups: from.rows()?,
                 completion_queues: from.rows()?,
@@ -197,6 +211,7 @@ mod tests {
             down: vec!["rail1".into()],
             counters: vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }],
             counters_of: vec![vec![], vec![Counter { name: "sent_pkts".into(), value: 1 << 60 }]],
+            calls: vec![WaitingCall { what: "thread 7 is ending CQ 1".into(), ns: 1 << 33 }],
             queue_pairs: vec![queue_pair.clone(), QueuePair { number: 1, ..queue_pair }],
             groups: vec![Group { queue_pair: 1, gid: 5 << 100 }],
             completion_queues: vec![CompletionQueue {

@@ -71,6 +71,32 @@ row! {
         busy: bool,
         /// The place of its port among those of the process, from 0.
         port: u32,
+        /// Its attributes, as `ibv_query_qp` tells them.
+        attributes: Attributes,
+    }
+
+    /// Attributes of a queue pair, with the names and codes of `struct ibv_qp_attr`.
+    Attributes {
+        /// `timeout`.
+        timeout: u8,
+        /// `retry_cnt`.
+        retry_cnt: u8,
+        /// `rnr_retry`.
+        rnr_retry: u8,
+        /// `min_rnr_timer`.
+        min_rnr_timer: u8,
+        /// `max_rd_atomic`.
+        max_rd_atomic: u8,
+        /// `max_dest_rd_atomic`.
+        max_dest_rd_atomic: u8,
+        /// `qp_access_flags`, as `enum ibv_access_flags`.
+        qp_access_flags: u32,
+        /// `ah_attr.grh.sgid_index`.
+        sgid_index: u8,
+        /// The P_Key that `pkey_index` names.
+        pkey: u16,
+        /// `qkey`; 0 unless the type is UD.
+        qkey: u32,
     }
 
     /// A send queue.
@@ -183,6 +209,18 @@ row! {
     }
 }
 
+impl Attributes {
+    /// The flags of `qp_access_flags` by their names in C, or `none`.
+    #[must_use]
+    pub fn rights(&self) -> String {
+        let names = ["LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC"];
+        let has = |(bit, _): &(usize, &str)| self.qp_access_flags & 1 << bit != 0;
+        let given = names.into_iter().enumerate().filter(has).map(|(_, name)| name);
+        let given: Vec<_> = given.collect();
+        if given.is_empty() { "none".to_owned() } else { given.join(", ") }
+    }
+}
+
 /// A counter of the port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -275,5 +313,11 @@ codes! {
         PollSends = "its send CQ to be polled",
         /// For its program to poll the completion queue of its receives.
         PollReceives = "its receive CQ to be polled",
+        /// For a rule of a script of faults to let something go.
+        Rule = "a rule of a script of faults",
+        /// For the peer, which found no receive, to send again: one is there now.
+        PeerRepeat = "the peer to send again",
+        /// For nothing that can come: the send queue is full of requests that make no completion.
+        FullSends = "its send queue, which is full for good",
     }
 }

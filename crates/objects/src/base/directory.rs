@@ -6,7 +6,7 @@
 //! | 1 to 510 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
 //! | 511 | 1: the process fetches the payloads of SENDs |
 //! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights of peers |
-//! | behind them | queue pairs, by their number: valid, generation, number · peer, device, rights · PD · the peer's GID |
+//! | behind them | queue pairs, by their number: valid, generation, number · peer, device, rights · PD, addresses |
 //!
 //! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
 //! waiting for the copies that began before ([`Directory::settle`]); hence under the mark of a copy a valid entry is
@@ -26,10 +26,12 @@ use anyverbs_net::shm::{Copied, Endpoint};
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::{self, Access, Keys, MAX_REGIONS, Region};
 use anyverbs_proto::qp::Qp;
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::Qpn;
+
+use super::Digest;
 
 /// Says that the rest has this layout.
-pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir3");
+pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir4");
 pub(crate) const BITS: usize = 8;
 /// The place of the word that says whether payloads are fetched.
 pub const FETCHES: usize = BLOCK - 8;
@@ -79,8 +81,8 @@ pub struct QpEntry {
     pub access: Access,
     /// Protection domain.
     pub pd: u32,
-    /// Address at the other end.
-    pub gid: Gid,
+    /// The addresses that its requests come from and go to.
+    pub digest: Digest,
     /// The device, among those of the process.
     pub device: u8,
 }
@@ -93,12 +95,11 @@ impl QpEntry {
     }
 
     /// As it stands in the directory.
-    pub fn words(&self) -> [u64; 4] {
-        let (high, low) = self.gid.0.split_at(8);
-        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    #[inline]
+    pub fn words(&self) -> [u64; 2] {
         let peer = u64::from(self.device) << 24 | u64::from(self.peer.get());
         let peer = u64::from(self.access.bits()) << 32 | peer;
-        [peer, self.pd.into(), word(high), word(low)]
+        [peer, u64::from(self.digest.0) << 32 | u64::from(self.pd)]
     }
 }
 
@@ -226,8 +227,9 @@ impl Directory {
         else {
             return self.withdraw_qp(machine.qpn(), known);
         };
-        let (peer, pd, gid) = (attr.dest_qpn, machine.init().pd, attr.av.dgid);
-        let entry = QpEntry { peer, access, pd, gid, device };
+        let (peer, pd) = (attr.dest_qpn, machine.init().pd);
+        let digest = Digest::new(attr.av.dgid, attr.av.sgid);
+        let entry = QpEntry { peer, access, pd, digest, device };
         if known.access.is_some() {
             // Only the rights change: whoever changes the peer's address withdraws the entry first.
             self.endpoint.published().store(at + PEER, entry.words()[0]);

@@ -11,9 +11,14 @@ pub struct Quota {
     used: AtomicU32,
 }
 
-/// One object's place in its quota, given back by drop.
+/// One object's place in the quotas of its process and of its device, given back by drop.
 #[derive(Debug)]
-pub struct Ticket(&'static Quota);
+#[expect(dead_code, reason = "held for their drop")]
+pub struct Ticket(Place, Place);
+
+/// A place in a quota.
+#[derive(Debug)]
+struct Place(&'static Quota);
 
 impl Quota {
     fn new(max: u32) -> Self {
@@ -26,16 +31,23 @@ impl Quota {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub fn take(&'static self) -> Option<Ticket> {
+    fn take(&'static self) -> Option<Place> {
         let used = self
             .used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
         // A ticket that is made is given back: not before there is a place.
-        used.is_ok().then(|| Ticket(self))
+        used.is_ok().then(|| Place(self))
     }
 }
 
-impl Drop for Ticket {
+impl Ticket {
+    /// A place for an object, if both quotas have one.
+    pub(super) fn of(process: &'static Quota, device: &'static Quota) -> Option<Self> {
+        Some(Self(process.take()?, device.take()?))
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.used.fetch_sub(1, Ordering::AcqRel);
     }

@@ -13,7 +13,7 @@ use super::places::{
 use super::ports::{self, PortTable};
 use super::{Addresses, Config, ConfigError, MOST_PORTS, PortConfig, refusal};
 use crate::limits::{self, DeviceAttr};
-use crate::persona::Persona;
+use crate::persona::{Limits, Persona};
 use crate::text::{DEVICE_NAME, is_device_name};
 
 /// The name of the first device, where the configuration gives none.
@@ -29,7 +29,7 @@ pub(super) struct Asked<'a> {
 /// The warning that the value of the variable replaces so many tables of a file.
 pub(super) fn replaced(value: &str, tables: usize, path: &Path) -> String {
     format!(
-        "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas, ports and P_Keys do not hold"
+        "ANYVERBS_DEVICES={value:?} replaces the devices of configuration file {path:?}, {tables} of them with a table: their names, places, personas, GUIDs, limits, MTUs, ports and P_Keys do not hold"
     )
 }
 
@@ -44,6 +44,9 @@ pub(super) struct Table {
     interface: Option<String>,
     address: Option<IpAddr>,
     persona: Option<String>,
+    guid: Option<String>,
+    limits: Option<Limits>,
+    mtu: Option<i64>,
     pkeys: Option<PkeyList>,
     ports: Option<Several<Item<PortTable>>>,
 }
@@ -52,9 +55,10 @@ impl Kind for Table {
     const MANY: &'static str = "devices";
 
     fn says_something(&self) -> bool {
-        let Self { name, interface, address, persona, pkeys, ports } = self;
-        let texts = [name, interface, persona].iter().any(|text| text.is_some());
-        texts || address.is_some() || pkeys.is_some() || ports.is_some()
+        let Self { name, interface, address, persona, guid, limits, mtu, pkeys, ports } = self;
+        let texts = [name, interface, persona, guid].iter().any(|text| text.is_some());
+        let of_device = limits.is_some() || ports.is_some();
+        texts || of_device || address.is_some() || mtu.is_some() || pkeys.is_some()
     }
 }
 
@@ -88,15 +92,27 @@ pub(super) struct Without<'a> {
 }
 
 impl Config {
+    /// The GUID of a port, by its place among those of all devices. That of a first port is the node's. `guid` gives those that the
+    /// configuration does not, by the persona and the place.
+    pub fn guid_of(&self, port: usize, guid: impl Fn(Option<&Persona>, u64) -> u64) -> u64 {
+        let row = self.ports.get(port);
+        match row.and_then(|row| Some((row.guid?, row.port))) {
+            Some((node, number)) => node.wrapping_add(u64::from(number) - 1),
+            None => guid(row.and_then(|row| row.persona.as_deref()), port as u64),
+        }
+    }
+
     /// The attributes of each device, a row for each of its ports. `guid` gives the GUID of a node, by its persona and its number.
     /// In the row of a second port it is the port's. Both rows have the device's for the adapter.
     pub fn device_attrs(&self, guid: impl Fn(Option<&Persona>, u64) -> u64) -> Box<[DeviceAttr]> {
         let of = |(number, row): (usize, &PortConfig)| {
             let persona = row.persona.as_deref();
             let attr = persona.map_or(limits::DEFAULT, |persona| persona.apply(limits::DEFAULT));
-            let node_guid = guid(persona, number as u64);
-            let sys_image_guid = guid(persona, self.device_of(number).0 as u64);
-            let max_qp = self.max_qp.unwrap_or(attr.max_qp);
+            let attr = row.limits.apply(attr);
+            let node_guid = self.guid_of(number, &guid);
+            let sys_image_guid = self.guid_of(self.device_of(number).0, &guid);
+            let own = row.limits.max_qp.unwrap_or(u32::MAX);
+            let max_qp = self.max_qp.map_or(attr.max_qp, |all| all.min(own));
             let ports = self.ports.iter().filter(|port| port.name == row.name);
             let max_pkeys = ports.clone().map(|port| port.pkeys.len()).max().unwrap_or(0) as u16;
             let phys_port_cnt = ports.count() as u8;
@@ -144,13 +160,18 @@ pub(super) fn devices(
         Several::List(items) => items,
     };
     let mut found: Vec<Placed> = Vec::new();
+    let is_named = |item: &Item<Table>| match item {
+        Item::Text(item) => item.contains('='),
+        Item::Table(table) => table.name.is_some(),
+    };
+    let named: Vec<bool> = items.iter().map(is_named).collect();
     for (n, item) in items.into_iter().enumerate() {
         let new = match item {
             Item::Text(item) => vec![listed(first, n, &item, persona.clone(), &by)?],
             Item::Table(table) => tabled(without, (n, found.len()), table, &own, &by)?,
         };
         for port in new {
-            is_new(&found, &port, n, &by)?;
+            is_new(&found, &port, (n, &named), &by)?;
             found.push(port);
         }
     }
@@ -161,13 +182,33 @@ pub(super) fn devices(
     Ok(found.into_iter().map(|placed| placed.port).collect())
 }
 
-/// Refuses the name or the place of an earlier one.
-fn is_new(found: &[Placed], new: &Placed, n: usize, by: &AskedBy<'_>) -> Result<(), ConfigError> {
+/// Refuses the name or the place of an earlier one. `named`: the devices whose names are given; those of others are counted.
+fn is_new(
+    found: &[Placed],
+    new: &Placed,
+    (n, named): (usize, &[bool]),
+    by: &AskedBy<'_>,
+) -> Result<(), ConfigError> {
     let earlier = |same: &dyn Fn(&Placed) -> bool| found.iter().find(|other| same(other));
+    let same_guid = |other: &Placed| {
+        other.device != n && other.port.guid.is_some() && other.port.guid == new.port.guid
+    };
+    if let (Some(other), Some(guid)) = (earlier(&same_guid), new.port.guid) {
+        let expected = format!("a GUID that device {} does not have", other.device + 1);
+        return Err(by.refuse(Some(n), "guid", &shown(guid), &expected));
+    }
     let same_name = |other: &Placed| other.device != n && other.port.name == new.port.name;
     if let Some(other) = earlier(&same_name) {
-        let expected = format!("a name that device {} does not have", other.device + 1);
-        return Err(by.refuse(Some(n), "name", &new.port.name, &expected));
+        // The key is that of a name that is written, if one of them is.
+        let (at, other) = if named[n] { (n, other.device) } else { (other.device, n) };
+        let expected = match (named[at], named[other]) {
+            (true, true) => format!("a name that device {} does not have", other + 1),
+            (true, false) => {
+                format!("another one: device {} has no key name, and gets this one", other + 1)
+            }
+            (false, _) => format!("a key name: without one, device {} gets the same", other + 1),
+        };
+        return Err(by.refuse(Some(at), "name", &new.port.name, &expected));
     }
     if let Some(other) = earlier(&|other| other.port.addresses == new.port.addresses) {
         let (key, place) = place_of(&new.port.addresses);
@@ -212,19 +253,41 @@ fn tabled(
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
     by: &AskedBy<'_>,
 ) -> Result<Vec<Placed>, ConfigError> {
-    let Table { name, interface, address, persona, pkeys, ports } = table;
+    let Table { name, interface, address, persona, guid, limits, mtu, pkeys, ports } = table;
+    let limits = limits.unwrap_or_default();
+    if let Some((key, value, most)) = limits.beyond() {
+        return Err(by.refuse(Some(n), key, &value.to_string(), &format!("1 to {most}")));
+    }
+    let guid = guid.map(|text| {
+        let expected = "four groups of four hexadecimal digits, as 0002:c903:00aa:bbcc, not all 0";
+        guid_from(&text).ok_or_else(|| by.refuse(Some(n), "guid", &text, expected))
+    });
+    let guid = guid.transpose()?;
     let persona = persona.map(|name| own(&name, &key_of(n, "persona"))).transpose()?;
     let first = persona.as_ref().map_or(without.first, |persona| &persona.device);
     let name = name.unwrap_or_else(|| counted(first, n));
     check_name(n, &name, by)?;
     let persona = persona.or(without.persona.cloned());
     let device = PortConfig::new(name, loopback(before), persona);
-    let device = PortConfig { named_by: by.name(n, None), ..device };
-    let only = PortTable { interface, address, pkeys };
+    let device = PortConfig { guid, limits, named_by: by.name(n, None), ..device };
+    let only = PortTable { interface, address, mtu, pkeys };
     match ports {
         None => Ok(vec![only.read((n, ""), device, by)?]),
         Some(ports) => ports::read(ports, only, n, (&device, before), by),
     }
+}
+
+/// A GUID, as sysfs writes it.
+fn guid_from(text: &str) -> Option<u64> {
+    let is_group = |group: &str| group.len() == 4 && group.bytes().all(|b| b.is_ascii_hexdigit());
+    let groups: Vec<&str> = text.split(':').collect();
+    let fits = groups.len() == 4 && groups.iter().all(|group| is_group(group));
+    u64::from_str_radix(&groups.concat(), 16).ok().filter(|guid| fits && *guid != 0)
+}
+
+/// The same the other way.
+fn shown(guid: u64) -> String {
+    [48, 32, 16, 0].map(|bits| format!("{:04x}", guid >> bits & 0xffff)).join(":")
 }
 
 /// Refuses a name that no device can have.
@@ -303,7 +366,7 @@ mod tests {
         let limits = |file: &str| {
             let config = Config::parse("", file, |_| None).unwrap();
             let each = config.device_attrs(|_, _| 0);
-            let all = limits::of_all(&each);
+            let all = limits::of_all(&each, config.max_qp);
             let of = |attr: &limits::DeviceAttr| (attr.max_qp, attr.max_sge, attr.max_qp_rd_atom);
             (each.iter().map(of).collect::<Vec<_>>(), of(&all))
         };
@@ -313,6 +376,37 @@ mod tests {
         assert_eq!(limits("persona = 'irdma'\nmax_qp = 7"), (vec![most], most));
         let both = limits("devices = [{ persona = 'irdma' }, {}]");
         assert_eq!(both, (vec![irdma, engine], (engine.0, engine.1, irdma.2)));
+    }
+
+    #[test]
+    fn a_device_may_have_limits_of_its_own() {
+        let rack = "max_qp = 9
+            devices = [
+                { limits = { max_qp = 2, max_sge = 3 } },
+                { persona = 'irdma', limits = { max_qp = 10, max_srq = 5, max_qp_rd_atom = 4 } },
+                {},
+            ]";
+        let config = Config::parse("", rack, |_| None).unwrap();
+        let each = config.device_attrs(|_, _| 0);
+        let of = |attr: &limits::DeviceAttr| {
+            let DeviceAttr { max_qp, max_sge, max_sge_rd, max_srq, max_qp_rd_atom, .. } = *attr;
+            [max_qp, max_sge, max_sge_rd, max_srq, max_qp_rd_atom]
+        };
+        let found: Vec<_> = each.iter().map(of).collect();
+        // Those of a device precede the persona's, whose missing features stay missing. No device has more than the process.
+        assert_eq!(found, [[2, 3, 3, 16_384, 128], [9, 6, 6, 0, 4], [9, 32, 32, 16_384, 128]]);
+        let all = limits::of_all(&each, config.max_qp);
+        assert_eq!((all.max_qp, all.max_sge, all.max_qp_rd_atom), (9, 32, 4));
+    }
+
+    #[test]
+    fn a_guid_of_the_configuration_is_that_of_the_node() {
+        let rack = "devices = [{ guid = '0002:c903:00aa:bbcc', persona = 'mlx5', ports = 2 }, {}]";
+        let config = Config::parse("", rack, |_| None).unwrap();
+        let attrs = config.device_attrs(|_, place| place);
+        let guids: Vec<_> = attrs.iter().map(|a| (a.node_guid, a.sys_image_guid)).collect();
+        let own = 0x0002_c903_00aa_bbcc;
+        assert_eq!(guids, [(own, own), (own + 1, own), (2, 2)]);
     }
 
     #[test]
@@ -474,8 +568,44 @@ mod tests {
                 "device 2 of devices: pkeys, key 3=\"0x0001\": expected another key than key 1",
             ),
             (
+                "{}, { limits = { max_cqe = 1_048_577 } }",
+                "device 2 of devices: limits.max_cqe=\"1048577\": expected 1 to 1048576",
+            ),
+            (
+                "{ limits = { max_sge = 0 } }",
+                "device 1 of devices: limits.max_sge=\"0\": expected 1 to 32",
+            ),
+            (
+                "{}, { guid = '2:c903:aa:bbcc' }",
+                "device 2 of devices: guid=\"2:c903:aa:bbcc\": expected four groups of four",
+            ),
+            (
+                "{ guid = '0000:0000:0000:0000' }",
+                "device 1 of devices: guid=\"0000:0000:0000:0000\": expected four groups of four",
+            ),
+            (
+                "{ guid = '0002:C903:00aa:bbcc' }, { guid = '0002:c903:00aa:bbcc' }",
+                "device 2 of devices: guid=\"0002:c903:00aa:bbcc\": expected a GUID that device 1 does not have",
+            ),
+            (
+                "{}, { mtu = 1500 }",
+                "device 2 of devices: mtu=\"1500\": expected 256, 512, 1024, 2048 or 4096",
+            ),
+            (
+                "{ ports = [{}, { mtu = 0 }] }",
+                "device 1 of devices: port 2 of ports: mtu=\"0\": expected 256, 512, 1024, 2048 or 4096",
+            ),
+            (
                 "{ name = 'a' }, { name = 'b' }, { name = 'a' }",
                 "device 3 of devices: name=\"a\": expected a name that device 1 does not have",
+            ),
+            (
+                "{ name = 'anyverbs1' }, {}",
+                "device 1 of devices: name=\"anyverbs1\": expected another one: device 2 has no key name, and",
+            ),
+            (
+                "{}, { name = 'anyverbs0' }",
+                "device 2 of devices: name=\"anyverbs0\": expected another one: device 1 has no key name, and",
             ),
             // The second one has the address of its place.
             (
@@ -507,6 +637,7 @@ mod tests {
             ("{ persono = 'mlx5' }", "unknown field `persono`, expected one of `name`"),
             ("{ address = 'eth0' }", "invalid IP address"),
             ("{ persona = 5 }", "expected a string"),
+            ("{ limits = { max_qps = 5 } }", "unknown field `max_qps`, expected one of `max_qp`"),
             ("{ pkeys = ['a'] }", "invalid type: string \"a\", expected a P_Key as a number"),
             ("{ pkeys = 1 }", "invalid type: integer `1`, expected a list of P_Keys"),
             ("7", "expected an interface, an address or a table"),

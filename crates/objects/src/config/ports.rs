@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyverbs_proto::types::PKey;
+use anyverbs_proto::types::{Mtu, PKey};
 use serde::Deserialize;
 
 use super::form::{Item, Kind, PkeyList, Several};
@@ -20,6 +20,7 @@ const MOST: usize = 2;
 pub(super) struct PortTable {
     pub(super) interface: Option<String>,
     pub(super) address: Option<IpAddr>,
+    pub(super) mtu: Option<i64>,
     pub(super) pkeys: Option<PkeyList>,
 }
 
@@ -27,7 +28,8 @@ impl Kind for PortTable {
     const MANY: &'static str = "ports";
 
     fn says_something(&self) -> bool {
-        self.interface.is_some() || self.address.is_some() || self.pkeys.is_some()
+        let Self { interface, address, mtu, pkeys } = self;
+        interface.is_some() || address.is_some() || mtu.is_some() || pkeys.is_some()
     }
 }
 
@@ -56,6 +58,11 @@ impl PortTable {
             }
         }
         check_place((n, before), &port.addresses, by)?;
+        if let Some(bytes) = self.mtu {
+            let mtu = Mtu::ALL.into_iter().find(|mtu| i64::from(mtu.bytes()) == bytes);
+            let (key, expected) = (format!("{before}mtu"), "256, 512, 1024, 2048 or 4096");
+            port.mtu = mtu.ok_or_else(|| by.refuse(Some(n), &key, &bytes.to_string(), expected))?;
+        }
         if let Some(PkeyList(keys)) = self.pkeys {
             port.pkeys = pkeys((n, before), &keys, by)?;
         }
@@ -74,10 +81,11 @@ pub(super) fn read(
     let keys = [
         ("interface", beside.interface),
         ("address", beside.address.map(|address| address.to_string())),
+        ("mtu", beside.mtu.map(|bytes| bytes.to_string())),
         ("pkeys", beside.pkeys.map(|PkeyList(keys)| format!("a list of {}", keys.len()))),
     ];
     if let Some((key, value)) = keys.into_iter().find_map(|(key, value)| Some((key, value?))) {
-        let expected = "nothing beside ports: each port has a place and P_Keys of its own";
+        let expected = "nothing beside ports: each port has a place, an MTU and P_Keys of its own";
         return Err(by.refuse(Some(n), key, &value, expected));
     }
     let (count, said) = match &ports {

@@ -115,8 +115,14 @@ mod tests {
         let ports = vec![vec![of(0), of(1), of(2), None]; 2];
         let tables = RwLock::new(Tables { ports, withheld: Vec::new() });
         let host = RwLock::default();
-        let gids =
-            GidTables { tables, host, sources: Vec::new(), shapes: Vec::new(), owners: Vec::new() };
+        let gids = GidTables {
+            tables,
+            host,
+            sources: Vec::new(),
+            shapes: Vec::new(),
+            owners: Vec::new(),
+            mtus: Vec::new(),
+        };
         let there = || [0, 1, 2].map(|index| gids.entry(1, index).is_some());
         assert_eq!(gids.withhold(1, 1, "line 1".into()), [1]);
         assert_eq!((there(), gids.entry(0, 1)), ([true, false, true], of(1)));

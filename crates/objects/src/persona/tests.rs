@@ -21,7 +21,9 @@ fn changed(name: &str, from: &str, to: &str) -> Result<Persona, String> {
 #[test]
 fn a_persona_promises_no_more_than_the_engine_holds() {
     let error = changed("mlx5", "max_sge = 30", "max_sge = 33").unwrap_err();
-    assert_eq!(error, "max_sge = 33: this device holds 1 to 32");
+    let (place, reason) = error.split_once(": ").unwrap();
+    assert!(place.starts_with("line "), "{place}");
+    assert_eq!(reason, "limits.max_sge = 33: this device holds 1 to 32");
     assert!(changed("mlx5", "max_sge = 30", "max_sge = 0").is_err());
     for name in Persona::names() {
         let attr = Persona::built_in(name).unwrap().apply(limits::DEFAULT);
@@ -43,11 +45,16 @@ fn bad_files_are_refused_in_one_line_with_the_place() {
         ("types = [\"RoCE v1\", \"RoCE v2\"]", "types = [\"RoCE v2\", \"RoCE v2\"]", "gids"),
         ("types = [\"RoCE v1\", \"RoCE v2\"]", "types = [\"RoCE v3\"]", "RoCE v3"),
         ("driver = \"mlx5_core\"", "driver = \"..\"", "pci.driver"),
-        ("class = 0x020000", "class = 0x1020000", "pci"),
+        ("class = 0x020000", "class = 0x1020000", "pci.class = 0x1020000: "),
+        ("speed = 160", "speed = 7", "pci.speed = 7: "),
+        ("width = 16", "width = 3", "pci.width = 3: "),
         ("lacks = [", "lacks = [\"wings\", ", "wings"),
     ] {
+        let (_, text) = BUILT_IN.iter().find(|(known, _)| *known == "mlx5").unwrap();
+        let line = text[..text.find(from).unwrap()].matches('\n').count() + 1;
         let error = changed("mlx5", from, to).unwrap_err();
         assert!(error.contains(part) && !error.contains('\n'), "{to}: {error}");
+        assert!(error.contains(&format!("line {line}")), "{to}, line {line}: {error}");
     }
 }
 
