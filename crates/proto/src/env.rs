@@ -22,6 +22,7 @@ use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::bth::Bth;
 use crate::wire::packet::Headers;
+use crate::wire::reason::ReasonPacket;
 use crate::wr::{AddressVector, Sge};
 
 /// One of a queue pair's two completion queues.
@@ -197,6 +198,12 @@ pub trait ReasonEnv: LinkEnv {
         self.transmit(av, headers, &Payload::EMPTY, None)
     }
 
+    /// The retries of a request have run out, since the peer had no receive for it. Tells a peer of this make so. `is_ours`: its
+    /// NAK had the mark [`Bth::OURS`].
+    fn tell_given_up(&mut self, av: &AddressVector, packet: &ReasonPacket, is_ours: bool) {
+        let _ = (av, packet, is_ours);
+    }
+
     /// Sends the oldest packet that has no answer once more, by a way on which the network and the peer's device can say why.
     /// The packet has the mark [`Bth::ASKS`].
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
@@ -209,10 +216,34 @@ pub trait ReasonEnv: LinkEnv {
         None
     }
 
+    /// Whether the peer's process is on this host, and is stopped.
+    fn is_stopped(&self, av: &AddressVector, peer: Qpn) -> bool {
+        let _ = (av, peer);
+        false
+    }
+
+    /// The number of the peer's process, if that is or was on this host, and its link is known.
+    fn process_of_peer(&self) -> Option<u32> {
+        None
+    }
+
+    /// An answer came to a request that this queue pair has not sent. The peer of this address may be connected to this queue pair, and
+    /// have a request of another one.
+    fn note_stray(&self, av: &AddressVector, psn: Psn) {
+        let _ = (av, psn);
+    }
+
     /// Tells in words how a script of faults of this process meddled with the packet `una`, which has no answer. True beside it: that
     /// is why there is none.
     fn meddling(&mut self, una: Psn) -> Option<(bool, String)> {
         let _ = una;
+        None
+    }
+
+    /// Names the rule of a script of faults of this process that took away a packet of the peer, one from `first` to the one before
+    /// `next`.
+    fn taken_by_rule(&mut self, first: Psn, next: Psn) -> Option<String> {
+        let _ = (first, next);
         None
     }
 

@@ -40,6 +40,13 @@ pub trait Memory {
     /// this write sees every write before it.
     fn store(&self, addr: u64, value: u64) -> Result<(), Fault>;
 
+    /// Whether part of these bytes is mapped without the permission to be read, or to be written if the access `writes`. Asked
+    /// after a [`Fault`].
+    fn is_protected(&self, addr: u64, len: u64, writes: bool) -> bool {
+        let _ = (addr, len, writes);
+        false
+    }
+
     /// Makes earlier writes visible to all processes of this host.
     fn publish(&self) {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);

@@ -8,6 +8,7 @@ mod congestion;
 mod datagram;
 pub mod drops;
 pub mod facts;
+mod given_up;
 pub mod grh;
 mod joining;
 pub mod lane;
@@ -201,6 +202,12 @@ impl Default for Attached {
 }
 
 impl Qp {
+    /// The P_Key that its `pkey_index` names.
+    #[must_use]
+    pub fn pkey(&self) -> PKey {
+        self.pkey
+    }
+
     /// A queue pair in RESET.
     #[must_use]
     pub fn new(qpn: Qpn, init: &QpInit) -> Self {
@@ -563,6 +570,7 @@ impl Qp {
         let notifies = bth.opcode.service == Service::Cnp;
         if !self.attr.state.receives() || (bth.opcode.service != service && !notifies) {
             self.note_before_rtr(packet);
+            self.note_crossed(bth, env);
             self.explain_drop(arrival, packet, env);
             return env.count(Counter::DropQpState, 1);
         }

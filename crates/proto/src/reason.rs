@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyverbs_causes::Cause;
 
-use crate::mr::{Access, BindError, Finding, MrTable, Unbinding};
-use crate::wr::Sge;
+use crate::memory::Memory;
+use crate::mr::{Access, BindError, Finding, Hold, KeyError, MrTable, Unbinding};
+use crate::wr::{NoWay, Sge};
 
 /// A cause with its values. `Display` is one clause, in words that suit both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct Reason {
     pub value: u64,
     /// The memory that it is about.
     pub memory: Option<MemoryRange>,
+    /// The element that it is about, of several of a request: its index, and how many there are.
+    pub element: Option<(usize, usize)>,
 }
 
 /// A range of memory as a request names it.
@@ -78,7 +81,7 @@ impl Reason {
     /// A cause with its value.
     #[must_use]
     pub fn with(cause: Cause, value: u64) -> Self {
-        Self { cause, value, memory: None }
+        Self { cause, value, memory: None, element: None }
     }
 
     /// The reason why a key does not serve; `pd` is that of the queue pair.
@@ -91,7 +94,7 @@ impl Reason {
             Finding::WindowEnded(ago) => {
                 (pick(C::LkeyDeregistered, C::RkeyDeregistered), pair(OF_WINDOW, ms(ago)))
             }
-            Finding::OtherKey => (pick(C::RkeyAsLkey, C::LkeyAsRkey), 0),
+            Finding::OtherKey(right) => (pick(C::RkeyAsLkey, C::LkeyAsRkey), right.into()),
             Finding::Pd(its) => (pick(C::LkeyOfOtherPd, C::RkeyOfOtherPd), pds(its, pd)),
             Finding::WindowPd(its) => {
                 let value = pds(its, pd) | pair(OF_WINDOW, 0);
@@ -118,18 +121,45 @@ impl Reason {
             Finding::Vanished => (C::Injected, 0),
             Finding::Nothing => (pick(C::LocalMemoryGone, C::PeerMemoryGone), 0),
         };
-        Self { cause, value, memory: Some(memory) }
+        Self { memory: Some(memory), ..Self::with(cause, value) }
+    }
+
+    /// The same reason, or that the memory, which `find` finds, is there and lacks a permission.
+    pub(crate) fn or_protected<'a>(
+        self,
+        memory: &impl Memory,
+        need: Access,
+        find: impl FnOnce() -> Result<Hold<'a>, KeyError>,
+    ) -> Self {
+        let cause = match self.cause {
+            Cause::LocalMemoryGone => Cause::LocalMemoryProtected,
+            Cause::PeerMemoryGone => Cause::PeerMemoryProtected,
+            _ => return self,
+        };
+        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let (len, writes) = (self.memory.map_or(0, |memory| memory.len), need.intersects(writes));
+        let is_protected = find().is_ok_and(|hold| memory.is_protected(hold.addr(), len, writes));
+        if is_protected { Self { cause, ..self } } else { self }
     }
 
     /// The reason why one of these elements cannot be used.
     #[must_use]
-    pub fn of_local(mrs: &MrTable, sges: &[Sge], pd: u32, need: Access) -> Self {
+    pub fn of_local(
+        (mrs, memory): (&MrTable, &impl Memory),
+        sges: &[Sge],
+        pd: u32,
+        need: Access,
+    ) -> Self {
         let place = |sge: &Sge| MemoryRange { key: sge.lkey, va: sge.addr, len: sge.len.into() };
         let reason = |sge: &Sge| {
-            let finding = mrs.diagnose_local(sge.lkey, pd, (sge.addr, sge.len.into()), need);
+            let range @ (va, len) = (sge.addr, sge.len.into());
+            let finding = mrs.diagnose_local(sge.lkey, pd, range, need);
             Self::of_key(finding, KeyOf::Sender, pd, place(sge))
+                .or_protected(memory, need, || mrs.local(sge.lkey, pd, va, len, need))
         };
-        let used = || sges.iter().filter(|sge| sge.len > 0);
+        let of_several = |n| (sges.len() > 1).then_some((n, sges.len()));
+        let reason = |(n, sge): (usize, &Sge)| Self { element: of_several(n), ..reason(sge) };
+        let used = || sges.iter().enumerate().filter(|(_, sge)| sge.len > 0);
         used()
             .map(reason)
             .find(|reason| reason.cause != Cause::LocalMemoryGone)
@@ -166,8 +196,10 @@ impl Reason {
         match cause.number() / 100 {
             1 => Told { cause: Cause::PeerMessageTooLong, value },
             4 => Told { cause: Cause::PeerReceiveUnwritable, value: 0 },
-            // Nor the key of a bind that is not for it.
-            _ if cause == Cause::WindowRebound => Told { cause, value: 0 },
+            // Nor a key that nobody has given to it.
+            _ if matches!(cause, Cause::WindowRebound | Cause::LkeyAsRkey) => {
+                Told { cause, value: 0 }
+            }
             _ if matches!(cause, Cause::RkeyRange | Cause::WindowRange) => {
                 // A peer that guessed the key must not learn where the region lies.
                 let len = self.memory.map_or(0, |memory| memory.len);
@@ -265,6 +297,12 @@ impl fmt::Display for Reason {
                 f,
                 "more READs and atomics are outstanding than max_dest_rd_atomic of the responder, {value}"
             ),
+            C::LkeyAsRkey if value != 0 => {
+                write!(f, "{}, and the rkey of its region is {value:#x}", self.cause.text())
+            }
+            C::RkeyAsLkey if value != 0 => {
+                write!(f, "{}, and the lkey of its region is {value:#x}", self.cause.text())
+            }
             C::LkeyDeregistered | C::RkeyDeregistered if is_window => {
                 write!(f, "the memory window of the key was deallocated {low} ms ago")
             }
@@ -286,6 +324,12 @@ impl fmt::Display for Reason {
                     }
                     behind => write!(f, "the range ends {behind} bytes behind the {what}"),
                 }
+            }
+            C::RkeyRange | C::WindowRange => {
+                write!(f, "{} by far; the log of the peer says by how much", self.cause.text())
+            }
+            C::NoXrcSrq if value != 0 => {
+                write!(f, "the XRC domain of the peer has no SRQ {value:#x}")
             }
             C::WindowRight => write!(f, "the memory window lacks {}", Rights(value)),
             C::WindowUnbound => match u32::try_from(high) {
@@ -345,6 +389,13 @@ impl fmt::Display for Reason {
             C::SilentNow => {
                 write!(f, "the peer has answered before, and is silent since {value} ms")
             }
+            C::PeerEnded if value != 0 => {
+                write!(f, "the peer's process (pid {value}) has ended")
+            }
+            C::NoRoute if NoWay::from_number(value).is_some() => {
+                let why = NoWay::from_number(value).map_or("", NoWay::text);
+                write!(f, "{}: {why}", self.cause.text())
+            }
             C::Injected if value == OF_PEER => {
                 f.write_str("a script of faults of the peer's process asked for it")
             }
@@ -353,11 +404,15 @@ impl fmt::Display for Reason {
             }
             cause => f.write_str(cause.text()),
         }?;
-        // What is wrong with the request as a whole has nothing to do with the memory.
+        // A mistake of the request as a whole has nothing to do with the memory.
         let matters = self.cause.number() / 100 != 9 || self.cause == C::Unaligned;
         match self.memory.filter(|_| matters) {
             Some(MemoryRange { key, va, len }) => {
-                write!(f, " (key {key:#x}, {len} bytes at {va:#x})")
+                f.write_str(" (")?;
+                if let Some((n, of)) = self.element {
+                    write!(f, "sg_list[{n}] of {of}, ")?;
+                }
+                write!(f, "key {key:#x}, {len} bytes at {va:#x})")
             }
             None => Ok(()),
         }
@@ -366,6 +421,8 @@ impl fmt::Display for Reason {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -377,6 +434,21 @@ mod tests {
         assert_eq!(Told::from_bytes(&[0xff; Told::LEN]), None);
     }
 
+    /// They run rarely, for their programs are large.
+    #[test]
+    fn the_scripts_of_failing_rails_wait_for_what_a_peer_is_told() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let has = |file: &str, text: String| {
+            let content = std::fs::read_to_string(root.join(file)).unwrap();
+            assert!(content.contains(&text), "{file} lacks: {text}");
+        };
+        let scripts = "conformance/failover/rails.py";
+        let reason = Reason::with(Cause::Injected, OF_PEER);
+        has(scripts, format!("\nPEERS_RULE = \"{reason}\"\n"));
+        has(scripts, format!("\nINJECTED = {}\n", reason.cause.number()));
+        has("docs/recipes/nccl.md", format!("vendor_err={}`", reason.cause.number()));
+    }
+
     #[test]
     fn a_peer_does_not_learn_where_a_region_lies() {
         let memory = MemoryRange { key: 0x12, va: 0x1000, len: 64 };
@@ -385,8 +457,9 @@ mod tests {
         assert_eq!((told(Finding::Before(64)) as i64, told(Finding::Before(65))), (-64, 0));
         assert_eq!((told(Finding::BehindWindow(64)), told(Finding::BehindWindow(65))), (64, 0));
         assert_eq!(told(Finding::Rebound(0x34)), 0, "nor the key of another bind");
+        assert_eq!(told(Finding::OtherKey(0x56)), 0, "nor the right key");
         let reason = Reason { memory: None, ..Reason::new(Cause::RkeyRange) };
-        assert_eq!(reason.to_string(), "the range is not within the region");
+        assert!(reason.to_string().starts_with("the range is not within the region by far; "));
     }
 
     #[test]
@@ -409,6 +482,16 @@ mod tests {
         assert!(text.starts_with("the region is of protection domain 3, and the SRQ of 5 ("));
         let text = reason.to_string();
         assert!(text.starts_with("the region is of protection domain 3, and the queue pair of 5"));
+    }
+
+    #[test]
+    fn the_element_is_named_where_there_are_several() {
+        let memory = Some(MemoryRange { key: 0x12, va: 0x1000, len: 64 });
+        let text =
+            |element| Reason { memory, element, ..Reason::new(Cause::LkeyUnknown) }.to_string();
+        assert!(text(None).ends_with(" (key 0x12, 64 bytes at 0x1000)"));
+        let of_two = text(Some((1, 2)));
+        assert!(of_two.ends_with(" (sg_list[1] of 2, key 0x12, 64 bytes at 0x1000)"), "{of_two}");
     }
 
     #[test]
@@ -493,7 +576,10 @@ mod tests {
             (Finding::Ended(ago), "the region of the key was deregistered 7 ms ago"),
             (Finding::WindowEnded(ago), "the memory window of the key was deallocated 7 ms ago"),
             (Finding::ZeroBased, "the region or window is zero-based: its addresses count from 0"),
-            (Finding::OtherKey, "a local key stands where a remote key belongs"),
+            (
+                Finding::OtherKey(0x56),
+                "a local key stands where a remote key belongs, and the rkey of its region is 0x56",
+            ),
         ] {
             assert_eq!(of(finding), format!("{text} {place}"));
         }

@@ -1,5 +1,7 @@
 //! Work requests that a program posts to the queues.
 
+use std::net::IpAddr;
+
 use bitflags::bitflags;
 
 use crate::mr::Bind;
@@ -191,6 +193,47 @@ pub struct AddressVector {
     pub port: u8,
     /// Interface of a link-local address or of a multicast group; 0 for others.
     pub scope_id: u32,
+}
+
+/// Why no packet goes from one address to another, whatever the routes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoWay {
+    /// One is an IPv4 address, the other an IPv6 address.
+    Families = 1,
+    /// The destination is the broadcast address, which is that of no port.
+    Broadcast = 2,
+}
+
+impl NoWay {
+    /// Whether one of these holds.
+    #[must_use]
+    pub fn between(from: IpAddr, to: IpAddr) -> Option<Self> {
+        match to {
+            IpAddr::V4(to) if to.is_broadcast() => Some(Self::Broadcast),
+            _ => (from.is_ipv4() != to.is_ipv4()).then_some(Self::Families),
+        }
+    }
+
+    pub(crate) fn from_number(number: u64) -> Option<Self> {
+        [Self::Families, Self::Broadcast].into_iter().find(|way| *way as u64 == number)
+    }
+
+    /// A sentence without its full stop.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Families => "the two addresses are of different families",
+            Self::Broadcast => "the peer's address is that of a broadcast",
+        }
+    }
+}
+
+impl AddressVector {
+    /// Whether no packet can go this way, whatever the routes are.
+    #[must_use]
+    pub fn no_way(&self) -> Option<NoWay> {
+        NoWay::between(self.sgid.to_ip(), self.dgid.to_ip())
+    }
 }
 
 /// Destination of a datagram, which the address handle of its way makes.

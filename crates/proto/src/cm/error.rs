@@ -18,8 +18,13 @@ pub enum CmError {
     #[error("a value is out of range")]
     Value,
     /// `EINVAL`: more private data than the message has room for.
-    #[error("too much private data")]
-    PrivateDataTooLong,
+    #[error("{len} bytes of private data, and there is room for {room}")]
+    PrivateDataTooLong {
+        /// Bytes.
+        len: usize,
+        /// The most that the message has room for.
+        room: usize,
+    },
     /// `EADDRINUSE`: a listener is there already.
     #[error("address in use")]
     InUse,
@@ -30,5 +35,5 @@ pub enum CmError {
 
 /// Private data for a message.
 pub(super) fn private_data<const N: usize>(bytes: &[u8]) -> Result<PrivateData<N>, CmError> {
-    PrivateData::new(bytes).ok_or(CmError::PrivateDataTooLong)
+    PrivateData::new(bytes).ok_or(CmError::PrivateDataTooLong { len: bytes.len(), room: N })
 }

@@ -63,7 +63,16 @@ pub(super) fn with_addresses<const N: usize>(
 ) -> Result<PrivateData<N>, CmError> {
     match addresses {
         None => private_data(user),
-        Some(header) => private_data(&[&header.emit()[..], user].concat()),
+        Some(header) => {
+            let header = header.emit();
+            let beside = |error| match error {
+                CmError::PrivateDataTooLong { room, .. } => {
+                    CmError::PrivateDataTooLong { len: user.len(), room: room - header.len() }
+                }
+                error => error,
+            };
+            private_data(&[&header[..], user].concat()).map_err(beside)
+        }
     }
 }
 

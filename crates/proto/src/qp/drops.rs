@@ -60,7 +60,8 @@ pub struct Drops {
     pub room: u64,
 }
 
-/// Messages of a UC queue pair that were dropped for one cause.
+/// Messages of a UC queue pair that were dropped for one cause, a difference between the two ends of a connection, or a message that
+/// the peer gave up for want of a receive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The cause.
@@ -110,6 +111,23 @@ impl Qp {
         self.trouble().lost.push(Lost { cause, count: 1, first });
     }
 
+    /// This end and the other do not fit, or there was no receive, which the log has said. `said` is a sentence without its full stop.
+    pub(super) fn note_difference(&mut self, cause: Cause, said: String) {
+        let is_one = matches!(
+            cause,
+            Cause::PsnDiffers
+                | Cause::MtuDiffers
+                | Cause::GidDiffers
+                | Cause::TypeDiffers
+                | Cause::PkeyDiffers
+                | Cause::NoReceive
+        );
+        let lost = &mut self.trouble().lost;
+        if is_one && lost.iter().all(|lost| lost.cause != cause) {
+            lost.push(Lost { cause, count: 1, first: said });
+        }
+    }
+
     /// As [`note_lost`](Self::note_lost), of one message.
     #[cold]
     pub(super) fn note_lost_message<E: Env>(
@@ -128,17 +146,20 @@ impl Qp {
     pub(super) fn note_gap<E: Env>(&mut self, psn: Psn, env: &mut E) {
         env.count(Counter::DropUcGap, 1);
         let expected = self.expected();
+        let rule = env.taken_by_rule(expected, psn);
+        let cause = if rule.is_some() { Cause::Injected } else { Cause::UcGap };
         let first = |qp: &Self| {
             let is_first = expected == qp.attr.rq_psn;
             format!(
-                "messages of {} were lost on the way: PSN {:#x} came, and {:#x}{} was to come",
+                "messages of {} were lost {}: PSN {:#x} came, and {:#x}{} was to come",
                 qp.peer(qp.sq.done),
+                rule.map_or("on the way".into(), |rule| format!("by an injected fault ({rule})")),
                 psn.get(),
                 expected.get(),
                 if is_first { ", which is rq_psn," } else { "" }
             )
         };
-        self.note_lost(Cause::UcGap, first, env);
+        self.note_lost(cause, first, env);
     }
 
     /// Drops a datagram.

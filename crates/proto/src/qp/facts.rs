@@ -80,8 +80,12 @@ pub enum Waits {
     Answer,
     /// For the program of the peer to post a receive.
     PeerReceive,
+    /// For a rule of a script of faults of the peer, which has it find no receive.
+    PeersRule,
     /// For its own program to post a receive: the peer was told to wait.
     OwnReceive,
+    /// For the peer, which was told to wait, to send again: a receive is there now.
+    PeerRepeat,
     /// For the rate limit.
     Rate,
     /// For READs and atomics before a fence, or for the peer to take more of these.
@@ -90,6 +94,8 @@ pub enum Waits {
     Drained,
     /// For the link, or for the window, to take more.
     Room,
+    /// For nothing that can come: a post was refused, since the send queue is full, and no request in it makes a completion.
+    FullSends,
 }
 
 impl Qp {
@@ -125,7 +131,9 @@ impl Qp {
             QpState::Rtr | QpState::Rts | QpState::Sqd => {}
         }
         if self.timers.is_running(Timer::RnrWait) || self.not_ready_since().is_some() {
-            return (Waits::PeerReceive, self.not_ready_since());
+            let waits =
+                if self.is_put_off_by_rule() { Waits::PeersRule } else { Waits::PeerReceive };
+            return (waits, self.not_ready_since());
         }
         if self.awaits_answer() {
             // An answer may leave the timer as it is. Then nobody knows since when the next one is missing.
@@ -133,7 +141,9 @@ impl Qp {
             return (Waits::Answer, self.silent_since().or(timer));
         }
         if self.has_sent_nak() && self.no_receive_since().is_some() {
-            return (Waits::OwnReceive, self.no_receive_since());
+            let is_posted = self.rq.as_ref().is_some_and(|rq| !rq.is_empty());
+            let waits = if is_posted { Waits::PeerRepeat } else { Waits::OwnReceive };
+            return (waits, self.no_receive_since());
         }
         if self.attr.state == QpState::Sqd {
             return (Waits::Drained, None);
@@ -146,6 +156,6 @@ impl Qp {
                 None => (Waits::Room, None),
             };
         }
-        (Waits::Nothing, None)
+        (if self.is_stuck() { Waits::FullSends } else { Waits::Nothing }, None)
     }
 }

@@ -284,7 +284,14 @@ impl Qp {
             }
             return (!self.requester.window_closed).then_some(window);
         }
-        (!self.requester.window_closed || in_flight <= window - window / 4).then_some(window)
+        // Where the window has shrunk, fewer packets than these may be in flight that ask for no ACK. The next one does.
+        let unasked = match self.requester.recovery.is_window_reduced() {
+            true => u64::from(ACK_EVERY - 1) * (u64::from(self.mtu()) + PACKET_COST),
+            false => 0,
+        };
+        let is_open =
+            !self.requester.window_closed || in_flight <= (window - window / 4).max(unasked);
+        is_open.then_some(window)
     }
 
     /// Full packets that leave in one go of the link; 0 if it sends each by itself.

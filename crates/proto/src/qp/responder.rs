@@ -224,8 +224,8 @@ impl Refusal {
     }
 }
 
-/// Whether a request has the mark of a device of this make.
-fn is_ours(packet: &Incoming<'_>) -> bool {
+/// Whether a packet has the mark of a device of this make.
+pub(super) fn is_ours(packet: &Incoming<'_>) -> bool {
     packet.headers.bth.reserved & Bth::OURS != 0
 }
 
@@ -267,6 +267,7 @@ impl Qp {
             }
             _ => {
                 self.explain_drop(arrival, packet, env);
+                self.explain_duplicate(packet.headers.bth.psn, env);
                 self.receive_duplicate(packet, env);
             }
         }

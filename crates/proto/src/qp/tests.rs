@@ -4,6 +4,7 @@ mod answers;
 mod by_rule;
 mod calls;
 mod facts;
+mod given_up;
 mod joined;
 mod lending;
 mod lost;
@@ -35,6 +36,7 @@ use crate::types::{Gid, Mtu, PKey};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::aeth::{Aeth, NakCode, Syndrome};
 use crate::wire::packet::Packet;
+use crate::wire::reason::ReasonPacket;
 use crate::wire::reth::Reth;
 use crate::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
@@ -79,6 +81,8 @@ struct Device {
     /// Lines for the log, and reasons that went with NAKs, each with whether the peer is of this make.
     lines: Vec<String>,
     told: Vec<(Told, bool)>,
+    /// The words to the peer about requests that were given up, each with whether it is of this make.
+    given_up: Vec<(ReasonPacket, bool)>,
     /// Packets without an answer that went out once more for the reason.
     soundings: Vec<(AddressVector, Sent)>,
     /// The reason that they bring, and the calls that ask for it.
@@ -88,6 +92,8 @@ struct Device {
     listened: Vec<(AddressVector, Psn)>,
     /// The reasons that the senders of dropped packets are told.
     reasons: Vec<(Arrival, Bth, Cause)>,
+    /// The answers to packets that were not sent.
+    strays: RefCell<Vec<(AddressVector, Psn)>>,
     /// The receives of a shared queue.
     shared: Vec<RecvWqe>,
 }
@@ -173,6 +179,10 @@ impl ReasonEnv for Device {
         self.transmit(av, headers, &Payload::EMPTY, None)
     }
 
+    fn tell_given_up(&mut self, _: &AddressVector, packet: &ReasonPacket, is_ours: bool) {
+        self.given_up.push((*packet, is_ours));
+    }
+
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
         let bytes = self.bytes(payload).unwrap();
         let sent = Sent { headers: *headers, len: payload.len(), acks: None, bytes };
@@ -185,6 +195,14 @@ impl ReasonEnv for Device {
     fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Told> {
         self.listened.push((*av, una));
         self.says.map(|cause| Told { cause, value: 0 })
+    }
+
+    fn process_of_peer(&self) -> Option<u32> {
+        Some(4711)
+    }
+
+    fn note_stray(&self, av: &AddressVector, psn: Psn) {
+        self.strays.borrow_mut().push((*av, psn));
     }
 
     fn tell_why(&mut self, arrival: &Arrival, dropped: &Bth, cause: Cause) {
@@ -316,10 +334,12 @@ impl World {
             lines: Vec::new(),
             told: Vec::new(),
             soundings: Vec::new(),
+            given_up: Vec::new(),
             says: None,
             reported: 0,
             listened: Vec::new(),
             reasons: Vec::new(),
+            strays: RefCell::default(),
             shared: Vec::new(),
         };
         let init = QpInit { qp_type, cap, sq_sig_all: false, srq: false, pd: PD };

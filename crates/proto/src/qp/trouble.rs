@@ -60,7 +60,7 @@ pub(super) struct Trouble {
     spoiled: Option<(u32, bool)>,
     /// Datagrams that were dropped.
     drops: AllDrops,
-    /// Messages of UC that were dropped.
+    /// Messages of UC that were dropped, and differences between the two ends.
     pub(super) lost: Vec<Lost>,
 }
 
@@ -80,7 +80,7 @@ impl Qp {
         self.trouble.as_ref()?.drops[reason as usize]
     }
 
-    /// Messages of UC that were dropped since the last RESET, by cause.
+    /// Messages of UC that were dropped since the last RESET, and differences between the two ends that were found since. By cause.
     #[must_use]
     pub fn lost(&self) -> &[Lost] {
         self.trouble.as_ref().map_or(&[], |trouble| &trouble.lost)
@@ -167,6 +167,14 @@ impl Qp {
         if since.is_none_or(|(psn, _)| psn != una) {
             *since = Some((una, now));
         }
+    }
+
+    /// The last NAK was for the oldest packet, and by a rule of a script of faults of the peer.
+    pub(super) fn is_put_off_by_rule(&self) -> bool {
+        let told = self.trouble.as_ref().and_then(|trouble| trouble.told);
+        told.is_some_and(|(psn, told)| {
+            psn == self.first_unanswered() && told.cause == Cause::Injected
+        })
     }
 
     /// There is no receive for this packet of the peer.
@@ -281,6 +289,39 @@ impl Qp {
         env.log(format_args!(
             "queue pair {qpn:#08x} drops packets from {source}: {said}; see `anyverbs explain {cause}`"
         ));
+        self.note_difference(cause, format!("packets from {source} are dropped: {said}"));
+    }
+
+    /// A packet came that this state does not take. Connections that are crossed fail one after the other: the peer goes on to answer here
+    /// what another queue pair has sent.
+    #[cold]
+    pub(super) fn note_crossed<E: Env>(&self, bth: &Bth, env: &E) {
+        if bth.opcode.is_response() && self.first_cause() == Some(Cause::QpnDiffers) {
+            env.note_stray(&self.attr.av, bth.psn);
+        }
+    }
+
+    /// A request came as a duplicate. It is acknowledged (IBA 9.7.5.1.3), so its sender takes it for done. If nothing was executed before,
+    /// the two ends begin at different PSNs, and nobody else tells of the loss.
+    #[cold]
+    pub(super) fn explain_duplicate<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        let is_first = self.responder.executed().0 == 0 && !self.expects(psn);
+        if !is_first || !self.is_to_be_said(Cause::PsnDiffers) {
+            return;
+        }
+        let said = format!(
+            "a packet with PSN {:#x} came from {} as a duplicate, but nothing was received before, and rq_psn is {:#x} here; \
+             it is not executed, and its sender may take it for done",
+            psn.get(),
+            self.peer(self.sq.done),
+            self.attr.rq_psn.get()
+        );
+        env.log(format_args!(
+            "queue pair {:#08x}: {said}; see `anyverbs explain {}`",
+            self.qpn.get(),
+            Cause::PsnDiffers
+        ));
+        self.note_difference(Cause::PsnDiffers, said);
     }
 
     /// Whether the log is to say now that packets are dropped for this cause. A sender asks first when nobody has answered it yet: this
@@ -293,8 +334,8 @@ impl Qp {
                 trouble.asked_of_state = 2.min(before + 1);
                 before == 1
             }
-            // The line of the rule has told it.
-            Cause::Injected => false,
+            // An earlier line has told it.
+            Cause::Injected | Cause::PeerKeptKey => false,
             _ => !std::mem::replace(&mut trouble.has_told, true),
         }
     }
@@ -308,8 +349,13 @@ impl Qp {
         } else if !arrival.is_from(&attr.av) {
             Some(Cause::GidDiffers)
         } else if attr.state == QpState::Err {
-            let is_by_script = self.trouble.as_ref().is_some_and(|trouble| trouble.is_by_script);
-            Some(if is_by_script { Cause::Injected } else { Cause::PeerInError })
+            let trouble = self.trouble.as_deref();
+            Some(match trouble.and_then(|trouble| trouble.first) {
+                _ if trouble.is_some_and(|trouble| trouble.is_by_script) => Cause::Injected,
+                // Nothing told the peer when it happened.
+                Some(Cause::KeyNotInvalidated) => Cause::PeerKeptKey,
+                _ => Cause::PeerInError,
+            })
         } else if !bth.pkey.matches(self.pkey) {
             Some(Cause::PkeyDiffers)
         } else {
@@ -350,6 +396,11 @@ impl Qp {
         ));
     }
 
+    /// Whether a post found the send queue full, and nothing can free it.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.trouble.as_deref().is_some_and(|trouble| trouble.is_stuck)
+    }
+
     /// The send queue is full. Says so, once, if nothing can free it: no request in it makes a completion.
     #[cold]
     pub(super) fn explain_full<E: Env>(&mut self, env: &mut E) {
@@ -373,8 +424,8 @@ impl Qp {
             return;
         }
         env.log(format_args!(
-            "queue pair {:#08x}: the send queue is full: {queued} requests since wr_id {:#x} are unsignaled, and nothing can \
-             free them; see `anyverbs explain {}`",
+            "queue pair {:#08x}: the send queue is full: none of its {queued} requests, from wr_id {:#x} on, is signaled, so nothing \
+             frees it; see `anyverbs explain {}`",
             self.qpn.get(),
             self.sq.at(first).wr_id,
             Cause::SendQueueFull
@@ -402,11 +453,13 @@ impl Qp {
 
     fn tell_refusal<E: Env>(&mut self, (what, peer): (&str, Peer), reason: &Reason, env: &mut E) {
         self.blame_own(reason.cause);
+        let said = format!("{what} of {peer} was refused: {reason}");
         env.log(format_args!(
-            "queue pair {:#08x}: {what} of {peer} was refused: {reason}; see `anyverbs explain {}`",
+            "queue pair {:#08x}: {said}; see `anyverbs explain {}`",
             self.qpn.get(),
             reason.cause
         ));
+        self.note_difference(reason.cause, said);
     }
 
     pub(super) fn peer(&self, position: u32) -> Peer {
@@ -445,7 +498,7 @@ impl Qp {
             WcStatus::LocProtErr => {
                 let need =
                     if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
-                Reason::of_local(env.mrs(), self.sq.sges(position), pd, need)
+                Reason::of_local((env.mrs(), env.memory()), self.sq.sges(position), pd, need)
             }
             WcStatus::MwBindErr => match (&sqe.op, self.trouble().bind_refused) {
                 (SendOp::LocalInv(rkey), _) => {
@@ -464,10 +517,7 @@ impl Qp {
                 if told.is_some_and(|(psn, told)| psn == una && told.cause == Cause::Injected) {
                     return Reason::with(Cause::Injected, OF_PEER);
                 }
-                let since = self.trouble().not_ready;
-                let ms = since.map_or(0, |(_, since)| env.now().since(since).as_millis());
-                let ms = u32::try_from(ms).unwrap_or(u32::MAX);
-                Reason::with(Cause::NoReceive, pair(ms, self.attr.rnr_retry.into()))
+                self.reason_of_no_receive(env.now())
             }
             _ => {
                 let other = self.trouble.as_ref().and_then(|trouble| trouble.other_mtu);
@@ -488,6 +538,9 @@ impl Qp {
         let mtu = self.mtu();
         if is_whole && len != mtu {
             self.trouble().other_mtu = Some((mtu, len));
+            let reason = Reason::with(Cause::BadResponse, pair(mtu, len));
+            let said = format!("a READ to {} has failed: {reason}", self.peer(self.sq.done));
+            self.note_difference(Cause::MtuDiffers, said);
         }
     }
 
@@ -503,7 +556,7 @@ impl Qp {
             Some((_, Told { cause: Cause::Injected, .. })) => {
                 Reason { memory, ..Reason::with(Cause::Injected, OF_PEER) }
             }
-            Some((_, Told { cause, value })) => Reason { cause, value, memory },
+            Some((_, Told { cause, value })) => Reason { memory, ..Reason::with(cause, value) },
             None => Reason { memory, ..Reason::new(otherwise) },
         }
     }
@@ -512,10 +565,12 @@ impl Qp {
         let una = self.first_unanswered();
         let trouble = self.trouble.as_deref();
         if trouble.is_some_and(|trouble| trouble.peer_ended) {
-            return Reason::new(Cause::PeerEnded);
+            let pid = env.process_of_peer().unwrap_or(0);
+            return Reason::with(Cause::PeerEnded, pid.into());
         }
         let silent = trouble.and_then(|trouble| trouble.silent).filter(|(psn, _)| *psn == una);
         let was_answered = una != self.attr.sq_psn;
+        let no_way = self.attr.av.no_way();
         let heard = if self.awaits_reason() { env.heard(&self.attr.av, una) } else { None };
         match (heard.map(|told| told.cause), silent) {
             (Some(Cause::NobodyOnPort), _) if was_answered => Reason::new(Cause::PeerEnded),
@@ -523,7 +578,13 @@ impl Qp {
             (Some(cause @ Cause::PsnDiffers), _) => {
                 Reason::with(cause, self.attr.sq_psn.get().into())
             }
+            (Some(Cause::NoRoute) | None, _) if no_way.is_some() => {
+                Reason::with(Cause::NoRoute, no_way.map_or(0, |no_way| no_way as u64))
+            }
             (Some(cause), _) => Reason::with(cause, heard.map_or(0, |told| told.value)),
+            (None, _) if env.is_stopped(&self.attr.av, self.attr.dest_qpn) => {
+                Reason::new(Cause::PeerStopped)
+            }
             (None, None) => Reason::new(Cause::PacketLost),
             (None, Some((_, since))) => {
                 let ms = env.now().since(since).as_millis().try_into().unwrap_or(u64::MAX);
@@ -545,11 +606,17 @@ impl Qp {
                 Reason::with(Cause::MessageTooLong, pair(end, room))
             }
             (_, WcStatus::LocProtErr) => self.receive_fault(env),
-            (None, _) => Reason::new(Cause::KeyNotInvalidated),
+            (None, _) => {
+                let key = packet.headers.ieth.unwrap_or(0);
+                Reason::with(Cause::KeyNotInvalidated, key.into())
+            }
             (Some(NakCode::RemoteAccess), _) => {
                 match flushed_whole(packet, env).or_else(|| self.place_of(packet)) {
                     Some(place) => self.remote_fault(place, need(packet), env),
-                    None => Reason::new(Cause::NoXrcSrq),
+                    None => {
+                        let srqn = packet.headers.xrceth.map_or(0, |xrceth| xrceth.srqn);
+                        Reason::with(Cause::NoXrcSrq, srqn.into())
+                    }
                 }
             }
             _ => self.reason_of_invalid(packet),
@@ -581,15 +648,20 @@ impl Qp {
         let (pd, qpn) = self.reach();
         let range = (place.va, place.len);
         let finding = env.mrs().diagnose_remote(place.key, (pd, qpn.get()), range, need);
-        Reason::of_key(finding, KeyOf::Responder, pd, place)
+        Reason::of_key(finding, KeyOf::Responder, pd, place).or_protected(
+            env.memory(),
+            need,
+            || env.mrs().remote(place.key, (pd, qpn.get()), place.va, place.len, need),
+        )
     }
 
     /// The reason why the receive in hand cannot be written.
     pub(super) fn receive_fault<E: Env>(&self, env: &E) -> Reason {
         let sges = &self.datagram_recv().sges;
+        let (of, need) = ((env.mrs(), env.memory()), Access::LOCAL_WRITE);
         match self.srq.pd {
-            Some(pd) => Reason::of_local(env.mrs(), sges, pd, Access::LOCAL_WRITE).from_srq(),
-            None => Reason::of_local(env.mrs(), sges, self.reach().0, Access::LOCAL_WRITE),
+            Some(pd) => Reason::of_local(of, sges, pd, need).from_srq(),
+            None => Reason::of_local(of, sges, self.reach().0, need),
         }
     }
 }

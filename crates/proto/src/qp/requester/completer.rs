@@ -10,6 +10,7 @@ use crate::wire::opcode::Operation;
 use crate::wr::SendOp;
 
 use super::super::attr::{QpState, QpType};
+use super::super::responder::is_ours;
 use super::super::{Incoming, Qp};
 
 impl Qp {
@@ -79,7 +80,7 @@ impl Qp {
             Some(Syndrome::RnrNak { timer }) => {
                 if self.answered_before(psn, env) {
                     self.note_nak(packet, env);
-                    self.receive_rnr_nak(timer, env);
+                    self.receive_rnr_nak(timer, is_ours(packet), env);
                 }
             }
             _ if operation == Operation::Ack => {
@@ -109,6 +110,8 @@ impl Qp {
         if is_duplicate || psn.since(self.requester.max_sent) >= 0 {
             if is_duplicate {
                 self.requester.recovery.on_duplicate_answer(env);
+            } else {
+                env.note_stray(&self.attr.av, psn);
             }
             env.count(Counter::DropStaleAck, 1);
             return false;

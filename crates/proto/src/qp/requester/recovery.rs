@@ -136,7 +136,7 @@ impl LossRecovery {
         self.window.within(of_link)
     }
 
-    /// Tells whether losses have reduced the window.
+    /// Tells whether losses or marks have reduced the window.
     #[inline]
     pub(super) fn is_window_reduced(&self) -> bool {
         self.window.is_in_force()
@@ -265,7 +265,7 @@ impl LossRecovery {
         self.retries_left -= 1;
         self.state = State::SelectiveRetransmit { psn: m.una, end };
         // One loss among many packets that came.
-        self.window.reduce(8, m.link.window.into(), m.least_window());
+        self.window.reduce_for_loss(8, m.link.window.into(), m.least_window());
         self.restart_ack_timer(m.clock.now(), m.timers, m.attr, m.link);
         self.restart_probe(m.timers, m.link, m.clock);
         Decision::Wait
@@ -308,7 +308,7 @@ impl LossRecovery {
         self.state = State::GoBackN;
         if silence.length < LOSSY_PROBE * 2 {
             // One more loss among others.
-            self.window.reduce(2, m.link.window.into(), m.least_window());
+            self.window.reduce_for_loss(2, m.link.window.into(), m.least_window());
         } else {
             self.window = CongestionWindow::of(m.least_window());
         }
@@ -351,7 +351,7 @@ impl LossRecovery {
 
     /// The network marked packets.
     pub(super) fn on_congestion(&mut self, m: Moment<'_, impl Clock>) {
-        self.window.reduce(2, m.link.window.into(), m.least_window());
+        self.window.reduce_for_mark(m.link.window.into(), m.least_window());
     }
 
     /// Tells whether `una` is known to be missing and was sent again. That happens once for each (IBA 9.7.5.1.4): the
@@ -382,7 +382,7 @@ impl LossRecovery {
     /// loss, as going back sends the whole window again.
     fn go_back_for_gap(&mut self, m: Moment<'_, impl Clock>) -> Decision {
         self.state = State::GoBackN;
-        self.window.reduce(2, m.link.window.into(), m.least_window());
+        self.window.reduce_for_loss(2, m.link.window.into(), m.least_window());
         self.retry(m)
     }
 
@@ -408,7 +408,7 @@ impl LossRecovery {
     #[inline]
     fn restart_probe(&self, timers: &mut Timers, link: &LinkProps, clock: &impl Clock) {
         let Some(after) = link.probe_after else { return timers.stop(Timer::Probe) };
-        let after = if self.window.is_in_force() { after.min(LOSSY_PROBE) } else { after };
+        let after = if self.window.is_lossy() { after.min(LOSSY_PROBE) } else { after };
         timers.start(Timer::Probe, clock.now(), after.max(self.delay.least()));
     }
 

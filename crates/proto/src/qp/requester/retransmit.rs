@@ -128,10 +128,13 @@ impl Qp {
     }
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
-    pub(super) fn receive_rnr_nak<E: Env>(&mut self, code: u8, env: &mut E) {
+    pub(super) fn receive_rnr_nak<E: Env>(&mut self, code: u8, is_ours: bool, env: &mut E) {
         let (recovery, moment) = self.recovery(env);
         let decision = recovery.on_rnr_nak(timer_code::rnr(code), moment);
         self.note_not_ready(self.requester.una, env.now());
+        if matches!(decision, Decision::Fail(_)) {
+            self.tell_given_up(is_ours, env);
+        }
         self.count_and_carry_out(Counter::RnrNakReceived, decision, env);
     }
 

@@ -54,6 +54,8 @@ fn the_wait_for_a_receive_begins_with_the_first_packet_that_finds_none() {
         assert_eq!(world.qp.facts().waits, (Waits::OwnReceive, Some(begin)));
     }
     world.recv(8);
+    // The program has done its part, and the peer's timer still runs.
+    assert_eq!(world.qp.facts().waits, (Waits::PeerRepeat, Some(begin)));
     world.receive_message(Operation::SendOnly, 0, 8);
     assert_eq!(world.qp.facts().waits, (Waits::Nothing, None));
     world.device.now = begin + MS * 3;

@@ -346,6 +346,8 @@ fn a_peer_that_has_ended_is_the_cause() {
     assert_eq!(world.sounded(), [0]);
     world.qp.peer_gone(&mut world.device);
     assert_eq!(world.failure(), (WcStatus::RetryExcErr, cause(Cause::PeerEnded)));
+    let line = &world.device.lines[0];
+    assert!(line.contains("the peer's process (pid 4711) has ended;"), "{line}");
 }
 
 /// A packet that is dropped, and the queue pair that drops it.
@@ -517,10 +519,97 @@ fn the_sender_of_an_asking_dropped_packet_learns_why() {
 fn nobody_is_told_who_has_not_asked() {
     for (drop, ..) in drops() {
         for reserved in [0, Bth::OURS, 0x3f - Bth::ASKS] {
-            let told = drop.drop_in(&mut drop.world(), drop.headers(reserved));
-            assert_eq!(told, (vec![], vec![]), "{reserved:#x}");
+            let (told, lines) = drop.drop_in(&mut drop.world(), drop.headers(reserved));
+            // The log says of a duplicate before the first packet that it is lost.
+            let said = usize::from(drop.counter == Counter::DuplicateRequest);
+            assert_eq!((told, lines.len()), (vec![], said), "{reserved:#x}");
         }
     }
+}
+
+/// A receiver whose `rq_psn` is above the first PSN of its peer acknowledges the first packets as duplicates (IBA 9.7.5.1.3).
+#[test]
+fn a_duplicate_of_nothing_is_acknowledged_and_said_once() {
+    let world = || Dropped::new(TO_RTS, Counter::DuplicateRequest).world();
+    let mut ends = world();
+    for psn in [RQ_PSN - 2, RQ_PSN - 1] {
+        ends.receive_message(Operation::SendOnly, psn, 4);
+        assert!(ends.qp.owes_ack());
+        ends.qp.acknowledge(&mut ends.device);
+    }
+    assert_eq!(ends.sent(), [(RQ_PSN - 1, 0); 2]);
+    let said = "queue pair 0x000011: a packet with PSN 0xfe came from queue pair 0x000022 at 202:202:202:202:202:202:202:202 \
+                as a duplicate, but nothing was received before, and rq_psn is 0x100 here; it is not executed, and its \
+                sender may take it for done; see `anyverbs explain AV1208`";
+    assert_eq!(ends.device.lines, [said]);
+    let lost = ends.qp.lost();
+    assert_eq!((lost.len(), lost[0].cause, lost[0].count), (1, Cause::PsnDiffers, 1));
+    assert!(said.contains(&lost[0].first), "{}", lost[0].first);
+    // A READ gets no answer at all.
+    let mut ends = world();
+    let mut headers = ends.headers(Operation::ReadRequest, RQ_PSN - 1);
+    headers.reth = Some(Reth { va: IOVA, rkey: ends.device.keys.rkey, len: 4 });
+    ends.receive(headers, &[]);
+    assert_eq!((ends.sent(), ends.device.lines.len()), (vec![], 1));
+    // Once something was executed, a duplicate is ordinary.
+    let mut ends = world();
+    ends.receive_message(Operation::WriteOnly, RQ_PSN, 4);
+    ends.receive_message(Operation::WriteOnly, RQ_PSN, 4);
+    ends.receive_message(Operation::WriteOnly, RQ_PSN - 1, 4);
+    assert_eq!((&ends.device.lines[..], ends.qp.lost()), (&[][..], &[][..]));
+}
+
+/// The peer of a crossed connection answers a queue pair that has asked nothing.
+#[test]
+fn an_answer_to_a_packet_that_was_never_sent_is_noted() {
+    let mut world = World::new(QpType::Rc);
+    let strays = |world: &World| std::mem::take(&mut *world.device.strays.borrow_mut());
+    world.answer(0, Syndrome::ACK);
+    world.answer(7, Syndrome::Nak(NakCode::InvalidRequest));
+    assert_eq!(strays(&world), [(av(), Psn::new(0)), (av(), Psn::new(7))]);
+    world.post(SendOp::Send, 8);
+    world.answer(0, Syndrome::ACK);
+    // Again, and of earlier packets.
+    world.answer(0, Syndrome::ACK);
+    world.answer(0xff_ffff, Syndrome::ACK);
+    assert_eq!(strays(&world), []);
+    world.answer(1, Syndrome::ACK);
+    assert_eq!(strays(&world), [(av(), Psn::new(1))]);
+    // Once it has failed, its late answers are no strays, unless it is crossed.
+    for (says, noted) in [(None, 0), (Some(Cause::QpnDiffers), 1)] {
+        let (world, _) = &mut silent(says);
+        world.answer(0, Syndrome::ACK);
+        assert_eq!(strays(world).len(), noted, "{says:?}");
+    }
+}
+
+#[test]
+fn a_peer_of_another_family_has_no_way() {
+    let ip = |text: &str| Gid::from(text.parse::<std::net::IpAddr>().unwrap());
+    let run = |[sgid, dgid]: [&str; 2], says: Option<Cause>| {
+        let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| {
+            attr.retry_cnt = 1;
+            attr.av = AddressVector { sgid: ip(sgid), dgid: ip(dgid), ..av() };
+        });
+        world.device.says = says;
+        world.post(SendOp::Send, 8);
+        while world.wait() {}
+        (world.failure().1, world.device.lines[0].clone())
+    };
+    let families = "no route leads to the peer: the two addresses are of different families;";
+    for says in [None, Some(Cause::NoRoute)] {
+        for gids in [["10.0.0.1", "fd00::2"], ["fd00::1", "10.0.0.2"]] {
+            let (number, line) = run(gids, says);
+            assert_eq!(number, cause(Cause::NoRoute));
+            assert!(line.contains(families), "{line}");
+        }
+    }
+    let (number, line) = run(["10.0.0.1", "255.255.255.255"], None);
+    assert!(number == cause(Cause::NoRoute) && line.contains("that of a broadcast;"), "{line}");
+    assert_eq!(run(["10.0.0.1", "10.0.0.2"], None).0, cause(Cause::NeverAnswered));
+    // Somebody is there.
+    let heard = run(["10.0.0.1", "fd00::2"], Some(Cause::PeerHasNoQp)).0;
+    assert_eq!(heard, cause(Cause::PeerHasNoQp));
 }
 
 #[test]

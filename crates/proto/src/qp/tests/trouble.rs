@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::mr::{Bind, WindowType};
+use crate::qp::facts::Waits;
 use crate::wire::atomic::AtomicEth;
 use crate::wire::feth::{Feth, Placement, Selectivity};
 
@@ -288,6 +289,21 @@ fn a_peers_reason_for_a_nak_must_fit() {
 }
 
 #[test]
+fn the_wrong_one_of_several_elements_is_named() {
+    let mut world = World::new(QpType::Rc);
+    let right = Sge { addr: IOVA, len: 8, lkey: world.device.keys.lkey };
+    let sges = [right, Sge { lkey: world.device.keys.rkey, ..right }];
+    let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+    let wr = SendWr { wr_id: 1, op, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+    world.qp.post_send(&wr, &mut world.device).unwrap();
+    world.qp.transmit(&mut world.device);
+    assert_eq!(world.failure(), (WcStatus::LocProtErr, cause(Cause::RkeyAsLkey)));
+    let line = &world.device.lines[0];
+    let right = format!("the lkey of its region is {:#x} (sg_list[1] of 2, key ", right.lkey);
+    assert!(line.contains(&right), "{line}");
+}
+
+#[test]
 fn a_peer_without_receives_is_waited_for_so_long() {
     let mut world = World::with(QpType::Rc, LinkProps::new(1 << 20), |attr| attr.rnr_retry = 2);
     world.post(SendOp::Send, 8);
@@ -567,7 +583,7 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
     assert_eq!(fill(SendFlags::empty(), 100), [] as [String; 0]);
     let lines = fill(SendFlags::empty(), 103);
     assert_eq!(lines.len(), 1);
-    assert!(lines[0].contains("100 requests since wr_id 0x77 are unsignaled"), "{}", lines[0]);
+    assert!(lines[0].contains("none of its 100 requests, from wr_id 0x77 on,"), "{}", lines[0]);
     assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
 }
 
@@ -637,6 +653,10 @@ fn a_send_queue_with_a_way_out_is_reexamined() {
     for _ in 0..2 {
         assert!(!post(&mut world, 151, SendFlags::empty()));
         let [line] = &world.device.lines[..] else { panic!("{:?}", world.device.lines) };
-        assert!(line.contains("100 requests since wr_id 0x33 are unsignaled"), "{line}");
+        assert!(line.contains("none of its 100 requests, from wr_id 0x33 on,"), "{line}");
     }
+    // Once the peer has answered all, nothing else can come.
+    world.qp.transmit(&mut world.device);
+    world.answer(150, Syndrome::ACK);
+    assert_eq!(world.qp.facts().waits, (Waits::FullSends, None));
 }

@@ -249,12 +249,22 @@ fn a_probe_goes_back_without_a_retry_and_doubles() {
 #[test]
 fn a_probe_after_a_short_silence_halves_the_window() {
     let mut r = Requester::new();
-    r.at(0, LossRecovery::on_congestion);
+    assert_eq!(r.at(0, LossRecovery::on_implied_nak), Decision::GoBackN);
     assert_eq!(r.window(), LINK / 2);
     assert_eq!(r.ack(1, 1), Decision::Wait);
     let before = r.window();
     assert_eq!(r.expire(Timer::Probe, 2), Decision::GoBackN);
     assert_eq!(r.window(), before - before / 2);
+}
+
+/// The queues are long where packets are marked, so answers take long.
+#[test]
+fn a_mark_leaves_the_probe_as_it_is() {
+    let mut r = Requester::new();
+    r.at(0, LossRecovery::on_congestion);
+    assert_eq!(r.window(), LINK / 2);
+    assert_eq!(r.ack(1, 1), Decision::Wait);
+    assert_eq!(r.timers.next(), Some(at(1) + PROBE));
 }
 
 #[test]
