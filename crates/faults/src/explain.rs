@@ -1,11 +1,12 @@
 //! Says in words what a script does.
 
 use std::fmt;
+use std::mem::discriminant;
 use std::time::Duration;
 
 use crate::{
-    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, QpFailure, Rule,
-    Script, Site, Span, Which, WorkAction,
+    CallAction, Fault, Limit, PacketAction, PacketKind, Place, ProcessAction, QpFailure, QpName,
+    Rule, Script, Site, Span, Which, WorkAction,
 };
 
 impl Script {
@@ -27,7 +28,24 @@ impl Script {
             lines.push("The start is the moment at which the process opens its device.".into());
         }
         lines.extend(rules);
+        if self.acts_together() {
+            lines.push(
+                "Several rules may choose a packet. Rules with different actions act on it together: it waits for a rate first, and by a delay behind that. A rule that loses it is the last. Of rules with the same action the first one acts.".into(),
+            );
+        }
         lines
+    }
+}
+
+impl Script {
+    /// Whether rules with different actions are about packets of one direction.
+    fn acts_together(&self) -> bool {
+        let action = |rule: &Rule| match &rule.fault {
+            Fault::Packets { action, received, .. } => Some((*received, discriminant(action))),
+            _ => None,
+        };
+        let all: Vec<_> = self.rules.iter().filter_map(action).collect();
+        all.iter().any(|one| all.iter().any(|other| one.0 == other.0 && one.1 != other.1))
     }
 }
 
@@ -318,8 +336,12 @@ fn during(span: Span) -> String {
 
 fn queue_pair(place: &Place) -> String {
     match (place.qp, &place.device) {
-        (Some(n), None) => format!("the process's queue pair {n}"),
-        (Some(n), Some(_)) => format!("queue pair {n} of {}", part(place)),
+        (Some(QpName::Nth(n)), None) => format!("the process's queue pair {n}"),
+        (Some(QpName::Nth(n)), Some(_)) => format!("queue pair {n} of {}", part(place)),
+        (Some(QpName::Number(n)), None) => format!("the queue pair of number {n:#08x}"),
+        (Some(QpName::Number(n)), Some(_)) => {
+            format!("the queue pair of number {n:#08x}, if it is of {},", part(place))
+        }
         (None, Some(_)) => format!("each queue pair of {}", part(place)),
         (None, None) => "each queue pair".into(),
     }

@@ -1,14 +1,19 @@
 //! Rules that would never do anything, since an earlier one does the same to all that they are about.
 
 use std::mem::discriminant;
+use std::time::Duration;
 
 use crate::{CallAction, Fault, PacketAction, PacketKind, Place, Rule, Span, Which};
 
 impl Rule {
-    /// Tells what it does already to all that a later rule is about, so that the later one would never do anything. The first rule decides.
+    /// Tells what it does already to all that a later rule is about, which begins at this age of this one, so that the later one would
+    /// never do anything. The first rule decides. One that is over decides nothing.
     #[must_use]
-    pub fn hides(&self, place: &Place, fault: &Fault) -> Option<&'static str> {
-        let is_hidden = self.has_place(place) && self.has_peer(place) && self.fault.hides(fault);
+    pub fn hides(&self, age: Duration, place: &Place, fault: &Fault) -> Option<&'static str> {
+        let is_hidden = !self.is_over(age)
+            && self.has_place(place)
+            && self.has_peer(place)
+            && self.fault.hides(age, fault);
         is_hidden.then_some(match fault {
             Fault::Packets { action: PacketAction::Limit(_), .. } => "limits these packets",
             Fault::Packets { .. } => "does so to these packets",
@@ -48,7 +53,7 @@ impl Rule {
 }
 
 impl Fault {
-    fn hides(&self, later: &Self) -> bool {
+    fn hides(&self, age: Duration, later: &Self) -> bool {
         match (self, later) {
             (
                 Self::Packets { action, received, kind, which, span },
@@ -62,7 +67,7 @@ impl Fault {
             ) => {
                 // Where packets wait in another line, the time counts as well.
                 let has_time = match action {
-                    PacketAction::Limit(_) => has_time(span, later_span),
+                    PacketAction::Limit(_) => has_time(&span.rest(age), later_span),
                     _ => *span == Span::default(),
                 };
                 discriminant(action) == discriminant(later_action)

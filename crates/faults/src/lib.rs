@@ -60,10 +60,19 @@ pub struct Place {
     pub device: Option<String>,
     /// One of its ports, from 1.
     pub port: Option<u8>,
-    /// The number of a queue pair in the order in which they are made, from 1. If a device is named, its own are counted.
-    pub qp: Option<u64>,
+    /// A queue pair.
+    pub qp: Option<QpName>,
     /// The address at the other end of the packets, as GIDs have it.
     pub peer: Option<IpAddr>,
+}
+
+/// The name of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpName {
+    /// Its place in the order in which they are made, from 1. If a device is named, its own are counted.
+    Nth(u64),
+    /// Its number, which the log shows, and its peer names.
+    Number(u32),
 }
 
 /// A fault.
@@ -299,6 +308,13 @@ impl Span {
     #[must_use]
     pub fn has(&self, age: Duration) -> bool {
         age >= self.after && !self.is_over(age)
+    }
+
+    /// The rest of the time at this age, counted from there. The time is not over.
+    fn rest(&self, age: Duration) -> Self {
+        let begun = age.saturating_sub(self.after);
+        let lasts = self.lasts.map(|lasts| lasts.saturating_sub(begun));
+        Self { after: self.after.saturating_sub(age), lasts }
     }
 
     fn is_over(&self, age: Duration) -> bool {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::names::{self, Errno, PortEvent, Status};
-use crate::words::{Words, chance, number, rate, seed, time};
+use crate::words::{Words, chance, number, qp_name, rate, seed, time};
 use crate::{
     CallAction, Fault, Fired, Limit, MOST_WAITING, Opcode, PacketAction, PacketKind, Place,
     ProcessAction, QpFailure, Rule, Script, Site, Span, Which, WorkAction,
@@ -98,7 +98,8 @@ impl Script {
         let place = place(&mut words)?;
         let fault = fault(&mut words, &place)?;
         let hides = |earlier: &Rule| {
-            let does = earlier.hides(&place, &fault).or_else(|| earlier.repeats(&place, &fault))?;
+            let hides = earlier.hides(Duration::ZERO, &place, &fault);
+            let does = hides.or_else(|| earlier.repeats(&place, &fault))?;
             Some((earlier.line, does))
         };
         if let Some((line, does)) = self.rules.iter().find_map(hides) {
@@ -127,8 +128,8 @@ fn place(words: &mut Words<'_>) -> Result<Place, ScriptError> {
         }
     }
     if words.take(&["qp"]) {
-        let expected = "the number of a queue pair in the order in which they are made, from 1";
-        place.qp = Some(words.value(expected, number)?);
+        let expected = "the place of a queue pair in the order in which they are made, from 1, or its number with 0x in front";
+        place.qp = Some(words.value(expected, qp_name)?);
     }
     if words.take(&["peer"]) {
         place.peer = Some(words.address("an IP address, such as 10.0.0.2 or fe80::1")?);
@@ -264,10 +265,13 @@ fn site(words: &mut Words<'_>) -> Result<Option<Site>, ScriptError> {
         return Ok(None);
     }
     let site = if words.take(&["object"]) {
-        let name = |word: &str| (word != ":").then(|| Site::Object(word.to_owned(), None));
-        words.read("the file of an object, such as libucp.so.0", name)?
+        let name = |word: &str| Site::object(word, None).filter(|_| word != ":");
+        words.read("the file of an object without a directory, such as libucp.so.0", name)?
     } else {
-        words.read("the name of a function, OBJECT+0xOFFSET, or \"object\"", Site::find)?
+        words.read(
+            "the name of a function, FILE+0xOFFSET without a directory, or \"object\"",
+            Site::find,
+        )?
     };
     if words.peek() == Some(":") {
         return Err(words.refuse("of a name with \"::\" write the last part alone"));
@@ -282,7 +286,7 @@ fn memory(
     pages: Which,
     chance: Option<u32>,
 ) -> Result<Fault, ScriptError> {
-    if place.qp.or(place.port.map(u64::from)).is_some() {
+    if place.qp.is_some() || place.port.is_some() {
         return Err(words.refuse_last(
             "memory is of a device, with all its ports and queue pairs: leave \"port\" and \"qp\" out",
         ));

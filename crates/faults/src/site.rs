@@ -23,16 +23,25 @@ pub struct Running<'a> {
 }
 
 impl Site {
-    /// Reads `FUNCTION` or `OBJECT+0xOFFSET`.
+    /// Reads `FUNCTION` or `FILE+0xOFFSET`.
     pub(crate) fn find(word: &str) -> Option<Self> {
         let is_name =
             !matches!(word, ":" | "fails" | "fail" | "kills" | "kill" | "pauses" | "pause");
         let Some((object, offset)) = word.rsplit_once("+0x") else {
-            return is_name.then(|| Self::Function(word.to_owned()));
+            // Only names of operators have such signs. An offset without 0x would be a name that no function has.
+            let is_operator = word.contains("operator");
+            let is_function = is_operator || !word.contains(['+', '/']);
+            return (is_name && is_function).then(|| Self::Function(word.to_owned()));
         };
         let is_number = !offset.starts_with('+');
         let offset = u64::from_str_radix(offset, 16).ok().filter(|_| is_number)?;
-        (!object.is_empty()).then(|| Self::Object(object.to_owned(), Some(offset)))
+        Self::object(object, Some(offset))
+    }
+
+    /// The object with a file, which has no directory in its name.
+    pub(crate) fn object(file: &str, offset: Option<u64>) -> Option<Self> {
+        let is_file = !file.is_empty() && !file.contains('/');
+        is_file.then(|| Self::Object(file.to_owned(), offset))
     }
 
     /// Whether it is here.
@@ -138,6 +147,14 @@ mod tests {
         assert_eq!(Site::find("librails.so.2+0x1A2B"), Some(object(Some(0x1a2b))));
         for word in ["+0x12", "a+0x", "a+0x+1", "a+0x12g", "fails", ":", "a+0x10000000000000000"] {
             assert_eq!(Site::find(word), None, "{word}");
+        }
+        // These would never be found.
+        for word in ["/lib/foo+0x12", "foo+12", "foo+", "/lib/foo"] {
+            assert_eq!(Site::find(word), None, "{word}");
+        }
+        assert_eq!(Site::object("/lib/foo", None), None);
+        for word in ["operator+", "operator/", "libstdc++.so.6+0x12"] {
+            assert!(Site::find(word).is_some(), "{word}");
         }
     }
 }

@@ -49,6 +49,27 @@ fn a_limit_that_an_earlier_one_hides_is_refused() {
     }
 }
 
+const TOGETHER: &str = "Several rules may choose a packet. Rules with different actions act on it together: it waits for a rate first, and by a delay behind that. A rule that loses it is the last. Of rules with the same action the first one acts.";
+
+#[test]
+fn rules_that_act_together_on_a_packet_are_explained() {
+    let says = |text: &str| parse(text).explain(None).iter().any(|line| line == TOGETHER);
+    assert!(says("delay packets by 1ms; drop 5% of packets"));
+    assert!(says("on qp 1: limit packets to 1Gb/s; on device a: duplicate ack packet 3"));
+    assert!(!says("drop packet 1; drop packet 7; down after 1s"));
+    assert!(!says("drop packet 1; duplicate received packet 7"), "no packet meets both");
+}
+
+#[test]
+fn a_queue_pair_has_a_number_with_0x_in_front() {
+    let qp = |name: &str| Script::parse(&format!("on qp {name}: fails after 1s"));
+    let named = |name| qp(name).unwrap().rules[0].place.qp;
+    assert_eq!(named("0x30af32"), Some(QpName::Number(0x30_af32)));
+    assert_eq!(named("3190578"), Some(QpName::Nth(3_190_578)));
+    assert!(qp("0xff").unwrap().explain(None)[2].contains("the queue pair of number 0x0000ff"));
+    assert!(["0", "0x", "0x0", "0x1000000", "0xqp", "30af32"].map(qp).iter().all(Result::is_err));
+}
+
 #[test]
 fn a_rule_that_an_earlier_one_hides_is_refused() {
     for (hidden, does) in [
@@ -183,6 +204,7 @@ fn each_kind_of_rule_is_read_and_explained() {
         "Line 30, rule 1: 1s after the start port 2 of mlx5_0 has no GID 1, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another entry of RoCE v2 of the port has the same address. 2s later it is there again.",
         "Line 30, rule 2: at the start each port of each device has no GID 0, with IBV_EVENT_GID_CHANGE: no packet leaves from that address or arrives there, unless another entry of RoCE v2 of the port has the same address. It stays away.",
         "Line 31: 3s after the start mlx5_1 is removed, with IBV_EVENT_DEVICE_FATAL: it fails for good, and ibv_get_device_list does not list it.",
+        TOGETHER,
     ];
     assert_eq!(said, wanted);
 }
@@ -393,11 +415,11 @@ fn errors_point_at_the_place() {
         ),
         (
             "ibv_reg_mr from fails with EIO",
-            "line 1, column 17: expected the name of a function, OBJECT+0xOFFSET, or \"object\", found \"fails\"",
+            "line 1, column 17: expected the name of a function, FILE+0xOFFSET without a directory, or \"object\", found \"fails\"",
         ),
         (
             "ibv_reg_mr from prog+0xyz fails with EIO",
-            "line 1, column 17: expected the name of a function, OBJECT+0xOFFSET, or \"object\", found \"prog+0xyz\"",
+            "line 1, column 17: expected the name of a function, FILE+0xOFFSET without a directory, or \"object\", found \"prog+0xyz\"",
         ),
         (
             "ibv_reg_mr from rails::setup fails with EIO",
@@ -405,7 +427,7 @@ fn errors_point_at_the_place() {
         ),
         (
             "ibv_reg_mr from object",
-            "line 1, column 23: expected the file of an object, such as libucp.so.0, found the end of the rule",
+            "line 1, column 23: expected the file of an object without a directory, such as libucp.so.0, found the end of the rule",
         ),
         (
             "ibv_reg_mr 2 from setup",

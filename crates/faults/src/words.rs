@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::QpName;
 use crate::parse::ScriptError;
 
 /// A word, in a line of a script.
@@ -179,6 +180,17 @@ fn shown(word: &str) -> String {
 pub(crate) fn number(word: &str) -> Option<Result<u64, String>> {
     let refused = || format!("a number is from 1 to {}", u64::MAX);
     is_whole(word).then(|| word.parse().ok().filter(|n| *n > 0).ok_or_else(refused))
+}
+
+/// A queue pair: `3`, or `0x30af32`.
+pub(crate) fn qp_name(word: &str) -> Option<Result<QpName, String>> {
+    let Some(digits) = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) else {
+        return Some(number(word)?.map(QpName::Nth));
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    let found = u32::from_str_radix(digits, 16).ok().filter(|n| (1..1 << 24).contains(n));
+    let refused = || "the number of a queue pair is from 0x1 to 0xffffff".to_owned();
+    is_number.then(|| found.map(QpName::Number).ok_or_else(refused))
 }
 
 /// The number with which random choices begin.

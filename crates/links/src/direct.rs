@@ -3,33 +3,39 @@
 //!
 //! Each process publishes in its published memory (`anyverbs_net::shm::published`) its regions and its queue pairs that take
 //! requests, with their peers and rights. Whoever copies checks there all that the other side would check, or that it has
-//! not changed since ([`LastTarget`]). If anything is wrong, the request goes by the ring with its payload. The responder
+//! not changed since ([`LastCopy`]). If anything is wrong, the request goes by the ring with its payload. The responder
 //! then finds the fault, answers, and makes its events, as ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use anyverbs_net::shm::{self, Copying};
+use anyverbs_objects::base::Digest;
 use anyverbs_objects::base::directory::{
     FETCHES, LAYOUT, PEER, QpEntry, VALID, bit_of, generation_in, qp_at, region_at,
 };
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::direct::{Direct, Direction, Local, Place};
-use anyverbs_proto::mr::{Access, Hold};
+use anyverbs_proto::mr::{Access, Hold, LastLocal};
 use anyverbs_proto::payload::{Payload, hold_local};
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
+use arrayvec::ArrayVec;
 
 use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
 use crate::Links;
 
-/// The private region that a queue pair was last admitted to. A valid entry of the published memory does not change but for a
-/// queue pair's rights, and another validity has another first word. So while these three words stand, the rest of the
-/// entry stands as well.
+/// The regions of a queue pair's last copy.
 #[derive(Debug, Default)]
-pub struct LastTarget(Option<(Arc<Peer>, Admitted)>);
+pub struct LastCopy {
+    /// The peer's private region. A valid entry of the published memory does not change but for a queue pair's rights, and another
+    /// validity has another first word. So while these three words stand, the rest of the entry stands as well.
+    far: Option<(Arc<Peer>, Admitted)>,
+    /// Our own region, which the queue pair keeps in use.
+    near: LastLocal<'static>,
+}
 
 #[derive(Debug)]
 struct Admitted {
@@ -50,7 +56,27 @@ impl Admitted {
     }
 }
 
-impl LastTarget {
+impl LastCopy {
+    /// Lets go of the region that it keeps in use.
+    pub fn release_region(&mut self) {
+        self.near.release();
+    }
+
+    /// The memory of one element, and whether it may be read or written.
+    #[inline]
+    fn near(
+        &mut self,
+        links: &'static Links,
+        (from, pd): (Qpn, u32),
+        sge: &Sge,
+        need: Access,
+    ) -> Option<shm::Local> {
+        let range = (sge.addr, sge.len.into());
+        let addr = self.near.find_kept(&links.core.mrs, from.get(), sge.lkey, pd, range, need);
+        let iov_base = addr.ok()?? as usize as *mut _;
+        Some(shm::Local { iov_base, iov_len: sge.len as usize })
+    }
+
     /// The region of an operation, if that is the same, and where in it that begins.
     #[inline]
     fn find(
@@ -59,7 +85,7 @@ impl LastTarget {
         peer: &Arc<Peer>,
         operation: &Direct<'_>,
     ) -> Option<(Target, u64, u8)> {
-        let (of, last) = self.0.as_ref()?;
+        let (of, last) = self.far.as_ref()?;
         let Direct { dest_qpn, remote, len, .. } = operation;
         let is_same = Arc::ptr_eq(of, peer)
             && last.dest == *dest_qpn
@@ -96,7 +122,7 @@ fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
 pub fn perform(
     links: &'static Links,
     route: &ShmRoute,
-    last: &mut LastTarget,
+    last: &mut LastCopy,
     (from, counters): (Qpn, &Counters),
     operation: &Direct<'_>,
 ) -> bool {
@@ -113,7 +139,7 @@ pub fn perform(
                 Lookup::Mapped { region, .. } => Some(region),
                 Lookup::NotYet => None,
                 Lookup::Private => {
-                    *last = LastTarget(Some((Arc::clone(&route.peer), admitted)));
+                    last.far = Some((Arc::clone(&route.peer), admitted));
                     None
                 }
             };
@@ -127,8 +153,11 @@ pub fn perform(
             let base = bytes.as_ptr().cast_mut().cast();
             far.write(&[shm::Local { iov_base: base, iov_len: bytes.len() }])
         }
-        Local::Sges(sges) if sges.len() <= 4 => with_pieces::<4>(operation, sges, &far),
-        Local::Sges(sges) => with_pieces::<MAX_SGE>(operation, sges, &far),
+        Local::Sges([sge]) => {
+            let near = last.near(links, (from, operation.pd), sge, need_of(operation));
+            near.is_some_and(|piece| far.copy(operation.direction, &[piece]))
+        }
+        Local::Sges(sges) => with_pieces(operation, sges, &far),
     };
     if !copied {
         return false;
@@ -234,6 +263,13 @@ impl Far<'_> {
         self.target.addr.wrapping_add(self.offset)
     }
 
+    fn copy(&self, direction: Direction, pieces: &[shm::Local]) -> bool {
+        match direction {
+            Direction::Write => self.write(pieces),
+            Direction::Read => self.read(pieces),
+        }
+    }
+
     fn write(&self, pieces: &[shm::Local]) -> bool {
         let Self { links, copying, offset, len, mapped, .. } = self;
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
@@ -251,24 +287,31 @@ impl Far<'_> {
     }
 }
 
-/// Copies between up to `N` elements and the peer's memory.
-fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'_>) -> bool {
-    let (links, write) = (far.links, operation.direction == Direction::Write);
-    let need = if write { Access::empty() } else { Access::LOCAL_WRITE };
-    let mut holds: [Option<Hold<'_>>; N] = [const { None }; N];
-    let mut pieces = [shm::Local { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
-    let mut n = 0;
+/// The right to our own memory that a copy needs.
+#[inline]
+fn need_of(operation: &Direct<'_>) -> Access {
+    match operation.direction {
+        Direction::Write => Access::empty(),
+        Direction::Read => Access::LOCAL_WRITE,
+    }
+}
+
+/// Copies between several elements and the peer's memory.
+fn with_pieces(operation: &Direct<'_>, sges: &[Sge], far: &Far<'_>) -> bool {
+    let need = need_of(operation);
+    let mut holds = ArrayVec::<Hold<'_>, MAX_SGE>::new();
+    let mut pieces = ArrayVec::<shm::Local, MAX_SGE>::new();
     for sge in sges.iter().filter(|sge| sge.len > 0) {
-        let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
-        let Ok(held) = hold_local(&links.core.mrs, operation.pd, sge, need) else { return false };
-        if held.is_null() {
+        let Ok(held) = hold_local(&far.links.core.mrs, operation.pd, sge, need) else {
+            return false;
+        };
+        let iov_base = held.addr() as usize as *mut _;
+        let piece = shm::Local { iov_base, iov_len: sge.len as usize };
+        if held.is_null() || holds.try_push(held).is_err() || pieces.try_push(piece).is_err() {
             return false;
         }
-        *piece = shm::Local { iov_base: held.addr() as usize as *mut _, iov_len: sge.len as usize };
-        *hold = Some(held);
-        n += 1;
     }
-    if write { far.write(&pieces[..n]) } else { far.read(&pieces[..n]) }
+    far.copy(operation.direction, &pieces)
 }
 
 /// Gives up the mappings of regions that the peer has taken back; whether any is left. Without the peer's published memory all
@@ -295,7 +338,7 @@ impl Seen<'_> {
     ) -> Option<(Admitted, u64)> {
         let Direct { dest_qpn: dest, remote, len, .. } = *operation;
         let need = operation.right();
-        let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
+        let (pd, rights, qp) = self.pd_of(dest, from, route.digest(), need)?;
         if !is_sender(operation, qp[0]) {
             return None;
         }
@@ -310,9 +353,9 @@ impl Seen<'_> {
         self.0.published(0) == Some(LAYOUT)
     }
 
-    /// The words of a valid entry of this name, behind them the one that says so.
+    /// The word that says that an entry of this name is valid, and those behind it.
     #[inline]
-    fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {
+    fn entry<const N: usize>(&self, at: usize, name: u32) -> Option<(u64, [u64; N])> {
         let (bits, bit) = bit_of(at);
         if !self.is_laid_out() || self.0.published(bits)? & bit == 0 {
             return None;
@@ -321,13 +364,11 @@ impl Seen<'_> {
         if state & VALID == 0 || state as u32 != name {
             return None;
         }
-        Some([
-            self.0.published(at + 8)?,
-            self.0.published(at + 16)?,
-            self.0.published(at + 24)?,
-            self.0.published(at + 32)?,
-            state,
-        ])
+        let mut words = [0; N];
+        for (n, word) in words.iter_mut().enumerate() {
+            *word = self.0.published(at + 8 * (n + 1))?;
+        }
+        Some((state, words))
     }
 
     /// The protection domain of the peer's queue pair, if that takes such requests from ours. Also its rights, and the
@@ -337,17 +378,15 @@ impl Seen<'_> {
         &self,
         qpn: Qpn,
         from: Qpn,
-        source: Gid,
+        digest: Digest,
         need: Access,
     ) -> Option<(u32, Access, [u64; 2])> {
-        let words = self.entry(qp_at(qpn), qpn.get())?;
-        let [peer, pd, high, low, state] = words;
+        let (state, words @ [peer, pd]) = self.entry(qp_at(qpn), qpn.get())?;
         let access = Access::from_bits_retain((peer >> 32) as u32);
-        let pd = pd as u32;
-        let device = QpEntry::device_in(peer);
-        let expected = QpEntry { peer: from, access, pd, gid: source, device }.words();
-        let takes = expected == [peer, u64::from(pd), high, low] && access.contains(need);
-        takes.then_some((pd, access, [state, peer]))
+        let expected =
+            QpEntry { peer: from, access, pd: pd as u32, digest, device: QpEntry::device_in(peer) };
+        let takes = expected.words() == words && access.contains(need);
+        takes.then_some((expected.pd, access, [state, peer]))
     }
 
     /// The region that holds `len` bytes, where it and where they begin.
@@ -360,7 +399,7 @@ impl Seen<'_> {
         need: Access,
     ) -> Option<(Target, u64, u64)> {
         let rkey = remote.rkey;
-        let [iova, len, addr, rights, state] = self.entry(region_at(rkey), rkey)?;
+        let (state, [iova, len, addr, rights]) = self.entry(region_at(rkey), rkey)?;
         let access = Access::from_bits_retain(rights as u32);
         if (rights >> 32) as u32 != pd || !access.contains(need) {
             return None;

@@ -18,7 +18,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use anyverbs_net::shm::Poller;
+use anyverbs_net::shm::{Manner, Poller};
 use anyverbs_net::{PortOptions, ROOM, Slot, SteerByKind, UdpPort, check_room};
 use anyverbs_objects::base::{Core, NEVER, Waker};
 use anyverbs_objects::config::Config;
@@ -135,10 +135,12 @@ impl Links {
         self.faults.as_ref().is_some_and(Faults::loses_packets)
     }
 
-    /// The rules of the script have changed: other processes of this host hear whether it loses packets.
-    pub fn tell_of_losses(&self) {
+    /// The rules of the script have changed: other processes of this host hear what it does to packets.
+    pub fn tell_of_rules(&self) {
         if let Some(shm) = &self.shm {
-            shm.endpoint().set_loses(self.loses_packets());
+            // Rules may come later, and count packets from the first one on.
+            let takes_long = self.faults.is_none();
+            shm.endpoint().say(Manner { loses: self.loses_packets(), takes_long });
         }
     }
 
@@ -195,7 +197,7 @@ impl Links {
             send_drops: AtomicU64::new(0),
             waker,
         };
-        links.tell_of_losses();
+        links.tell_of_rules();
         links
     }
 

@@ -317,7 +317,7 @@ impl Paths {
         self.next.fetch_min(at.as_nanos(), Ordering::SeqCst);
     }
 
-    /// When [`run`](Self::run) has something to do, in nanoseconds.
+    /// When [`expire`](Self::expire) has something to do, in nanoseconds.
     pub fn next(&self) -> u64 {
         self.next.load(Ordering::SeqCst)
     }

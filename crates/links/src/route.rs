@@ -18,7 +18,7 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_proto::wr::AddressVector;
 use anyverbs_record::capture::Way;
 
-use crate::direct::{self, LastTarget, MappedMemory};
+use crate::direct::{self, LastCopy, MappedMemory};
 pub use crate::outgoing::{Outgoing, Refused};
 use crate::path::Path;
 use crate::shm::{self, Lanes, Peer, ShmRoute, Spare, Unflushed};
@@ -151,8 +151,10 @@ impl Route {
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
             // Packets of a network: without long ones, and with ACKs that travel alone.
             Self::Shm(route) => {
-                let needs_packets = links.needs_packets();
-                let loses = links.loses_packets() || route.peer.channel().peer_loses();
+                let peer = route.peer.channel().peer_manner();
+                // Until a peer has said that it does nothing to them.
+                let needs_packets = links.needs_packets() || !peer.takes_long;
+                let loses = links.loses_packets() || peer.loses;
                 LinkProps {
                     segment: if needs_packets { 0 } else { shm::SEGMENT },
                     immediate: !needs_packets && !loses,
@@ -274,7 +276,7 @@ impl Route {
     pub fn direct(
         &self,
         links: &'static Links,
-        last: &mut LastTarget,
+        last: &mut LastCopy,
         this: (Qpn, &Counters),
         operation: &Direct<'_>,
     ) -> bool {

@@ -14,7 +14,7 @@ use anyverbs_proto::types::Psn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
-use anyverbs_proto::wire::reason::{drop_reason, parse_drop_reason};
+use anyverbs_proto::wire::reason::{ReasonPacket, drop_reason, parse_drop_reason};
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
@@ -31,6 +31,23 @@ pub fn tell_why(links: &Links, to: &Destination, psn: Psn, cause: Cause) {
     seal(&flow, 0, &mut bytes);
     if let Err(error) = links.port.answer(to, &bytes) {
         tracing::debug!(%error, "a reason was not sent");
+    }
+}
+
+/// Tells the peer that this end has given up a message, by UDP whatever the way of its packets: the peer has no answer to give.
+pub fn tell_given_up(links: &Links, av: &AddressVector, packet: &ReasonPacket) {
+    let (here, there, port) = (av.sgid.to_ip(), av.dgid.to_ip(), links.core.config.udp_port);
+    let send = || {
+        let _place = Place::take()?;
+        let socket = net::Sounding::new(address(here, 0, av.scope_id), links.capture.clone())?;
+        let mut bytes = [0; ReasonPacket::LEN + ICRC_LEN];
+        bytes[..ReasonPacket::LEN].copy_from_slice(&packet.to_bytes());
+        seal(&Flow::new(here, there, socket.port(), port), 0, &mut bytes);
+        let note = format!("PSN {} is given up for want of a receive", packet.psn.get());
+        socket.send(address(there, port, av.scope_id), &bytes, &note)
+    };
+    if let Err(error) = send() {
+        tracing::debug!(%error, "the peer was not told of a message that was given up");
     }
 }
 
@@ -80,6 +97,7 @@ impl Sounding {
         use io::ErrorKind as K;
         let network = match &self.socket {
             Ok((_, socket, _)) => socket.error().map_or(K::Other, |error| error.kind()),
+            Err(error) if net::Sounding::has_no_way(error) => K::NetworkUnreachable,
             Err(error) => error.kind(),
         };
         let mut found = match network {

@@ -31,7 +31,7 @@
 //! | 384 | the last question for room that it asked |
 //! | 448 | whether it has given the channel up: the other begins no further copy |
 //! | 456 | whether the kernel lets it copy from and to the other's memory |
-//! | 464 | whether it may lose packets on purpose |
+//! | 464 | what it does to packets ([`Manner`]) |
 //! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
 //! | 1024 | counts of these copies, for each mark and each device of the other |
 //! | behind it, on a page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
@@ -91,6 +91,7 @@ mod endpoint;
 mod handshake;
 pub mod lane;
 mod layout;
+mod manner;
 mod memory;
 pub mod notify;
 mod own_table;
@@ -107,6 +108,7 @@ pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
 pub use layout::{LANES, MAX_HEADER};
+pub use manner::Manner;
 pub use memory::{Area, Memory, SharedWords};
 pub(crate) use memory::{allocate, check_length, is_sealed_memory, memfd};
 pub use poller::{Event, LaneId, LaneLook, Poller};

@@ -122,7 +122,7 @@ impl FlowCounters {
             anyverbs_objects::say_again!(
                 error,
                 self.0.holders.id(),
-                "counters not destroyed: {e}; see `anyverbs explain AV8009`"
+                "counters are not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })
     }

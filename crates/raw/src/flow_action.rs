@@ -94,7 +94,7 @@ impl FlowActionEsp {
             anyverbs_objects::say_again!(
                 error,
                 self.0.holders.id(),
-                "flow action not destroyed: {e}; see `anyverbs explain AV8009`"
+                "a flow action is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })
     }

@@ -52,8 +52,9 @@ impl RwqIndTable {
         if !wqs.iter().all(|wq| wq.0.is_of(core, device)) {
             return Err(CreateError::Foreign("work queue"));
         }
-        let ticket =
-            core.quotas.ind_table.take().ok_or(CreateError::Exhausted("indirection tables"))?;
+        let ticket = core
+            .take(device, |all| &all.ind_table)
+            .ok_or(CreateError::Exhausted("indirection tables"))?;
         let held: Option<Vec<_>> =
             wqs.iter().map(|wq| Held::new(&wq.0, Holder::IndTable)).collect();
         let hold = Hold(held.ok_or(CreateError::Foreign("work queue"))?, ticket);
@@ -80,7 +81,7 @@ impl RwqIndTable {
             anyverbs_objects::say_again!(
                 error,
                 self.0.holders.id(),
-                "indirection table not destroyed: {e}; see `anyverbs explain AV8009`"
+                "an indirection table is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
         drop(self.0.hold.lock().take());

@@ -73,7 +73,7 @@ fn refused(what: &str, error: &std::io::Error) -> CreateError {
     match error.raw_os_error() {
         Some(libc::EPERM) => CreateError::NotPermitted,
         errno => {
-            anyverbs_objects::say_again!(error, 0, %error, "raw packets: {what}");
+            anyverbs_objects::say_again!(error, 0, "raw packets: {what}: {error}");
             CreateError::System(errno.unwrap_or(libc::EIO))
         }
     }

@@ -62,7 +62,8 @@ impl Failing<'_> {
                     Kind::Receive { from_srq, .. } => (Access::LOCAL_WRITE, from_srq),
                     _ => (Access::empty(), false),
                 };
-                let reason = Reason::of_local(&self.core.mrs, self.sges, self.pd, need);
+                let of = (&self.core.mrs, &self.core.memory);
+                let reason = Reason::of_local(of, self.sges, self.pd, need);
                 let reason = if from_srq { reason.from_srq() } else { reason };
                 (reason.cause, reason.to_string())
             }

@@ -154,7 +154,10 @@ impl Wq {
         switch
             .core()
             .within(pd.device, "max_sge of a work queue", init.max_sge, |max| max.max_sge)?;
-        let ticket = switch.core().quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
+        let ticket = switch
+            .core()
+            .take(pd.device, |all| &all.wq)
+            .ok_or(CreateError::Exhausted("work queues"))?;
         let hold = Hold(
             Held::new(pd, Holder::Wq).ok_or(CreateError::Foreign("protection domain"))?,
             Held::new(&init.cq.0, Holder::Wq).ok_or(CreateError::Foreign("completion queue"))?,
@@ -287,7 +290,7 @@ impl Wq {
             anyverbs_objects::say_again!(
                 error,
                 cell.holders.id(),
-                "work queue not destroyed: {e}; see `anyverbs explain AV8009`"
+                "a work queue is not destroyed: {e}; see `anyverbs explain AV8009`"
             )
         })?;
         cell.end();
@@ -304,6 +307,8 @@ impl WqCell {
     }
 
     fn end(&self) {
+        // A thread that fails it later finds it so, and raises no event of it.
+        *self.state.lock() = WqState::Reset;
         self.queue.end();
         self.context.events.withdraw(&self.acks);
     }

@@ -58,8 +58,9 @@ pub struct Standstill {
 }
 
 impl Faults {
-    /// Takes the next thing that is due: it is told, it holds from now on, and its event is raised. True beside it: there was one, or
-    /// the caller has to change a GID table. What holds from the start was told then.
+    /// Takes the next thing that is due: it is told, it holds from now on, and its event is raised. True beside it: a port or a device
+    /// is another than before, or the caller has to change a GID table. What holds from the start was told then. A device that has
+    /// failed has no more events.
     pub fn take_due(
         &self,
         now: Time,
@@ -73,31 +74,29 @@ impl Faults {
         let first = plan.schedule.first_entry().filter(|entry| entry.key().0 <= now.as_nanos())?;
         let (happening, holds) = first.remove();
         self.publish(&plan);
-        if !holds {
-            let changes = match happening {
-                Happening::Up(port, _) => self.is_down_once(port),
-                _ => true,
-            };
-            tell(happening, changes);
-            self.apply(happening);
-        }
-        let told = match happening {
-            Happening::Down(port, _) | Happening::Up(port, _) => self.tell(&mut plan, port, raise),
-            Happening::Event(port, event, _) => {
-                raise(port, kind_of(event));
-                true
-            }
-            Happening::Fatal(device, _) => {
-                // This event says of the ports that they are down, too.
-                plan.told_down.extend(self.ports_of(device));
-                raise(device, AsyncEventKind::DeviceFatal);
-                true
-            }
+        let has_failed = |port: usize| self.ports[port].failed.load(Ordering::Acquire);
+        let changes = match happening {
+            Happening::Down(port, _) => holds || !self.is_down(port),
+            Happening::Up(port, _) => self.is_down_once(port),
+            Happening::Event(port, ..) => !has_failed(port),
+            Happening::Fatal(device, _) => holds || !has_failed(device),
             // It is there to be done, unless it was done when the device was made.
             Happening::GidGone(..) | Happening::GidBack(..) => !holds,
             Happening::Fails(_) | Happening::Process(..) => false,
         };
-        Some((happening, told))
+        if !holds {
+            tell(happening, changes);
+            self.apply(happening);
+        }
+        match happening {
+            Happening::Down(port, _) | Happening::Up(port, _) => raise(port, None),
+            Happening::Event(port, event, _) if changes => raise(port, Some(kind_of(event))),
+            Happening::Fatal(device, _) if changes => {
+                raise(device, Some(AsyncEventKind::DeviceFatal));
+            }
+            _ => {}
+        }
+        Some((happening, changes))
     }
 
     /// A pause of the process begins now and lasts so long. Takes what happens to the process before its end, for nobody in it

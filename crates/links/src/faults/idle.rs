@@ -1,6 +1,6 @@
 //! Rules that never did anything. The log names them at the end of the process: a test with such a rule has tested nothing.
 
-use anyverbs_faults::Fault;
+use anyverbs_faults::{Fault, Place, QpFailure, QpName};
 use anyverbs_proto::time::Time;
 
 use super::{Active, CALLS, Faults, FaultyPort, Ordering, Plan};
@@ -62,11 +62,22 @@ impl Faults {
         let made: u64 = devices().map(|device| device.made.load(Ordering::Relaxed)).sum();
         let raw: u64 = devices().map(|device| device.raw.load(Ordering::Relaxed)).sum();
         // Without a number the rule is about each queue pair, and raw packets have none that it could be about.
-        let wants =
-            rule.is_of_queue_pairs().then(|| rule.place.qp.unwrap_or(u64::from(raw > 0)))?;
+        let wants = rule.is_of_queue_pairs().then(|| match rule.place.qp {
+            Some(QpName::Nth(n)) => n,
+            Some(QpName::Number(_)) => 1,
+            None => u64::from(raw > 0),
+        })?;
         let queue_pairs =
             |n, kind| format!("{n} {kind}queue pair{}", if n == 1 { "" } else { "s" });
-        (wants > made).then(|| match raw {
+        if wants <= made {
+            // A queue pair of an exact place that waits for this state would have failed in it.
+            let Place { qp: Some(QpName::Nth(_)), port: None, peer: None, .. } = rule.place else {
+                return None;
+            };
+            let waits = matches!(rule.fault, Fault::Fails(QpFailure::Err, _));
+            return waits.then(|| "its queue pair was not in RTS after that time".into());
+        }
+        Some(match raw {
             0 => format!("{who} had {}", queue_pairs(made, "")),
             _ => format!(
                 "{who} had {} and {}, and the rule does not hold for raw packets",
@@ -111,7 +122,7 @@ mod tests {
              ibv_reg_mr fails with EIO",
         );
         for _ in 0..2 {
-            faults.add_qp(0);
+            faults.add_qp(0, 16);
         }
         let rule = |text: &str| format!("a rule never did anything (line {text}");
         let wanted = [
@@ -123,6 +134,15 @@ mod tests {
             "5 of the script): ibv_reg_mr fails with EIO; the process makes no calls of C",
         ];
         assert_eq!(faults.idle(second(19)), wanted.map(rule));
+    }
+
+    /// Such as a passive end of RC, which may stay in RTR.
+    #[test]
+    fn a_queue_pair_that_was_not_ready_to_send_is_named() {
+        let faults = faults("on qp 1: fails after 1s");
+        faults.add_qp(0, 16);
+        let [line] = &faults.idle(second(2))[..] else { panic!("one rule") };
+        assert!(line.ends_with("; its queue pair was not in RTS after that time"), "{line}");
     }
 
     #[test]
@@ -146,7 +166,7 @@ mod tests {
         let process = "the process had 0 queue pairs and 2 raw queue pairs, and the rule does not hold for raw packets";
         let device = "anyverbs1 had 0 queue pairs and 1 raw queue pair, and the rule does not hold for raw packets";
         assert_eq!(why(), [process, process, device, device, ""]);
-        faults.add_qp(0);
+        faults.add_qp(0, 16);
         let process = process.replace("0 queue pairs", "1 queue pair");
         assert_eq!(why(), ["", &process, device, device, ""]);
     }
@@ -157,7 +177,7 @@ mod tests {
         let variable = |name: &str| (name == "ANYVERBS_FAULTS").then(|| script.to_owned());
         let file = "devices = [{ name = 'a', ports = 2 }]";
         let faults = Faults::new(&Config::parse("", file, variable).unwrap()).unwrap();
-        faults.add_qp(0);
+        faults.add_qp(0, 16);
         let lines = faults.idle(second(1));
         assert!(lines.len() == 1 && lines[0].ends_with("; a had 1 queue pair"), "{lines:?}");
     }
@@ -174,7 +194,7 @@ mod tests {
         due(9);
         assert!(faults.idle(second(9)).is_empty());
         let mut known = super::super::Known::default();
-        faults.add("drop packet 1; drop packet 2", second(9)).unwrap();
+        faults.add("drop packet 1; drop packet 2", second(9), |_| false).unwrap();
         faults.news(&mut known).1[3].rule.fired.set();
         let wanted = "a rule never did anything (added rule: drop packet 2)";
         assert_eq!(faults.idle(second(9)), [wanted]);

@@ -302,7 +302,9 @@ mod tests {
         let is_gone = |second| gone(&faults, 10, (at(10, 1) + 0x10, 1), second).is_some();
         assert_eq!([1, 2, 4, 5].map(is_gone), [false, true, true, false]);
         // Its time counts from then.
-        faults.add("region 1 vanishes after 1s", Time::from_nanos(9_000_000_000)).unwrap();
+        faults
+            .add("region 1 vanishes after 1s", Time::from_nanos(9_000_000_000), |_| false)
+            .unwrap();
         assert_eq!([9, 10, 100].map(is_gone), [false, true, true]);
         assert!(faults.regions.any.load(Ordering::Relaxed));
         faults.clear(&|_, _| ());

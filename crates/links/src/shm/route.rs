@@ -10,12 +10,11 @@ use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::credit::{CreditCounts, CreditPacket};
 use anyverbs_proto::wr::AddressVector;
 
-use super::message::{Digest, Front, emit_connected, is_connected};
-use super::{Gone, Peer, Shm, Spare, Unflushed};
+use super::message::{Front, emit_connected, is_connected};
+use super::{Digest, Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
 use crate::outgoing::{Outgoing, Refused};
@@ -35,8 +34,6 @@ pub struct ShmRoute {
     front: Front,
     /// The digest of a connected queue pair's packets.
     digest: Digest,
-    /// Our address on it.
-    source: Gid,
 }
 
 impl ShmRoute {
@@ -57,7 +54,6 @@ impl ShmRoute {
             peer,
             path: links.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
             mtu: mtu.unwrap_or(0) as usize,
-            source: av.sgid,
             digest: Digest::new(av.sgid, av.dgid),
             front: Front::new(&Arrival {
                 source: av.sgid,
@@ -71,12 +67,8 @@ impl ShmRoute {
         }
     }
 
-    pub(super) fn digest(&self) -> Digest {
+    pub(crate) fn digest(&self) -> Digest {
         self.digest
-    }
-
-    pub(crate) fn source(&self) -> Gid {
-        self.source
     }
 
     /// Whether this process has mapped a region of the peer, or does so now.

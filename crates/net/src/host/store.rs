@@ -589,7 +589,7 @@ impl Store {
     /// Why a lock is not to be had, for people.
     #[cold]
     fn who_holds_up(&self) -> String {
-        let pid = |slot: &u8| Some(self.registry.connect(Name::Slot(*slot)).ok()?.1.pid);
+        let pid = |slot: &u8| self.registry.process_of(*slot);
         let stopped: Vec<_> = self
             .live_slots()
             .iter()
@@ -664,6 +664,17 @@ fn has_ended(pid: i32) -> bool {
     pid > 0
         && unsafe { libc::kill(pid, 0) } == -1
         && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
+impl Registry {
+    fn process_of(&self, slot: u8) -> Option<i32> {
+        Some(self.connect(Name::Slot(slot)).ok()?.1.pid)
+    }
+
+    /// Whether the process that holds a slot is stopped, by a signal or a debugger.
+    pub(crate) fn is_process_stopped(&self, slot: u8) -> bool {
+        self.process_of(slot).is_some_and(is_stopped)
+    }
 }
 
 /// Tells whether a process is stopped (proc(5), `stat`).

@@ -16,8 +16,9 @@ use super::endpoint::Waker;
 use super::handshake::ProofWord;
 use super::lane::{self, LanePlace, LaneReader, LaneWriter};
 use super::layout::{
-    ABLE, CELLS_LEN, LANES, LINE, LOSES, REVOKED, ROOM_GIVEN, answers, bells, lanes,
+    ABLE, CELLS_LEN, LANES, LINE, MANNER, REVOKED, ROOM_GIVEN, answers, bells, lanes,
 };
+use super::manner::Manner;
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -269,19 +270,27 @@ impl Channel {
         }
     }
 
-    /// Closes it; whether it was open. The socket hangs up when no copy is in progress. If one is, that is when the last
-    /// user lets go of the channel: until then the other process has to wait for the copy.
+    /// Closes it; whether it was open. The socket hangs up when no copy is in progress: until then the other process has to
+    /// wait for the copy.
     pub(super) fn close(&self, reason: Closed) -> bool {
         let was_open = self
             .closed
-            .compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(0, reason as u8, Ordering::SeqCst, Ordering::Acquire)
             .is_ok();
         // Either this sees the mark of a copy, or the copy sees that the channel is closed.
         fence(Ordering::SeqCst);
-        if was_open && self.marks.are_free() {
-            let _ = shutdown(&self.socket, Shutdown::Both);
+        if was_open {
+            self.hang_up();
         }
         was_open
+    }
+
+    /// Lets the socket of a closed channel hang up if no copy is in progress. Both pollers hear of the end by that.
+    #[cold]
+    fn hang_up(&self) {
+        if self.marks.are_free() {
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
     }
 
     /// The peer has written nonsense to a lane: closes the channel. The poller hears of it by the socket.
@@ -315,16 +324,16 @@ impl Channel {
         self.call();
     }
 
-    /// Says whether this side may lose packets on purpose. The peer hears of a change as an [`Event::Loses`](super::Event::Loses).
-    pub(super) fn says_it_loses(&self, loses: bool) {
-        self.lanes.own.store(LOSES, loses.into(), Ordering::Release);
+    /// Says what this side does to packets. The peer hears of a change as an [`Event::Manner`](super::Event::Manner).
+    pub(super) fn say(&self, manner: Manner) {
+        self.lanes.own.store(MANNER, manner.word(), Ordering::Release);
         self.call();
     }
 
-    /// Whether the other process may lose packets on purpose, those that it reads or those that it writes.
+    /// The manner of the other process, as far as it has said so.
     #[must_use]
-    pub fn peer_loses(&self) -> bool {
-        self.peer.load(LOSES, Ordering::Acquire) != 0
+    pub fn peer_manner(&self) -> Manner {
+        Manner::of(self.peer.load(MANNER, Ordering::Acquire))
     }
 
     /// Tells the peer's reader to look at its side of this channel.
@@ -389,11 +398,11 @@ impl Channel {
         let doorbell = self.doorbell.get()?;
         let remote = self.remote().ok()?;
         let mark = self.marks.set()?;
+        let published = &doorbell.published;
+        let copying = Copying { channel: self, remote, published, mark, _end: CopyEnd(self) };
         // Behind the mark's fence: an owner that has not seen the mark has said it before.
-        if self.peer.load(REVOKED, Ordering::Relaxed) != 0 || self.closed().is_some() {
-            return None;
-        }
-        Some(Copying { channel: self, remote, published: &doorbell.published, mark })
+        let is_over = self.peer.load(REVOKED, Ordering::Relaxed) != 0 || self.closed().is_some();
+        (!is_over).then_some(copying)
     }
 
     /// Copies from the other process's memory. Its pieces must have as many bytes in all as the local ones.
@@ -429,6 +438,20 @@ impl Channel {
     }
 }
 
+/// Hangs up behind a copy if the channel was closed meanwhile.
+#[derive(Debug)]
+struct CopyEnd<'a>(&'a Channel);
+
+impl Drop for CopyEnd<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // In one order with the end of the mark and with `close`: one of the two sees the other.
+        if self.0.closed.load(Ordering::SeqCst) != 0 {
+            self.0.hang_up();
+        }
+    }
+}
+
 /// A copy that is about to be made. While this lives, entries in the other process's published memory stay valid.
 #[derive(Debug)]
 pub struct Copying<'a> {
@@ -436,6 +459,8 @@ pub struct Copying<'a> {
     remote: &'a RemoteMemory,
     published: &'a PeerPublished,
     mark: Mark<'a, Area>,
+    /// It stands behind the mark, and so is dropped after it.
+    _end: CopyEnd<'a>,
 }
 
 impl Copying<'_> {

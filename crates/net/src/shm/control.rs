@@ -14,7 +14,8 @@ use super::channel::{Channel, ChannelId, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, ProofWord, Received, Status};
 use super::lane::LaneWriter;
-use super::layout::{LOSES, page, side_len, words};
+use super::layout::{MANNER, page, side_len, words};
+use super::manner::Manner;
 use super::memory::{Access, Area, Memory, SharedObject};
 use super::notify::{Doorbell, doorbell_of};
 use super::own_table;
@@ -131,19 +132,19 @@ impl Shared {
         Greeting { status, ring, max_payload, proof, index, slot: self.slot, published }
     }
 
-    /// Whether this process may lose packets is known to the peer before its first message.
-    pub(super) fn introduce_loss(&self, own: &Area) {
-        own.store(LOSES, self.loses.load(Ordering::Relaxed).into(), Ordering::Release);
+    /// Tells the peer of this process's manner before the first message.
+    pub(super) fn introduce(&self, own: &Area) {
+        own.store(MANNER, self.manner.load(Ordering::Relaxed), Ordering::Release);
     }
 
-    pub(super) fn set_loses(&self, loses: bool) {
+    pub(super) fn say(&self, manner: Manner) {
         let control = self.control.lock();
-        if self.loses.swap(loses, Ordering::Relaxed) == loses {
+        if self.manner.swap(manner.word(), Ordering::Relaxed) == manner.word() {
             return;
         }
         for connection in control.connections.values() {
             if let Connection::Channel(channel) = connection {
-                channel.says_it_loses(loses);
+                channel.say(manner);
             }
         }
     }
@@ -378,7 +379,7 @@ impl Shared {
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
         let map = map.map_err(|error| Status::from(Unusable::NoPlace(error)))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
-        self.introduce_loss(&own);
+        self.introduce(&own);
         let doorbell = peer_doorbell(&hello, epoch, doorbells, waker, published)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);

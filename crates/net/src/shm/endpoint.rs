@@ -3,7 +3,7 @@
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
 use rustix::event::epoll::{self, EventFlags};
@@ -16,6 +16,7 @@ use super::control::{Connection, Control, LISTENER_KEY, News, Opening};
 use super::handshake::{self, Status, is_valid_ring};
 use super::lane::LaneWriter;
 use super::layout::{ALLOCATION, answers, lanes, page, side_len, words};
+use super::manner::Manner;
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Doorbell, Ears, OWN_DOORBELL};
 use super::poller::Poller;
@@ -92,8 +93,8 @@ pub(super) struct Shared {
     pub(super) control: Mutex<rank::ShmEndpoint, Control>,
     /// For the poller.
     pub(super) news: Mutex<rank::ShmNews, Vec<News>>,
-    /// This process may lose packets on purpose; written under the lock of `control`.
-    pub(super) loses: AtomicBool,
+    /// The word of its [`Manner`]; written under the lock of `control`.
+    pub(super) manner: AtomicU64,
     /// The log already says that descriptors or memory have run out.
     scarce: AtomicBool,
     /// The process that made it, and that alone may take it apart. A forked child shares the sockets.
@@ -147,7 +148,7 @@ impl Endpoint {
             proof_value: Box::leak(Box::new(random_u64())),
             control: Mutex::new(Control::new(reserve)),
             news: Mutex::new(Vec::new()),
-            loses: AtomicBool::new(false),
+            manner: AtomicU64::default(),
             scarce: AtomicBool::new(false),
             owner: std::process::id(),
         });
@@ -175,6 +176,12 @@ impl Endpoint {
         connected
     }
 
+    /// Whether the process that holds `slot` is stopped, by a signal or a debugger.
+    #[must_use]
+    pub fn is_process_stopped(&self, slot: u8) -> bool {
+        slot != 0 && slot != self.shared.slot && self.shared.registry.is_process_stopped(slot)
+    }
+
     fn connect_to(&self, slot: u8) -> Result<Arc<Channel>, ConnectError> {
         let shared = &self.shared;
         let mut control = shared.control.lock();
@@ -200,7 +207,7 @@ impl Endpoint {
         }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;
         let (own, peer) = (map.part(0, side), map.part(side, side));
-        shared.introduce_loss(&own);
+        shared.introduce(&own);
         let process = Arc::new(process);
         let index = control.take_index().ok_or(ConnectError::TooMany)?;
         if !shared.published.attach(slot, [&own, &peer], &process) {
@@ -269,10 +276,9 @@ impl Endpoint {
         self.shared.tell(News::Lane(Arc::clone(channel), Arc::clone(lane), tag));
     }
 
-    /// Says to all peers, those of later channels as well, whether this process may lose packets on purpose. Their reliable queue pairs then
-    /// send again after a short silence.
-    pub fn set_loses(&self, loses: bool) {
-        self.shared.set_loses(loses);
+    /// Says to all peers, those of later channels as well, what this process does to packets.
+    pub fn say(&self, manner: Manner) {
+        self.shared.say(manner);
     }
 
     /// The slot of this process.

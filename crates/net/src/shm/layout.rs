@@ -3,7 +3,7 @@
 use super::bells::{BellPlace, Spot};
 
 /// The layout and the protocol on it, and that of stream sockets for bytes that are written before their message.
-pub(crate) const VERSION: u32 = 13;
+pub(crate) const VERSION: u32 = 14;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -26,8 +26,8 @@ pub(crate) const ROOM_ASKED: usize = 384;
 pub(crate) const REVOKED: usize = 448;
 /// 1 as long as the kernel lets this side copy from and to the other's memory.
 pub(crate) const ABLE: usize = 456;
-/// 1 as long as this side may lose packets on purpose, those that it reads or those that it writes.
-pub(crate) const LOSES: usize = 464;
+/// The word of this side's [`Manner`](super::Manner).
+pub(crate) const MANNER: usize = 464;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
 pub(crate) const MARK_COUNT: usize = 8;
@@ -54,11 +54,13 @@ pub(crate) fn words() -> usize {
     (COPIES + MARK_COUNT * DEVICES * COPIES_LEN).next_multiple_of(page())
 }
 
-/// The place of the counts of the mark at `mark`, for a device of the other side. A mark takes as many bytes as there are
-/// devices.
+/// Words of the counts of all marks, from [`COPIES`] on.
+pub(crate) const COUNTS: usize = MARK_COUNT * DEVICES * COPIES_LEN / 8;
+
+/// The first of these words that count the copies of a mark, from and to the memory of a device of the other side.
 #[inline]
 pub(crate) fn copies(mark: usize, device: usize) -> usize {
-    COPIES + (mark - MARKS + device % DEVICES) * COPIES_LEN
+    (mark * DEVICES + device % DEVICES) * COPIES_LEN / 8
 }
 
 /// The page size, also of the objects that only hold a word.

@@ -10,6 +10,7 @@ use super::control::News;
 use super::endpoint::{Shared, read_wakes};
 use super::lane::{LaneReader, LaneWriter};
 use super::layout::{BELLS, CELLS};
+use super::manner::Manner;
 use super::memory::Area;
 use super::notify::{self, Ears, OWN_DOORBELL, doorbell_of};
 use super::ring::{Batch, Reader};
@@ -39,8 +40,8 @@ pub enum Event {
     Established(Arc<Channel>),
     /// The peer has made room, after [`super::Sender::ask_for_room`].
     Room(Arc<Channel>),
-    /// The peer may lose packets on purpose from now on, or does so no more ([`Channel::peer_loses`]).
-    Loses(Arc<Channel>),
+    /// The peer has said what it does to packets from now on ([`Channel::peer_manner`]).
+    Manner(Arc<Channel>),
     /// The channel is closed, and all that had been sent before was delivered.
     Closed(Arc<Channel>, Closed),
 }
@@ -149,8 +150,8 @@ struct Line {
     /// How often its end was put off, since lanes had something.
     put_off: usize,
     listener: Listener<Area>,
-    /// The peer may lose packets, as far as was told.
-    loses: bool,
+    /// The peer's manner, as far as was told.
+    manner: Manner,
     /// The ends of lanes by their spots.
     lanes: Vec<Option<Lane>>,
 }
@@ -522,7 +523,7 @@ impl Poller {
                         heard: 0,
                         put_off: 0,
                         listener,
-                        loses: false,
+                        manner: Manner::default(),
                         lanes: Vec::new(),
                     });
                     // The peer may have sent before it could ring.
@@ -582,9 +583,9 @@ impl Poller {
         if line.channel.take_answer() {
             self.events.push_back(Event::Room(Arc::clone(&line.channel)));
         }
-        let loses = line.channel.peer_loses();
-        if std::mem::replace(&mut line.loses, loses) != loses {
-            self.events.push_back(Event::Loses(Arc::clone(&line.channel)));
+        let manner = line.channel.peer_manner();
+        if std::mem::replace(&mut line.manner, manner) != manner {
+            self.events.push_back(Event::Manner(Arc::clone(&line.channel)));
         }
         if (n > 0 || is_called) && !line.watched {
             self.watch(index);

@@ -35,20 +35,20 @@ use std::{fmt, io, thread};
 use anyverbs_locks::{Mutex, rank};
 
 use super::handshake::ProofWord;
-use super::layout::{DEVICES, LINE, MARK_COUNT, MARKS, REVOKED, copies, page};
-use super::memory::{Access, Area, Memory, SharedObject, SharedWords};
+use super::layout::{COPIES, COUNTS, DEVICES, LINE, MARK_COUNT, MARKS, REVOKED, copies, page};
+use super::memory::{Access, Area, Memory, SharedObject, SharedWords, Words};
 use super::process::PeerProcess;
 use super::remote;
 use crate::host::{LOOK_AGAIN, WAIT};
 use crate::sys;
 
-/// The word of a mark: how often it was set and removed (odd: it is set).
-const STATE: usize = 0;
+/// Words from one mark to the next. The first of them says how often the mark was set and removed (odd: it is set).
+const STRIDE: usize = LINE / 8;
 /// Words of its counts, since the beginning.
 const WRITES: usize = 0;
-const WRITTEN: usize = 8;
-const READS: usize = 16;
-const READ: usize = 24;
+const WRITTEN: usize = 1;
+const READS: usize = 2;
+const READ: usize = 3;
 
 /// Copies of other processes from and to a process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,19 +78,28 @@ impl std::ops::AddAssign for Copied {
 #[derive(Debug)]
 pub struct Marks<M> {
     side: M,
+    states: Words<M>,
+    counts: Words<M>,
     /// The marks that threads of this process have, a bit each.
     taken: AtomicU32,
 }
 
-impl<M: Memory> Marks<M> {
+impl<M: Memory + Clone> Marks<M> {
     /// The marks in `side`, which this process writes or, to [wait](Self::wait), another.
+    ///
+    /// # Panics
+    /// When they are not inside.
     pub fn new(side: M) -> Self {
-        Self { side, taken: AtomicU32::new(0) }
+        let states = Words::new(side.clone(), MARKS, MARK_COUNT * STRIDE);
+        let counts = Words::new(side.clone(), COPIES, COUNTS);
+        Self { side, states, counts, taken: AtomicU32::new(0) }
     }
+}
 
+impl<M: Memory> Marks<M> {
     /// Whether no thread of this process has a mark.
     pub(super) fn are_free(&self) -> bool {
-        self.taken.load(Ordering::Acquire) == 0
+        self.taken.load(Ordering::SeqCst) == 0
     }
 
     /// Sets a mark. `None` if all marks are taken.
@@ -114,12 +123,11 @@ impl<M: Memory> Marks<M> {
                 Err(now) => taken = now,
             }
         };
-        let at = MARKS + index * LINE;
-        let state = self.side.load(at + STATE, Ordering::Relaxed) | 1;
+        let state = self.states.load(index * STRIDE, Ordering::Relaxed) | 1;
         // Release: an owner that waits for the copy before this one may see this mark instead of none.
-        self.side.store(at + STATE, state, Ordering::Release);
+        self.states.store(index * STRIDE, state, Ordering::Release);
         self.side.fence();
-        Some(Mark { marks: self, at, state })
+        Some(Mark { marks: self, index, state })
     }
 
     /// Waits until no copy is in progress that began before the caller's last change of its published memory. `goes_on` is
@@ -128,12 +136,12 @@ impl<M: Memory> Marks<M> {
     /// The caller has issued a sequentially consistent fence since the change.
     pub fn wait(&self, mut goes_on: impl FnMut() -> bool) -> bool {
         (0..MARK_COUNT).all(|index| {
-            let at = MARKS + index * LINE + STATE;
-            let state = self.side.load(at, Ordering::Acquire);
+            let now = || self.states.load(index * STRIDE, Ordering::Acquire);
+            let state = now();
             if state & 1 == 0 {
                 return true;
             }
-            while self.side.load(at, Ordering::Acquire) == state {
+            while now() == state {
                 if !goes_on() {
                     return false;
                 }
@@ -151,8 +159,7 @@ impl<M: Memory> Marks<M> {
     fn copied(&self, device: usize) -> Copied {
         let mut sum = Copied::default();
         for index in 0..MARK_COUNT {
-            let word =
-                |at| self.side.load(copies(MARKS + index * LINE, device) + at, Ordering::Relaxed);
+            let word = |n| self.counts.load(copies(index, device) + n, Ordering::Relaxed);
             let (writes, written) = (word(WRITES), word(WRITTEN));
             sum += Copied { writes, written, reads: word(READS), read: word(READ) };
         }
@@ -164,7 +171,7 @@ impl<M: Memory> Marks<M> {
 #[derive(Debug)]
 pub struct Mark<'a, M: Memory> {
     marks: &'a Marks<M>,
-    at: usize,
+    index: usize,
     state: u64,
 }
 
@@ -181,20 +188,21 @@ impl<M: Memory> Mark<'_, M> {
 
     #[inline]
     fn add(&self, device: usize, words: [(usize, u64); 2]) {
-        let (side, counts) = (&self.marks.side, copies(self.at, device));
-        for (word, n) in words {
-            let sum = side.load(counts + word, Ordering::Relaxed).wrapping_add(n);
-            side.store(counts + word, sum, Ordering::Relaxed);
+        let (counts, first) = (&self.marks.counts, copies(self.index, device));
+        for (n, more) in words {
+            let sum = counts.load(first + n, Ordering::Relaxed).wrapping_add(more);
+            counts.store(first + n, sum, Ordering::Relaxed);
         }
     }
 }
 
 impl<M: Memory> Drop for Mark<'_, M> {
+    #[inline]
     fn drop(&mut self) {
-        let Self { marks, at, state } = self;
-        marks.side.store(*at + STATE, state.wrapping_add(1), Ordering::Release);
-        let bit = 1 << ((*at - MARKS) / LINE);
-        marks.taken.fetch_and(!bit, Ordering::Release);
+        let Self { marks, index, state } = self;
+        marks.states.store(*index * STRIDE, state.wrapping_add(1), Ordering::Release);
+        // Before a look whether the channel was closed.
+        marks.taken.fetch_and(!(1 << *index), Ordering::SeqCst);
     }
 }
 
@@ -409,19 +417,22 @@ impl Attached {
 #[derive(Clone, Debug)]
 pub(super) struct PeerPublished {
     area: Area,
+    /// The bytes of its whole words.
     len: usize,
 }
 
 impl PeerPublished {
     pub(super) fn new(object: &SharedObject, len: usize) -> io::Result<Self> {
         let area = Area::map(object.as_fd(), len, Access::ReadOnly)?;
-        Ok(Self { area, len })
+        Ok(Self { area, len: len / 8 * 8 })
     }
 
     /// A word; None beyond the end.
     #[inline]
     pub(super) fn load(&self, at: usize) -> Option<u64> {
-        (at.is_multiple_of(8) && at < self.len).then(|| self.area.load(at, Ordering::Acquire))
+        let is_inside = at.is_multiple_of(8) && at < self.len;
+        // SAFETY: a whole word, which is inside and aligned.
+        is_inside.then(|| unsafe { self.area.load_held(at, Ordering::Acquire) })
     }
 }
 

@@ -71,6 +71,13 @@ impl Sounding {
         socket.connect(&address)
     }
 
+    /// Whether an error of [`send`](Self::send) says that no way leads from this socket's address to the other. EPERM is the word of a
+    /// firewall.
+    #[must_use]
+    pub fn has_no_way(error: &io::Error) -> bool {
+        matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL))
+    }
+
     /// The error that the network has reported since the last call.
     #[must_use]
     pub fn error(&self) -> Option<io::Error> {
