@@ -309,7 +309,7 @@ pub struct Membership {
     interface: u32,
 }
 
-/// Joins a group on an interface (its index, [`crate::GidEntry::interface`]).
+/// Joins a group on an interface (its index, [`GidEntry::interface`](anyverbs_objects::gid::GidEntry::interface)).
 pub fn join(links: &'static Links, gid: Gid, interface: u32) -> Result<Membership, AttachError> {
     if !links.core.is_current() {
         return Err(AttachError::Forked);

@@ -25,6 +25,7 @@ mod why;
 pub mod worker;
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -125,6 +126,8 @@ pub struct Driver {
     pub above: OnceLock<Above>,
     /// The contexts that hear of events of the port.
     pub listeners: PortListeners,
+    /// The ports that are down by the last event of them.
+    told_down: Mutex<rank::PortsTold, BTreeSet<usize>>,
     rx: FastMutex<rank::Receive, RxState>,
     /// Hands packets of groups on to other processes.
     handing: Mutex<rank::HandingOn, Handing>,
@@ -152,12 +155,16 @@ impl std::fmt::Debug for Driver {
 impl Driver {
     /// A driver that receives by `rx`.
     pub fn new(transport: &'static Transport, rx: RxState, worker: Shared) -> Self {
+        let gids = &transport.core.gids;
+        let ports = 0..transport.core.config.ports.len();
+        let told_down = ports.filter(|port| gids.is_empty(*port)).collect();
         Self {
             core: transport.core,
             links: transport.links,
             transport,
             above: OnceLock::new(),
             listeners: PortListeners::default(),
+            told_down: Mutex::new(told_down),
             rx: FastMutex::new(rx),
             handing: Mutex::default(),
             moderated: Moderated::new(),

@@ -225,6 +225,14 @@ impl Qp {
             transport.core.offers(context.device, feature)?;
         }
         let cqs = [parts.send_cq, parts.recv_cq];
+        // A forked child has a context of its own, and may name what its parent made.
+        let of_parent = |core: &'static Core| !core.is_current();
+        if parts.pd.is_some_and(|pd| of_parent(pd.core))
+            || cqs.into_iter().flatten().any(|cq| of_parent(cq.0.core))
+            || parts.srq.is_some_and(|srq| of_parent(srq.0.core))
+        {
+            return Err(CreateError::Forked);
+        }
         if cqs.into_iter().flatten().any(|cq| !cq.0.is_of(transport.core, context)) {
             return Err(CreateError::Foreign("completion queue"));
         }
@@ -244,8 +252,10 @@ impl Qp {
             }
         }
         let cap = actual_cap(transport.core, context.device, parts)?;
-        let ticket =
-            transport.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
+        let ticket = transport
+            .core
+            .take(context.device, |all| &all.qp)
+            .ok_or(CreateError::Exhausted("queue pairs"))?;
         let hold = Hold(
             held(parts.pd, "protection domain")?,
             held_cqs([parts.send_cq, parts.recv_cq].map(|cq| cq.map(|cq| &cq.0)))?,
@@ -398,7 +408,7 @@ impl Qp {
         self.0.state.try_lock_for(within)?.machine.drops(reason)
     }
 
-    /// Messages of UC that it dropped since the last RESET, by cause. None as well if its lock cannot be had within this time.
+    /// Messages of UC that it dropped since the last RESET, and differences between the two ends that it found. By cause. None as well if its lock cannot be had within this time.
     #[must_use]
     pub fn lost(&self, within: Duration) -> Vec<Lost> {
         let state = self.0.state.try_lock_for(within);
@@ -714,7 +724,7 @@ pub fn held_cqs(
 /// The feature that a persona may lack, and without which there is no queue pair of a type.
 fn feature_of(qp_type: QpType) -> Option<Feature> {
     match qp_type {
-        QpType::Rc => None,
+        QpType::Rc => Some(Feature::Rc),
         QpType::Uc => Some(Feature::Uc),
         QpType::Ud => Some(Feature::Ud),
         QpType::XrcSend | QpType::XrcRecv => Some(Feature::Xrc),

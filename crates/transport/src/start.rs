@@ -64,7 +64,7 @@ impl DataPath {
         })?;
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
-        let attr = limits::of_all(&attrs);
+        let attr = limits::of_all(&attrs, config.max_qp);
         let gids = gids(&config, &attrs)?;
         let registry = Registry::of_port(&config.registry, config.udp_port);
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
@@ -87,6 +87,7 @@ impl DataPath {
             names.join(", ")
         );
         let directory = opened.shm.as_ref().and_then(|shm| shm.directory(config.ports.len()));
+        let quotas_of = attrs.iter().map(Quotas::new).collect();
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {
             failed: config.ports.iter().map(|_| AtomicBool::new(false)).collect(),
@@ -98,6 +99,7 @@ impl DataPath {
             memory: ProcessMemory::default(),
             counters: config.ports.iter().map(|_| Counters::default()).collect(),
             quotas: Quotas::new(&attr),
+            quotas_of,
             cqs: Register::default(),
             clock: DeviceClock::default(),
             pd_numbers: PdNumbers::new(number),

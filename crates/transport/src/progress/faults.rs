@@ -10,6 +10,7 @@ use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
 
 use super::Driver;
 use super::worker::change_addresses;
@@ -23,7 +24,7 @@ impl Driver {
     /// Does what is due.
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
-        let raise = |port, kind| self.raise_of_port(port, kind);
+        let raise = |port, kind| self.raise_by_rule(port, kind);
         let tell = |happening, changes| self.tell_before(faults, happening, changes);
         while let Some((happening, changed)) = faults.take_due(now, &raise, &tell) {
             let rule = happening.rule();
@@ -54,6 +55,8 @@ impl Driver {
                         );
                     }
                 }
+                // Its objects have failed with it, earlier.
+                Happening::Fatal(..) if !changed => {}
                 Happening::Fatal(device, _) => {
                     self.fail_of(rule);
                     let device = self.core.config.device_of(device).0;
@@ -107,6 +110,7 @@ impl Driver {
             Happening::Down(port, rule) => (port, rule, "is down".to_owned()),
             Happening::Up(port, rule) if changes => (port, rule, "is up again".to_owned()),
             Happening::Up(port, rule) => (port, rule, "is up again for this rule".to_owned()),
+            Happening::Event(..) if !changes => return,
             Happening::Event(port, event, rule) => (port, rule, format!("has {event}")),
             Happening::Fatal(device, rule) => {
                 let name = faults.name(device);
@@ -138,13 +142,38 @@ impl Driver {
         }
     }
 
-    /// Raises an event of a port. A program that hears of a failed device finds it so.
-    fn raise_of_port(&self, port: usize, kind: AsyncEventKind) {
-        let of = self.core.config.device_of(port);
-        if kind == AsyncEventKind::DeviceFatal {
-            self.core.fail(of.0);
+    /// Raises an event of a port by a rule, or tells its state. A program that hears of a failed device finds it so.
+    fn raise_by_rule(&self, port: usize, kind: Option<AsyncEventKind>) {
+        match kind {
+            Some(AsyncEventKind::DeviceFatal) => {
+                let of = self.core.config.device_of(port);
+                self.core.fail(of.0);
+                self.listeners.raise(of, AsyncEventKind::DeviceFatal);
+            }
+            Some(kind) => self.raise_of_port(port, kind),
+            None => self.tell_state(port),
         }
-        self.listeners.raise(of, kind);
+    }
+
+    /// Raises an event of a port. A device that has failed has none.
+    pub(super) fn raise_of_port(&self, port: usize, kind: AsyncEventKind) {
+        let of = self.core.config.device_of(port);
+        if !self.core.has_failed(of.0) {
+            self.listeners.raise(of, kind);
+        }
+    }
+
+    /// Raises the event of a port whose state is not that of its last event.
+    pub(super) fn tell_state(&self, port: usize) {
+        let mut told_down = self.told_down.lock();
+        let is_down = self.links.is_down(port) || self.core.gids.is_empty(port);
+        let kind = match is_down {
+            true => told_down.insert(port).then_some(AsyncEventKind::PortErr),
+            false => told_down.remove(&port).then_some(AsyncEventKind::PortActive),
+        };
+        if let Some(kind) = kind {
+            self.raise_of_port(port, kind);
+        }
     }
 
     /// Moves the queue pairs for which a rule holds to a state of failure. One that the rule names, and that is not there or in RESET, fails
@@ -179,7 +208,7 @@ impl Driver {
             "clear" => {
                 // Rules that were due did their work, however late the timers are.
                 self.run_script(faults, self.core.now());
-                let raise = |port, kind| self.raise_of_port(port, kind);
+                let raise = |port, kind| self.raise_by_rule(port, kind);
                 let (count, up) = faults.clear(&raise);
                 change_addresses(self, GidTables::give_all_back);
                 (format!("rules of this process that do not hold any more: {count}\n"), up)
@@ -191,11 +220,12 @@ impl Driver {
                     Some(seed) if Some(seed) == self.seed() => Script::without_seed(text).into(),
                     _ => Cow::Borrowed(text),
                 };
-                let count = faults.add(&text, self.core.now())?;
+                let is_there = |number| self.transport.qps.find(Qpn::new(number)).is_some();
+                let count = faults.add(&text, self.core.now(), is_there)?;
                 (format!("rules that were added to this process: {count}\n"), Vec::new())
             }
         };
-        self.links.tell_of_losses();
+        self.links.tell_of_rules();
         tracing::warn!(target: "anyverbs", "faults: {}", done.trim_end());
         for cell in self.transport.qps.filter(|_| true) {
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
@@ -213,9 +243,9 @@ impl Driver {
         Ok(done)
     }
 
-    /// The script of another process of this host loses packets from now on, or does so no more.
+    /// Another process of this host has said what it does to packets.
     #[cold]
-    pub(super) fn peer_loses(&'static self, channel: &Arc<Channel>) {
+    pub(super) fn hear_manner(&'static self, channel: &Arc<Channel>) {
         for cell in self.transport.qps.filter(|_| true) {
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
                 if link.shm_peer().is_some_and(|peer| peer.is(channel)) {

@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyverbs_causes::Cause;
 use anyverbs_net::host::Page;
 use anyverbs_objects::cq::CqCell;
+use anyverbs_objects::event_queue;
 use anyverbs_objects::srq::SrqCell;
 use anyverbs_page::{
-    CompletionQueue, Counter, Group, INTERVAL, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS, Objects,
-    Peer, Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
+    Attributes, CompletionQueue, Counter, Group, INTERVAL, MAX_COMPLETION_QUEUES, MAX_QUEUE_PAIRS,
+    Objects, Peer, Process, Psns, QueuePair, Receives, Sends, Snapshot, Traffic, Wait, Waiting,
+    WaitingCall,
 };
 use anyverbs_proto::counters;
 use anyverbs_proto::env::Side;
@@ -162,6 +164,10 @@ impl Observer {
             } else {
                 Vec::new()
             },
+            calls: event_queue::waiting_calls()
+                .into_iter()
+                .map(|(what, time)| WaitingCall { what, ns: time.as_nanos() as u64 })
+                .collect(),
             queue_pairs,
             groups,
             completion_queues,
@@ -239,7 +245,8 @@ impl Observer {
         }
         let (facts, attr, init) =
             (state.machine.facts(), state.machine.attr(), *state.machine.init());
-        let (way, of_link) = (state.link.way(), waits_for_link(cell.qp_type, &state, &facts));
+        let pkey = state.machine.pkey().0;
+        let (way, of_link) = (state.link.way(), waits_for_link(cell.qp_type, &state, &facts, now));
         groups
             .extend(state.groups().iter().map(|gid| Group { queue_pair: number, gid: word(*gid) }));
         drop(state);
@@ -306,6 +313,18 @@ impl Observer {
             unacknowledged: cell.unacknowledged() as u32,
             busy: false,
             port,
+            attributes: Attributes {
+                timeout: attr.timeout,
+                retry_cnt: attr.retry_cnt,
+                rnr_retry: attr.rnr_retry,
+                min_rnr_timer: attr.min_rnr_timer,
+                max_rd_atomic: attr.max_rd_atomic,
+                max_dest_rd_atomic: attr.max_dest_rd_atomic,
+                qp_access_flags: attr.access.bits(),
+                sgid_index: attr.av.sgid_index,
+                pkey,
+                qkey: if is_ud { attr.qkey.0 } else { 0 },
+            },
         })
     }
 
@@ -337,10 +356,12 @@ impl Observer {
     }
 }
 
-/// Its wait by its link, if any.
-fn waits_for_link(qp_type: QpType, state: &State, facts: &Facts) -> Option<Wait> {
+/// Its wait by its link, or by a script of faults, if any.
+fn waits_for_link(qp_type: QpType, state: &State, facts: &Facts, now: Time) -> Option<Wait> {
     let has_unsent = facts.queues.unsent > 0;
-    if state.link.peer_gone_at.is_some() && facts.queues.outstanding > 0 {
+    if state.link.is_held_by_rule(facts.psns.unanswered, now) {
+        Some(Wait::Rule)
+    } else if state.link.peer_gone_at.is_some() && facts.queues.outstanding > 0 {
         Some(Wait::PeerEnded)
     } else if state.link.blocked && has_unsent {
         Some(if qp_type.is_reliable() { Wait::Room } else { Wait::Credit })
@@ -356,11 +377,14 @@ fn wait(waits: Waits) -> Wait {
         Waits::Failed => Wait::Failed,
         Waits::Answer => Wait::Answer,
         Waits::PeerReceive => Wait::PeerReceive,
+        Waits::PeersRule => Wait::Rule,
         Waits::OwnReceive => Wait::OwnReceive,
+        Waits::PeerRepeat => Wait::PeerRepeat,
         Waits::Rate => Wait::Rate,
         Waits::Fence => Wait::Fence,
         Waits::Drained => Wait::Drained,
         Waits::Room => Wait::Room,
+        Waits::FullSends => Wait::FullSends,
     }
 }
 

@@ -84,13 +84,13 @@ pub(super) struct Deferred {
     probes: Vec<Asked>,
     /// Lanes that other processes have opened.
     pub(super) lanes: Vec<(Arc<Channel>, LaneCall)>,
-    /// Other processes whose scripts lose packets from now on, or do so no more.
-    losing: Vec<Arc<Channel>>,
+    /// Other processes that have said what they do to packets.
+    manners: Vec<Arc<Channel>>,
 }
 
 impl Deferred {
     fn is_empty(&self) -> bool {
-        self.resume.is_empty() && self.probes.is_empty() && self.losing.is_empty()
+        self.resume.is_empty() && self.probes.is_empty() && self.manners.is_empty()
     }
 }
 
@@ -128,7 +128,7 @@ impl RxState {
                 resume: Vec::with_capacity(64),
                 probes: Vec::with_capacity(64),
                 lanes: Vec::new(),
-                losing: Vec::new(),
+                manners: Vec::new(),
             },
             senders: Senders::new(),
         })
@@ -406,7 +406,7 @@ impl Driver {
                         peer.take_room(&mut deferred.resume);
                     }
                 }
-                (Event::Loses(channel), _) => deferred.losing.push(channel),
+                (Event::Manner(channel), _) => deferred.manners.push(channel),
                 (Event::Closed(channel, why), _) => closed.push((channel, why)),
                 _ => {}
             }
@@ -442,7 +442,7 @@ impl Driver {
         let acks_due = rx.are_acks_due(n, reader != Reader::Worker);
         let mut resumed = std::mem::take(&mut rx.deferred.resume);
         let lost = std::mem::take(&mut rx.closed);
-        let losing = std::mem::take(&mut rx.deferred.losing);
+        let manners = std::mem::take(&mut rx.deferred.manners);
         drop(rx);
         let management = self.above().management;
         if management.keeps_disconnects() && is_empty && !self.links.inproc.is_pending() {
@@ -451,7 +451,7 @@ impl Driver {
         for (channel, why) in lost {
             self.lose_peer(&channel, why, &mut resumed);
         }
-        losing.iter().for_each(|channel| self.peer_loses(channel));
+        manners.iter().for_each(|channel| self.hear_manner(channel));
         if !resumed.is_empty() {
             for qpn in resumed {
                 self.resume(qpn);
@@ -482,7 +482,8 @@ impl Driver {
     /// Delivers the datagrams that were read; how many.
     fn deliver_datagrams(&'static self, rx: &mut RxState, reader: Reader, now: Time) -> usize {
         let RxState { batch, deferred, senders, .. } = rx;
-        let (mut n, mut tally, mut to_gsi) = (0, senders.tally(), Vec::new());
+        let (mut n, mut tally) = (0, senders.tally());
+        let (mut to_gsi, mut given_up) = (Vec::new(), Vec::new());
         let mut datagrams = batch.datagrams();
         let mut places = <[Arrived<'_>; 2]>::default();
         // The reason of the NAK that comes next.
@@ -510,6 +511,7 @@ impl Driver {
                     Some(Received::Credit(credit)) => {
                         self.take_credit(asked(credit, &datagram), deferred);
                     }
+                    Some(Received::Reason(reason)) if reason.is_given_up() => given_up.push(reason),
                     Some(Received::Reason(reason)) => ahead = Some(*reason),
                     None => {}
                 }
@@ -526,6 +528,7 @@ impl Driver {
             // No queue pair is locked here.
             self.above().management.receive(now, &to_gsi);
         }
+        given_up.iter().for_each(|reason| self.take_given_up(reason));
         n
     }
 
@@ -549,6 +552,9 @@ impl Driver {
                 Some(Received::Gsi(mad)) => self.above().management.receive(now, &[*mad]),
                 Some(Received::Credit(credit)) => {
                     self.take_credit(asked(credit, &datagram), &mut rx.deferred);
+                }
+                Some(Received::Reason(reason)) if reason.is_given_up() => {
+                    self.take_given_up(&reason);
                 }
                 // The reason of a NAK that comes by a detour is lost.
                 Some(Received::Reason(_)) | None => {}
@@ -705,7 +711,9 @@ impl Driver {
     #[inline]
     pub(super) fn drain_inproc(&'static self, all: bool) {
         if self.links.inproc.is_pending() {
-            self.links.inproc.drain(&self, all);
+            if !self.links.inproc.drain(&self, all) {
+                self.kick_worker();
+            }
             if self.links.paths.any_admitted() {
                 self.call_admitted();
             }

@@ -10,7 +10,6 @@ use anyverbs_objects::Repeats;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Data;
-use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
@@ -19,10 +18,10 @@ use anyverbs_proto::wire::reason::ReasonPacket;
 
 use super::Driver;
 use super::deliver::Source;
-use crate::qp::QpCell;
+use crate::qp::State;
 use crate::qp::transport::Overrun;
 
-/// A reason that came ahead of a NAK.
+/// A reason that came ahead of a NAK, or alone.
 #[derive(Clone, Copy)]
 pub(super) struct ReasonAhead<'d> {
     pub(super) arrival: Arrival,
@@ -32,6 +31,11 @@ pub(super) struct ReasonAhead<'d> {
 }
 
 impl<'d> ReasonAhead<'d> {
+    /// No NAK comes behind it: the peer has given up a message, since there was no receive for it.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.packet.told.cause == Cause::NoReceive
+    }
+
     /// Gives it to the packet behind, if that is its NAK and comes from the same peer.
     pub(super) fn join(&self, arrival: &Arrival, packet: &mut Incoming<'d>) {
         let headers = &packet.headers;
@@ -91,6 +95,16 @@ impl Driver {
         );
     }
 
+    /// A peer says that it has given up a message. No queue pair is locked here. The caller does what follows
+    /// ([`after_unlock`](Self::after_unlock)) once it has released the receive path.
+    #[cold]
+    pub(super) fn take_given_up(&'static self, reason: &ReasonAhead<'_>) {
+        let ReasonAhead { arrival, packet, .. } = reason;
+        self.with_qp(packet.dest, |State { machine, link, .. }, call| {
+            machine.note_given_up(arrival, packet, &mut call.env(link));
+        });
+    }
+
     /// A datagram that came for a process of this host which has ended: if it asks for the reason, this is it.
     #[cold]
     pub(super) fn answer_for_dead(&self, datagram: &Datagram<'_>) {
@@ -119,40 +133,44 @@ impl Driver {
     /// Says of each completion queue that has overrun whose completion was lost, and how much feeds it.
     #[cold]
     pub(super) fn overrun_lines(&self, overruns: &[Overrun]) -> Vec<String> {
-        let mut seen: Vec<Arc<CqCell>> = Vec::new();
         let mut lines = Vec::new();
         for overrun in overruns {
-            let Some(loser) = self.transport.qps.find(overrun.qpn) else { continue };
-            if loser.state.lock().machine.state() == QpState::Err {
-                // Flushed work has overrun it again.
+            // Flushed work overruns it again. The program may have ended the queue pair, or moved it to ERR.
+            let Some(cq) = overrun.queue().filter(|cq| cq.is_overrun_to_be_said()) else {
                 continue;
-            }
-            let of = |cell: &QpCell| {
-                let cqs = [&cell.send_cq, &cell.recv_cq]
-                    .map(|cq| cq.as_ref().filter(|cq| overrun.is_of(cq)));
-                cqs.map(|cq| cq.cloned())
             };
-            let Some(cq) = of(&loser).into_iter().flatten().next() else { continue };
-            if seen.iter().any(|other| Arc::ptr_eq(other, &cq)) {
-                continue;
-            }
+            let is_it = |other: &Option<Arc<CqCell>>| {
+                other.as_ref().is_some_and(|other| overrun.is_of(other))
+            };
             let (mut queue_pairs, mut requests) = (0, 0);
+            let mut srqs =
+                self.transport.xrc_srqs.filter(|srq| srq.completes_in(|cq| overrun.is_of(cq)));
             for cell in self.transport.qps.filter(|_| true) {
-                let [send, recv] = of(&cell).map(|cq| cq.is_some());
+                let (sends, receives) = (is_it(&cell.send_cq), is_it(&cell.recv_cq));
                 let cap = cell.state.lock().machine.init().cap;
-                queue_pairs += u32::from(send || recv);
-                requests += if send { u64::from(cap.max_send_wr) } else { 0 };
-                requests += if recv { u64::from(cap.max_recv_wr) } else { 0 };
+                queue_pairs += u32::from(sends || receives);
+                requests += if sends { u64::from(cap.max_send_wr) } else { 0 };
+                match &cell.srq {
+                    _ if !receives => {}
+                    None => requests += u64::from(cap.max_recv_wr),
+                    Some(srq) if srqs.iter().any(|other| Arc::ptr_eq(srq, other)) => {}
+                    Some(srq) => srqs.push(Arc::clone(srq)),
+                }
             }
+            requests += srqs.iter().map(|srq| u64::from(srq.max_wr())).sum::<u64>();
             lines.push(format!(
                 "a completion queue of {} entries has overrun: a completion of queue pair {:#08x} found no room; the queues \
-                 that complete in it hold {requests} requests, of {queue_pairs} queue pair{}; see `anyverbs explain {}`",
+                 that complete in it hold {requests} requests, of {queue_pairs} queue pair{}{}; see `anyverbs explain {}`",
                 cq.capacity(),
                 overrun.qpn.get(),
                 if queue_pairs == 1 { "" } else { "s" },
+                match srqs.len() {
+                    0 => String::new(),
+                    1 => " and 1 SRQ".to_owned(),
+                    n => format!(" and {n} SRQs"),
+                },
                 Cause::CqOverrun
             ));
-            seen.push(cq);
         }
         lines
     }

@@ -622,24 +622,17 @@ pub(super) fn change_addresses(
     change: impl FnOnce(&GidTables) -> Vec<usize>,
 ) {
     let gids = &driver.core.gids;
-    let config = &driver.core.config;
-    let were_empty: Vec<bool> = (0..config.ports.len()).map(|port| gids.is_empty(port)).collect();
-    let raise = |port, kind| driver.listeners.raise(config.device_of(port), kind);
     let changed = change(gids);
     if changed.is_empty() {
         return;
     }
     driver.transport.groups.follow(&driver.links.port, gids);
     for &port in &changed {
-        raise(port, AsyncEventKind::GidChange);
+        driver.raise_of_port(port, AsyncEventKind::GidChange);
     }
     driver.above().management.addresses_changed();
     for port in changed {
-        match (were_empty[port], gids.is_empty(port)) {
-            (false, true) => raise(port, AsyncEventKind::PortErr),
-            (true, false) => raise(port, AsyncEventKind::PortActive),
-            _ => {}
-        }
+        driver.tell_state(port);
     }
 }
 

@@ -337,12 +337,15 @@ impl QpCell {
         if self.transport.core.gids.contains(av.dgid) {
             return;
         }
-        if let Err(error) = check_route(self.transport.links, av)
-            && is_of_route(&error)
-        {
+        let no_way = av.no_way().map(|no_way| no_way.text().to_owned());
+        let no_route = || {
+            let error = check_route(self.transport.links, av).err().filter(is_of_route);
+            error.map(|error| error.to_string())
+        };
+        if let Some(why) = no_way.or_else(no_route) {
             let now = self.transport.core.now();
             self.transport.overruns.log(now, format!(
-                "queue pair {:#08x}: the local address {} (sgid_index {}) cannot reach the peer at {}: {error}; \
+                "queue pair {:#08x}: the local address {} (sgid_index {}) cannot reach the peer at {}: {why}; \
                  see `anyverbs explain {}`",
                 self.qpn.get(),
                 av.sgid.to_ip(),
@@ -358,7 +361,7 @@ impl QpCell {
         usize::from(self.device) == device
     }
 
-    /// See [`Qp::modify`].
+    /// See [`Qp::modify`](super::Qp::modify).
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         let transport = self.transport;
         if mask.contains(QpAttrMask::QKEY) && attr.qkey.is_controlled() && !privilege::has_net_raw()

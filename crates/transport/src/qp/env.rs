@@ -38,7 +38,7 @@ use crate::probes;
 use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
 use anyverbs_links::shm::{Digest, Lanes};
 use anyverbs_links::udp::Asked;
-use anyverbs_links::why::Sounding;
+use anyverbs_links::why::{Sounding, tell_given_up};
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_record::trace::Moment;
@@ -299,12 +299,10 @@ impl LinkEnv for DeviceEnv<'_, '_> {
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let QpContext {
-            to: Destination { route, .. },
-            same_host: SameHost { last_target, .. },
-            ..
+            to: Destination { route, .. }, same_host: SameHost { last_copy, .. }, ..
         } = &mut *self.link;
         let (links, this) = (self.transport.links, (self.cell.qpn, self.cell.port.counters()));
-        route.as_ref().is_some_and(|route| route.direct(links, last_target, this, operation))
+        route.as_ref().is_some_and(|route| route.direct(links, last_copy, this, operation))
     }
 
     fn fetched(&mut self, payload: &Payload<'_>) -> Option<Place> {
@@ -525,9 +523,18 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
+    fn tell_given_up(&mut self, av: &AddressVector, packet: &ReasonPacket, is_ours: bool) {
+        let is_udp =
+            self.link.to.route.as_ref().is_some_and(|route| route.explains_ahead().is_some());
+        // All peers on this host are of this make.
+        if (is_ours || !is_udp) && !self.is_cut(av.sgid) {
+            tell_given_up(self.transport.links, av, packet);
+        }
+    }
+
+    #[cold]
     fn sound(&mut self, av: &AddressVector, headers: &Headers, payload: &Payload<'_>) {
-        // It would carry the data past the script.
-        if self.is_decided(av, headers) {
+        if self.is_withheld(av, headers) {
             return;
         }
         // An earlier reason counts unless another one comes now.
@@ -544,9 +551,30 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         let overruns = &self.transport.overruns;
         let stray = || {
             let to = digests.into_iter().flatten().find_map(|peer| overruns.stray(peer, una))?;
+            let to = Some(to).filter(|to| *to != self.cell.qpn)?;
             Some(Told { cause: Cause::QpnDiffers, value: to.get().into() })
         };
         verdict.map(|cause| Told { cause, value: 0 }).or_else(stray)
+    }
+
+    #[cold]
+    fn is_stopped(&self, av: &AddressVector, peer: Qpn) -> bool {
+        let is_of_host = self.transport.core.gids.is_of_host(av.dgid);
+        let shm = self.transport.links.shm.as_ref().filter(|_| is_of_host);
+        shm.is_some_and(|shm| shm.endpoint().is_process_stopped(peer.slot()))
+    }
+
+    #[cold]
+    fn process_of_peer(&self) -> Option<u32> {
+        let pid = self.link.shm_peer()?.channel().pid();
+        // One of another PID namespace has none here.
+        u32::try_from(pid).ok().filter(|pid| *pid > 0)
+    }
+
+    #[cold]
+    fn note_stray(&self, av: &AddressVector, psn: Psn) {
+        let from = Digest::new(av.dgid, av.sgid);
+        self.transport.overruns.note_stray(from, psn, self.cell.qpn);
     }
 
     #[cold]
@@ -554,6 +582,11 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         let now = self.now();
         let Meddling { is_cause, what } = self.faults()?.meddling(una, now)?;
         Some((is_cause, what))
+    }
+
+    #[cold]
+    fn taken_by_rule(&mut self, first: Psn, next: Psn) -> Option<String> {
+        self.faults()?.taken_by(first, next).map(|rule| rule.named())
     }
 
     #[cold]

@@ -5,6 +5,7 @@ mod waiting;
 mod withheld;
 
 use std::collections::VecDeque;
+use std::mem::discriminant;
 use std::time::Duration;
 
 use anyverbs_causes::Cause;
@@ -13,13 +14,13 @@ use anyverbs_links::faults::{Active, Faults, InLine, Known, QpPlace};
 use anyverbs_objects::gid::GidTables;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Psn};
+use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::packet::Headers;
 pub(super) use rules::Seen;
 use rules::{Armed, Cut, Rules, Said};
 use waiting::{HeldCompletions, ParkedPackets, index};
-pub(super) use waiting::{HeldWc, MOST_PARKED, Parked};
+pub(super) use waiting::{HeldWc, MOST_PARKED, Parked, Wait};
 use withheld::Withheld;
 pub(super) use withheld::{Fate, Meddling};
 
@@ -50,6 +51,8 @@ pub(super) struct QpFaults {
     pub(super) parked: ParkedPackets,
     /// The deeds of the rules on requests that may have no answer yet.
     withheld: Withheld,
+    /// The last request of the peer that a rule took away.
+    taken: Option<(Psn, &'static Rule)>,
     /// When a send that waits for it fails.
     spoils_at: Option<Time>,
     /// The receive of the packet in hand fails by a rule.
@@ -95,21 +98,37 @@ impl Chosen {
     }
 }
 
-/// The fate of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It leaves, or comes, so many times.
-    Times(u8),
-    /// It fails the check of its bytes.
-    Corrupt,
-    /// It leaves at this time, or behind the next one.
-    Later(Time, bool),
+/// The fate of a packet, by all rules that choose it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// It is lost.
+    pub(super) is_lost: bool,
+    /// It fails the check of its bytes, and is lost by that.
+    pub(super) is_corrupt: bool,
+    /// It is there twice.
+    pub(super) is_double: bool,
+    /// The next one overtakes it.
+    pub(super) is_overtaken: bool,
     /// It leaves at the rate of the rule at this place.
-    Limited(usize, Limit),
+    pub(super) limit: Option<(usize, Limit)>,
+    /// It waits for so long by the rule at this place, behind its line if it has one.
+    pub(super) delay: Option<(usize, Duration)>,
     /// It has the mark of a congested network.
-    Marked,
+    pub(super) is_marked: bool,
     /// It finds no receive.
-    NotReady,
+    pub(super) is_not_ready: bool,
+}
+
+impl Verdict {
+    /// Whether it waits before it leaves.
+    pub(super) fn waits(&self) -> bool {
+        self.is_overtaken || self.limit.is_some() || self.delay.is_some()
+    }
+
+    /// How often it is there.
+    pub(super) fn times(&self) -> u8 {
+        if self.is_lost { 0 } else { 1 + u8::from(self.is_double) }
+    }
 }
 
 /// The effect of a rule, for log and trace.
@@ -124,6 +143,33 @@ pub(super) struct Injected {
 }
 
 impl Injected {
+    /// A rule of the same action has chosen the packet.
+    fn is_like(&self, fault: &Fault) -> bool {
+        match (&self.rule.fault, fault) {
+            (Fault::Packets { action, .. }, Fault::Packets { action: other, .. }) => {
+                discriminant(action) == discriminant(other)
+            }
+            _ => false,
+        }
+    }
+
+    /// The packet waits by this rule.
+    pub(super) fn is_wait(&self) -> bool {
+        use PacketAction as A;
+        let Fault::Packets { action, .. } = &self.rule.fault else { return false };
+        matches!(action, A::Reorder | A::Delay(..) | A::Limit(_))
+    }
+
+    /// The packet finds no receive by this rule.
+    pub(super) fn is_not_ready(&self) -> bool {
+        matches!(self.rule.fault, Fault::Packets { action: PacketAction::NotReady, .. })
+    }
+
+    /// The packet waits for a line by this rule.
+    pub(super) fn is_line(&self) -> bool {
+        matches!(self.rule.fault, Fault::Packets { action: PacketAction::Limit(_), .. })
+    }
+
     /// The effect of a rule that has no place among those of the queue pair.
     pub(super) fn of_none(rule: &'static Rule, what: String) -> Self {
         Self { rule, at: CLEARED, what, is_said_once: false }
@@ -132,8 +178,8 @@ impl Injected {
 
 impl QpFaults {
     /// The faults of a new queue pair of a device.
-    pub(super) fn new(plan: &'static Faults, device: usize) -> Self {
-        let place = plan.add_qp(device);
+    pub(super) fn new(plan: &'static Faults, device: usize, qpn: Qpn) -> Self {
+        let place = plan.add_qp(device, qpn.get());
         let mut faults = Self {
             plan,
             place,
@@ -144,6 +190,7 @@ impl QpFaults {
             held: Default::default(),
             parked: ParkedPackets::default(),
             withheld: Withheld::default(),
+            taken: None,
             spoils_at: None,
             spoils_receive: false,
             flushes: false,
@@ -250,48 +297,77 @@ impl QpFaults {
         gids.withheld_index(port, own).map(Cut::Gid)
     }
 
-    /// The fate of a packet, and the rule that decides it. Nothing is counted yet.
+    /// The fate of a packet, and the rules that decide it: of each action the first that chooses it, in the order of the script. One
+    /// that loses it is the last. Nothing is counted yet.
     pub(super) fn judge(
         &self,
         now: Time,
         packet: Seen,
         gids: &GidTables,
-    ) -> (Verdict, Option<Injected>) {
+    ) -> (Verdict, Vec<Injected>) {
+        let (mut verdict, mut all) = (Verdict::default(), Vec::<Injected>::new());
         let (direction, opcode, psn) = (packet.direction(), packet.opcode, packet.psn.get());
         let shown = || format!("{opcode}, PSN {psn:#x}");
         if let Some(cut) = self.cut(packet.own, gids) {
-            return (Verdict::Times(0), self.lost_by(cut, now, packet));
+            verdict.is_lost = true;
+            return (verdict, self.lost_by(cut, now, packet).into_iter().collect());
         }
         for (at, armed) in self.rules.of_packet(packet) {
             let Armed { rule, dice, since, seen, .. } = armed;
             let Fault::Packets { action, which, span, .. } = &rule.fault else { continue };
             let n = seen + 1;
-            if !span.has(now.since(*since)) || !dice.chooses(*which, n) {
+            if !span.has(now.since(*since))
+                || !dice.chooses(*which, n)
+                || all.iter().any(|earlier| earlier.is_like(&rule.fault))
+            {
                 continue;
             }
-            let (verdict, happens) = match *action {
-                PacketAction::Drop => (Verdict::Times(0), "is lost"),
-                PacketAction::Duplicate => (Verdict::Times(2), "is there twice"),
-                PacketAction::Corrupt => (Verdict::Corrupt, "is corrupt"),
-                PacketAction::Reorder => (Verdict::Later(now + NEXT_WITHIN, true), "is overtaken"),
+            let happens = match *action {
+                PacketAction::Drop => {
+                    verdict.is_lost = true;
+                    "is lost"
+                }
+                PacketAction::Duplicate => {
+                    verdict.is_double = true;
+                    "is there twice"
+                }
+                PacketAction::Corrupt => {
+                    (verdict.is_lost, verdict.is_corrupt) = (true, true);
+                    "is corrupt"
+                }
+                PacketAction::Reorder => {
+                    verdict.is_overtaken = true;
+                    "is overtaken"
+                }
                 PacketAction::Delay(least, most) => {
-                    (Verdict::Later(now + dice.time((least, most), n), false), "is late")
+                    verdict.delay = Some((at, dice.time((least, most), n)));
+                    "is late"
                 }
                 PacketAction::Limit(limit) => {
                     let has_room = limit.queue.is_none_or(|queue| armed.waiting() < queue);
-                    match has_room && !self.parked.is_full() {
-                        true => (Verdict::Limited(at, limit), "waits"),
-                        false => (Verdict::Times(0), "finds a full queue and is lost"),
-                    }
+                    verdict.is_lost = !has_room || self.parked.is_full();
+                    verdict.limit = (!verdict.is_lost).then_some((at, limit));
+                    if verdict.is_lost { "finds a full queue and is lost" } else { "waits" }
                 }
-                PacketAction::Mark => (Verdict::Marked, "has the mark of congestion"),
-                PacketAction::NotReady => (Verdict::NotReady, "finds no receive"),
+                PacketAction::Mark => {
+                    verdict.is_marked = true;
+                    "has the mark of congestion"
+                }
+                PacketAction::NotReady => {
+                    verdict.is_not_ready = true;
+                    "finds no receive"
+                }
             };
             let what = format!("{direction} packet {n} {happens}: {}", shown());
-            let is_said_once = matches!(verdict, Verdict::Limited(..));
-            return (verdict, Some(Injected { rule, at, what, is_said_once }));
+            let is_said_once = matches!(action, PacketAction::Limit(_)) && !verdict.is_lost;
+            let injected = Injected { rule, at, what, is_said_once };
+            if verdict.is_lost {
+                // The other rules do nothing with it.
+                return (verdict, vec![injected]);
+            }
+            all.push(injected);
         }
-        (Verdict::Times(1), None)
+        (verdict, all)
     }
 
     /// The effect of a cut on a packet. None if no rule of now is the cause: the cut ends soon.
@@ -312,9 +388,10 @@ impl QpFaults {
         self.lost_by(self.cut(packet.own, gids)?, now, packet)
     }
 
-    /// Whether a rule may decide about a packet that is sent.
-    pub(super) fn may_decide(&self, packet: Seen, gids: &GidTables) -> bool {
-        self.is_cut(packet.own, gids) || self.rules.of_packet(packet).next().is_some()
+    /// Whether rules lose a packet that is sent, or let it wait and have let none of its tries leave yet.
+    pub(super) fn is_withheld(&self, now: Time, packet: Seen, gids: &GidTables) -> bool {
+        let (verdict, _) = self.judge(now, packet, gids);
+        verdict.is_lost || verdict.waits() && !self.withheld.has_left(packet.psn)
     }
 
     /// A rule, or none, decided what becomes of a packet that is sent. `is_again`: it was sent before.
@@ -330,6 +407,15 @@ impl QpFaults {
         if let Some(psn) = acks.or(answers) {
             self.withheld.note_answer(psn, rule);
         }
+        if headers.bth.opcode.is_request() {
+            self.taken = Some((headers.bth.psn, rule));
+        }
+    }
+
+    /// The rule that took away the last of the peer's requests, if that was from `first` to the one before `next`.
+    pub(super) fn taken_by(&self, first: Psn, next: Psn) -> Option<&'static Rule> {
+        let is_it = |psn: Psn| psn.since(first) >= 0 && psn.since(next) < 0;
+        self.taken.filter(|(psn, _)| is_it(*psn)).map(|(_, rule)| rule)
     }
 
     /// Tells the deeds of the rules on the oldest packet that has no answer.
@@ -337,10 +423,9 @@ impl QpFaults {
         self.withheld.with(una, now)
     }
 
-    /// When a packet that a rule delays until `due` leaves.
-    pub(super) fn delays(&mut self, injected: Option<&Injected>, due: Time) -> Time {
-        let rule = injected.and_then(|injected| self.rules.at(injected.at));
-        rule.map_or(due, |rule| rule.delays(due))
+    /// When a packet that the rule at a place delays until `due` leaves.
+    fn delays(&mut self, at: usize, due: Time) -> Time {
+        self.rules.at(at).map_or(due, |rule| rule.delays(due))
     }
 
     /// Counts a packet that was judged.
@@ -348,8 +433,27 @@ impl QpFaults {
         self.rules.count(packet);
     }
 
+    /// How a packet of so many bytes waits. A line is before a delay, and its queue has no packets that are late.
+    pub(super) fn wait_of(&mut self, verdict: &Verdict, bytes: usize, now: Time) -> Wait {
+        let next = if verdict.is_overtaken { NEXT_WITHIN } else { Duration::ZERO };
+        let (left, in_line) = match verdict.limit {
+            Some((at, limit)) => self.leaves(at, limit, bytes, now),
+            None => (now, None),
+        };
+        let due = verdict.delay.map_or(left, |(at, late)| self.delays(at, left + late)) + next;
+        match verdict.limit {
+            Some(_) => {
+                Wait { due: left, then: (due > left).then_some(due), in_line, ..Wait::default() }
+            }
+            None => {
+                let behind_next = verdict.is_overtaken && verdict.delay.is_none();
+                Wait { due, behind_next, ..Wait::default() }
+            }
+        }
+    }
+
     /// A packet of so many bytes is sent at the rate of the rule at a place: when it has left, and its place in the queue.
-    pub(super) fn leaves(
+    fn leaves(
         &mut self,
         at: usize,
         limit: Limit,
@@ -478,6 +582,14 @@ impl QpFaults {
         self.chosen.drain(..count).map(|(_, chosen)| chosen).collect()
     }
 
+    /// Whether a rule holds completions or packets, or has lost the oldest packet that has no answer.
+    pub(super) fn holds(&self, una: Psn, now: Time) -> bool {
+        self.held.iter().any(|held| held.len() > 0)
+            || self.parked.len() > 0
+            || self.spoils_at.is_some()
+            || self.withheld.with(una, now).is_some_and(|meddling| meddling.is_cause)
+    }
+
     /// Whether a completion waits that will not come.
     pub(super) fn is_hung(&self) -> bool {
         self.held.iter().any(HeldCompletions::is_hung)
@@ -505,6 +617,7 @@ impl QpFaults {
         self.held.iter_mut().for_each(HeldCompletions::clear);
         self.parked.clear();
         self.withheld = Withheld::default();
+        self.taken = None;
         self.spoils_at = None;
         self.flushes = false;
     }

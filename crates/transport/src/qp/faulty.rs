@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyverbs_causes::Cause;
 use anyverbs_faults::Rule;
-use anyverbs_links::faults::InLine;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, ReasonEnv, Side, TransmitError};
 use anyverbs_proto::payload::{Data, Payload};
@@ -110,11 +109,11 @@ impl DeviceEnv<'_, '_> {
         }
     }
 
-    /// Whether the script may decide about a packet that is sent.
-    pub(super) fn is_decided(&mut self, av: &AddressVector, headers: &Headers) -> bool {
-        let packet = Seen::sent(av, &headers.bth);
+    /// Whether a packet that is sent once more, beside the script, would carry its data past that.
+    pub(super) fn is_withheld(&mut self, av: &AddressVector, headers: &Headers) -> bool {
+        let (now, packet) = (self.now(), Seen::sent(av, &headers.bth));
         let gids = &self.transport.core.gids;
-        self.faults().is_some_and(|faults| faults.may_decide(packet, gids))
+        self.faults().is_some_and(|faults| faults.is_withheld(now, packet, gids))
     }
 
     /// Whether its port is down, or has lost this address of its own.
@@ -152,91 +151,81 @@ impl DeviceEnv<'_, '_> {
         let faults = self.faults()?;
         let (mut verdict, mut injected) = faults.judge(now, Seen::sent(av, &headers.bth), gids);
         let overtakes = faults.parked.keeps_overtaken();
-        if matches!(verdict, Verdict::Later(..)) && faults.parked.is_full() {
-            verdict = Verdict::Times(0);
-            if let Some(injected) = &mut injected {
+        if verdict.waits() && faults.parked.is_full() {
+            verdict.is_lost = true;
+            injected.retain(Injected::is_wait);
+            injected.truncate(1);
+            for injected in &mut injected {
                 injected.what += &format!("; it is lost, for {MOST_PARKED} packets wait already");
             }
         }
-        if verdict == Verdict::Times(1) && !overtakes {
+        if verdict == Verdict::default() && !overtakes {
             return None;
         }
         if blocked {
             // It will be tried again.
             return Some(Err(TransmitError::Blocked));
         }
-        let result = match verdict {
-            Verdict::Times(0) | Verdict::Corrupt | Verdict::Marked | Verdict::NotReady => {
-                self.lose(headers)
-            }
-            Verdict::Times(times) => {
-                let first = self.send_seen(av, (headers, payload), note);
-                for _ in 1..times {
-                    // Nobody misses a duplicate that finds no room.
-                    let _ = first.and_then(|()| self.send_seen(av, (headers, payload), note));
-                }
-                first
-            }
-            Verdict::Later(due, true) => self.park(av, (headers, payload), true, |_| (due, None)),
-            Verdict::Later(due, false) => {
-                let due = |faults: &mut QpFaults| (faults.delays(injected.as_ref(), due), None);
-                self.park(av, (headers, payload), false, due)
-            }
-            Verdict::Limited(at, limit) => {
-                let bytes = payload.len() + FRAME;
-                let due = |faults: &mut QpFaults| {
-                    let (due, in_line) = faults.leaves(at, limit, bytes, now);
-                    if let Some(injected) = &mut injected {
-                        let _ = write!(injected.what, "; it leaves after {:?}", due.since(now));
-                    }
-                    (due, in_line)
-                };
-                self.park(av, (headers, payload), false, due)
-            }
+        let waits = verdict.waits() && !verdict.is_lost;
+        let once = |env: &mut Self, injected: &mut [Injected]| match waits {
+            true => env.park(av, (headers, payload), (&verdict, now), injected),
+            false => env.send_seen(av, (headers, payload), note),
+        };
+        let result = match verdict.is_lost {
+            true => self.lose(headers),
+            false => once(self, &mut injected),
         };
         if result.is_err() {
             return Some(result);
         }
         let is_again = self.link.watch.as_ref().is_some_and(|watch| watch.is_again(&headers.bth));
-        let by = injected.as_ref().map(|injected| injected.rule);
-        let fate = match (verdict, by) {
-            (Verdict::Later(..) | Verdict::Limited(..), Some(rule)) => Fate::Waits(rule),
-            (Verdict::Times(0), Some(rule)) => Fate::Lost(rule),
+        // The last one that it waits for.
+        let by = injected.iter().rfind(|injected| injected.is_wait() || !waits);
+        let fate = match by.map(|injected| injected.rule) {
+            Some(rule) if waits => Fate::Waits(rule),
+            Some(rule) if verdict.is_lost => Fate::Lost(rule),
             _ => Fate::Left,
         };
-        if let Some(faults) = self.faults() {
-            faults.note_fate(headers, fate, is_again, now);
+        let times = verdict.times().max(1);
+        for n in 0..times {
+            // Nobody misses a duplicate that finds no room.
+            if (n == 0 || once(self, &mut []).is_ok())
+                && let Some(faults) = self.faults()
+            {
+                faults.note_fate(headers, fate, is_again || n > 0, now);
+            }
         }
         if let Some(watch) = &mut self.link.watch {
             watch.note_sent(headers);
         }
         self.count_sent(av, headers);
-        if let Some(injected) = &injected {
-            self.tell(injected);
-        }
-        if overtakes && matches!(verdict, Verdict::Times(1..)) {
+        injected.iter().for_each(|injected| self.tell(injected));
+        if overtakes && !waits && !verdict.is_lost {
             self.release_parked(None);
         }
         self.look_again();
         Some(Ok(()))
     }
 
-    /// A packet leaves later, when it is due, or if it `is_overtaken` behind the next one.
+    /// A packet leaves later. What rules did to it says when, if they let it wait for a line.
     fn park(
         &mut self,
         av: &AddressVector,
         (headers, payload): (&Headers, &Payload<'_>),
-        is_overtaken: bool,
-        due: impl FnOnce(&mut QpFaults) -> (Time, Option<InLine>),
+        (verdict, now): (&Verdict, Time),
+        injected: &mut [Injected],
     ) -> Result<(), TransmitError> {
         let mut bytes = vec![0; payload.len()];
         let core = self.transport.core;
         payload.copy_to(&core.mrs, &core.memory, &mut bytes)?;
         self.lose(headers)?;
         if let Some(faults) = self.faults() {
-            let (due, in_line) = due(faults);
-            let packet = Parked { av: *av, headers: *headers, payload: bytes, _in_line: in_line };
-            faults.parked.add((due, is_overtaken), packet);
+            let wait = faults.wait_of(verdict, payload.len() + FRAME, now);
+            for injected in injected.iter_mut().filter(|injected| injected.is_line()) {
+                let _ = write!(injected.what, "; it leaves after {:?}", wait.due.since(now));
+            }
+            let packet = Parked { av: *av, headers: *headers, payload: bytes };
+            faults.parked.add(wait, packet);
         }
         Ok(())
     }
@@ -462,29 +451,26 @@ impl DeviceEnv<'_, '_> {
             faults.count(seen);
             judged
         });
-        let (verdict, injected) = verdict.unwrap_or((Verdict::Times(1), None));
+        let (verdict, mut injected) = verdict.unwrap_or_default();
         let mut arrival = Cow::Borrowed(arrival);
-        let times = match verdict {
-            Verdict::Times(times) => times,
-            Verdict::Corrupt => {
-                self.count(Counter::DropIcrc, 1);
-                0
-            }
-            Verdict::Marked => {
-                self.count(Counter::EcnMarked, 1);
-                arrival.to_mut().mark();
-                1
-            }
-            Verdict::NotReady if !machine.refuse_without_receive(&arrival, packet, self) => {
+        let mut times = verdict.times();
+        if verdict.is_corrupt {
+            self.count(Counter::DropIcrc, 1);
+        }
+        if verdict.is_marked && !verdict.is_lost {
+            self.count(Counter::EcnMarked, 1);
+            arrival.to_mut().mark();
+        }
+        if verdict.is_not_ready && !verdict.is_lost {
+            if machine.refuse_without_receive(&arrival, packet, self) {
+                times = 0;
+            } else {
                 // It needs none, or is not the next one: the rule does nothing.
-                self.receive_times(machine, (by_ring, 1), (&arrival, packet));
-                return;
+                injected.retain(|injected| !injected.is_not_ready());
             }
-            Verdict::NotReady => 0,
-            Verdict::Later(..) | Verdict::Limited(..) => 1,
-        };
-        if let Some(injected) = &injected {
-            if matches!(verdict, Verdict::Times(0) | Verdict::Corrupt) {
+        }
+        for injected in &injected {
+            if verdict.is_lost {
                 if let Some(faults) = self.faults() {
                     faults.note_taken(injected.rule, &packet.headers, packet.acks);
                 }

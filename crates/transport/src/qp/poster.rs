@@ -18,7 +18,7 @@ use super::env::Call;
 use super::{QpCell, State};
 use crate::probes;
 
-/// Posts to a queue pair; see [`Qp::post`].
+/// Posts to a queue pair; see [`Qp::post`](super::Qp::post).
 pub struct Poster<'a> {
     pub(super) cell: &'a QpCell,
     /// Some until the drop.
@@ -91,7 +91,7 @@ impl State {
         let (payload_of, len) = (None, sge.len);
         let operation = Direct { dest_qpn, direction, payload_of, remote, len, local, pd };
         let this = (cell.qpn, cell.port.counters());
-        if !route.direct(links, &mut link.same_host.last_target, this, &operation) {
+        if !route.direct(links, &mut link.same_host.last_copy, this, &operation) {
             return false;
         }
         let opcode = match direction {

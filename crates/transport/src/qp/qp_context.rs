@@ -14,7 +14,7 @@ use super::owed::Debt;
 use super::timers::Registered;
 use super::watch::Watch;
 use anyverbs_links::Links;
-use anyverbs_links::direct::LastTarget;
+use anyverbs_links::direct::LastCopy;
 use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::route::Route;
 use anyverbs_links::shm::{Digest, Lanes, Peer, Spare};
@@ -89,7 +89,7 @@ pub(crate) struct SameHost {
     /// The ways of these that are open, as of the end of the last general call. Stale while one is under way.
     pub(crate) short_ways: ShortWays,
     /// Target of the last one-sided operation without a message.
-    pub(super) last_target: LastTarget,
+    pub(super) last_copy: LastCopy,
     /// The rights that it publishes for peers without a message.
     pub(crate) published: PublishedQp,
 }
@@ -159,7 +159,7 @@ impl QpContext {
         self.to.last = None;
         self.same_host.spare = Spare::default();
         self.leave_lanes();
-        self.same_host.last_target = LastTarget::default();
+        self.same_host.last_copy = LastCopy::default();
         self.blocked = false;
         self.peer_gone_at = None;
     }
@@ -287,6 +287,11 @@ impl QpContext {
             ways.sends &= self.same_host.lanes.are_any() && !self.blocked && route.peer.is_open();
             self.same_host.short_ways = ways;
         }
+    }
+
+    /// Whether a rule of a script of faults holds something of it. `una` is its oldest packet without an answer.
+    pub(crate) fn is_held_by_rule(&self, una: Psn, now: Time) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.is_held_by_rule(una, now))
     }
 
     /// The way of its packets, or of its last datagram.

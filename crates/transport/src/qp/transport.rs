@@ -13,6 +13,7 @@ use anyverbs_links::why::tell_why;
 use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::Destination;
 use anyverbs_objects::base::Core;
+use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::srq::table::SrqTable;
 use anyverbs_proto::mr::Keepers;
 use anyverbs_proto::qp::attr::ModifyLimits;
@@ -127,7 +128,7 @@ struct Aftermath {
     lines: Vec<String>,
     said: Second,
     told: Second,
-    /// The last answer that came for a queue pair that is not here.
+    /// The last answer that came for a queue pair that is not here, or that has not asked.
     stray: Option<(Digest, Psn, Qpn)>,
     /// Lines that were left out since the last one.
     unsaid: u64,
@@ -179,6 +180,10 @@ impl Overrun {
     pub(crate) fn is_of<T>(&self, cq: &Arc<T>) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(cq), Arc::as_ptr(&self.cq))
     }
+
+    pub(crate) fn queue(&self) -> Option<Arc<CqCell>> {
+        Arc::clone(&self.cq).downcast().ok()
+    }
 }
 
 impl Overruns {
@@ -210,7 +215,7 @@ impl Overruns {
         self.list.lock().told.count(now) <= REASONS_A_SECOND
     }
 
-    /// An answer came for a queue pair that is not here.
+    /// An answer came for a queue pair that is not here, or that has not asked.
     pub(crate) fn note_stray(&self, from: Digest, psn: Psn, to: Qpn) {
         self.list.lock().stray = Some((from, psn, to));
     }
@@ -284,7 +289,9 @@ impl Transport {
     /// Queue pairs let go of the regions that they keep in use.
     pub(crate) fn release_regions(&self, of: Keepers) {
         let release = |cell: &Arc<QpCell>| {
-            cell.state.lock().link.same_host.lanes.release_regions();
+            let mut state = cell.state.lock();
+            state.link.same_host.lanes.release_regions();
+            state.link.same_host.last_copy.release_region();
         };
         match of {
             Keepers::One(qpn) => self.qps.find(Qpn::new(qpn)).iter().for_each(release),

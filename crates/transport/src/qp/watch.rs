@@ -108,7 +108,7 @@ impl Watch {
             let kind = format!("{qp_type:?}").to_uppercase();
             trace.name_track(qpn.get(), &format!("QP {} ({kind})", qpn.get()));
         }
-        let faults = links.faults.as_ref().map(|plan| Box::new(QpFaults::new(plan, device)));
+        let faults = links.faults.as_ref().map(|plan| Box::new(QpFaults::new(plan, device, qpn)));
         Some(Box::new(Self { faults, ..Self::of(Some(links), qpn, qp_type) }))
     }
 
@@ -136,6 +136,11 @@ impl Watch {
         if let Some(faults) = &mut self.faults {
             faults.moves_to(port, now);
         }
+    }
+
+    /// Whether a rule of a script of faults holds something of the queue pair.
+    pub(super) fn is_held_by_rule(&self, una: Psn, now: Time) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.holds(una, now))
     }
 
     /// Tells log, counters and trace of a fault that a script asked for.

@@ -20,8 +20,19 @@ pub(in crate::qp) struct Parked {
     pub(in crate::qp) av: AddressVector,
     pub(in crate::qp) headers: Headers,
     pub(in crate::qp) payload: Vec<u8>,
+}
+
+/// How a packet waits.
+#[derive(Debug, Default)]
+pub(in crate::qp) struct Wait {
+    /// It leaves, or leaves its line.
+    pub(in crate::qp) due: Time,
+    /// The next packet may let it leave earlier.
+    pub(in crate::qp) behind_next: bool,
     /// Its place in the queue of a slow line.
-    pub(in crate::qp) _in_line: Option<InLine>,
+    pub(in crate::qp) in_line: Option<InLine>,
+    /// It leaves at this time, when it has left its line.
+    pub(in crate::qp) then: Option<Time>,
 }
 
 /// Packets that leave later.
@@ -39,6 +50,8 @@ pub(in crate::qp) struct ParkedPackets {
 struct Late {
     place: Reverse<(Time, u64)>,
     packet: Parked,
+    /// Its place in the queue of a line, and its time behind that.
+    line: (Option<InLine>, Option<Time>),
 }
 
 impl PartialEq for Late {
@@ -71,15 +84,17 @@ impl ParkedPackets {
     }
 
     /// Adds one, if there is room.
-    pub(in crate::qp) fn add(&mut self, (due, is_overtaken): (Time, bool), packet: Parked) {
+    pub(in crate::qp) fn add(&mut self, wait: Wait, packet: Parked) {
         if self.is_full() {
             return;
         }
-        if is_overtaken {
+        let Wait { due, behind_next, in_line, then } = wait;
+        if behind_next {
             self.overtaken.push_back((due, packet));
         } else {
             self.count += 1;
-            self.late.push(Late { place: Reverse((due, self.count)), packet });
+            let place = Reverse((due, self.count));
+            self.late.push(Late { place, packet, line: (in_line, then) });
         }
     }
 
@@ -95,11 +110,15 @@ impl ParkedPackets {
 
     /// Takes the one that is due first, if it is due.
     pub(in crate::qp) fn take_due(&mut self, now: Time) -> Option<Parked> {
-        let due = self.next_due().filter(|due| *due <= now)?;
-        if self.overtaken.front().is_some_and(|(at, _)| *at == due) {
-            return self.take_overtaken();
+        loop {
+            let due = self.next_due().filter(|due| *due <= now)?;
+            if self.overtaken.front().is_some_and(|(at, _)| *at == due) {
+                return self.take_overtaken();
+            }
+            let Late { packet, line: (_left, then), .. } = self.late.pop()?;
+            let Some(due) = then else { return Some(packet) };
+            self.add(Wait { due, ..Wait::default() }, packet);
         }
-        self.late.pop().map(|late| late.packet)
     }
 
     /// When the first of them is due.
@@ -113,7 +132,8 @@ impl ParkedPackets {
         for (n, late) in
             std::mem::take(&mut self.late).into_sorted_vec().into_iter().rev().enumerate()
         {
-            self.late.push(Late { place: Reverse((now, n as u64)), ..late });
+            let line = (late.line.0, None);
+            self.late.push(Late { place: Reverse((now, n as u64)), line, ..late });
         }
         self.overtaken.iter_mut().for_each(|(due, _)| *due = now);
     }
@@ -209,6 +229,10 @@ pub(in crate::qp) fn index(side: Side) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use anyverbs_faults::Limit;
+    use anyverbs_links::faults::Line;
     use anyverbs_proto::types::{Psn, Qpn};
     use anyverbs_proto::wire::bth::Bth;
     use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
@@ -222,7 +246,15 @@ mod tests {
     fn packet(n: u32) -> Parked {
         let opcode = Opcode::new(Service::Uc, Operation::SendOnly);
         let headers = Headers::new(Bth::new(opcode, Qpn::new(17), Psn::new(n)));
-        Parked { av: AddressVector::default(), headers, payload: Vec::new(), _in_line: None }
+        Parked { av: AddressVector::default(), headers, payload: Vec::new() }
+    }
+
+    fn late(ms: u64) -> Wait {
+        Wait { due: at(ms), ..Wait::default() }
+    }
+
+    fn overtaken(ms: u64) -> Wait {
+        Wait { behind_next: true, ..late(ms) }
     }
 
     fn number(packet: Parked) -> u32 {
@@ -233,30 +265,56 @@ mod tests {
     fn packets_leave_when_they_are_due_and_in_their_order() {
         let mut parked = ParkedPackets::default();
         for (n, ms) in [(0, 5), (1, 3), (2, 5), (3, 3), (4, 9)] {
-            parked.add((at(ms), false), packet(n));
+            parked.add(late(ms), packet(n));
         }
-        parked.add((at(4), true), packet(5));
+        parked.add(overtaken(4), packet(5));
         assert_eq!(parked.next_due(), Some(at(3)));
         let mut due = |ms| std::iter::from_fn(|| parked.take_due(at(ms)).map(number)).collect();
         let found: [Vec<u32>; 3] = [due(2), due(5), due(5)];
         assert_eq!(found, [vec![], vec![1, 3, 5, 0, 2], vec![]]);
-        parked.add((at(7), true), packet(6));
+        parked.add(overtaken(7), packet(6));
         assert!(parked.keeps_overtaken());
         assert_eq!(parked.take_overtaken().map(number), Some(6));
         assert!(!parked.keeps_overtaken() && parked.next_due() == Some(at(9)));
-        parked.add((at(8), false), packet(7));
-        parked.add((at(9), false), packet(8));
+        parked.add(late(8), packet(7));
+        parked.add(late(9), packet(8));
         parked.release(at(6));
-        parked.add((at(6), false), packet(9));
+        parked.add(late(6), packet(9));
         let rest = std::iter::from_fn(|| parked.take_due(at(6)).map(number)).collect::<Vec<_>>();
         assert_eq!(rest, [7, 4, 8, 9]);
+    }
+
+    #[test]
+    fn a_packet_that_is_late_behind_a_line_gives_its_place_there_back() {
+        let line: &'static Line = Box::leak(Box::default());
+        let limit = Limit { rate: 8_000_000, queue: None };
+        let mut parked = ParkedPackets::default();
+        // A byte takes 1 us.
+        for n in 0..3 {
+            let (due, in_line) = line.takes(limit, 1000, at(0));
+            let then = Some(due + Duration::from_millis(10));
+            parked.add(Wait { due, in_line: Some(in_line), then, behind_next: false }, packet(n));
+        }
+        let mut due = |ms| {
+            let left: Vec<_> = std::iter::from_fn(|| parked.take_due(at(ms))).map(number).collect();
+            (left, line.waiting())
+        };
+        assert_eq!(due(2), (vec![], 1));
+        assert_eq!(due(3), (vec![], 0));
+        assert_eq!(due(12), (vec![0, 1], 0));
+        assert_eq!(due(13), (vec![2], 0));
+        let wait = || Wait { then: Some(at(90)), ..late(20) };
+        parked.add(wait(), packet(3));
+        parked.release(at(14));
+        assert_eq!(parked.take_due(at(14)).map(number), Some(3));
     }
 
     #[test]
     fn a_full_queue_of_packets_takes_none_and_goes_on() {
         let mut parked = ParkedPackets::default();
         for n in 0..2 * MOST_PARKED as u32 {
-            parked.add((at(n.into()), n % 2 == 0), packet(n));
+            let behind_next = n % 2 == 0;
+            parked.add(Wait { behind_next, ..late(n.into()) }, packet(n));
         }
         assert!(parked.is_full());
         let rest: Vec<_> =

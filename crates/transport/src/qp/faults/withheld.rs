@@ -119,6 +119,11 @@ impl Withheld {
         self.answer = Some(LostAnswer { psn, rule, left_again: false });
     }
 
+    /// Whether a try of a packet has left.
+    pub(super) fn has_left(&self, psn: Psn) -> bool {
+        self.requests.get(&psn).is_none_or(|tries| tries.left_at.is_some())
+    }
+
     /// Tells the deeds of the rules on the oldest packet that has no answer.
     pub(super) fn with(&self, una: Psn, now: Time) -> Option<Meddling> {
         if let Some(answer) = self.answer.filter(|answer| answer.answers(una)) {
@@ -160,6 +165,8 @@ impl Withheld {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use anyverbs_faults::Script;
 
     use super::*;
@@ -180,6 +187,8 @@ mod tests {
             withheld.note(Psn::new(7), *fate, n > 0, at(*ms));
         }
         assert!(withheld.with(Psn::new(8), at(1000)).is_none());
+        let has_left = fates.iter().any(|(_, fate)| matches!(fate, Fate::Left | Fate::Released));
+        assert_eq!(withheld.has_left(Psn::new(7)), has_left, "{fates:?}");
         let Meddling { is_cause, what } = withheld.with(Psn::new(7), at(1000))?;
         let what = what.strip_prefix("injected fault (line 1 of the script): its packet ");
         Some((is_cause, what.unwrap().to_owned()))
@@ -209,6 +218,20 @@ mod tests {
         ] {
             assert_eq!(said(fates), wanted, "{fates:?}");
         }
+    }
+
+    #[test]
+    fn the_scripts_of_failing_rails_wait_for_these_words() {
+        let scripts =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance/failover/rails.py");
+        let scripts = std::fs::read_to_string(scripts).unwrap();
+        let mut withheld = Withheld::default();
+        let rule = Rule { added: true, ..rule("down after 0s").clone() };
+        withheld.note(Psn::new(7), Fate::Lost(Box::leak(Box::new(rule))), false, at(0));
+        let said = withheld.with(Psn::new(7), at(1)).unwrap().what;
+        let (before, _) = said.split_once("its packet was lost").unwrap();
+        let wanted = before.replace("down after 0s", "{}");
+        assert!(scripts.contains(&format!("\nOWN_RULE = \"{wanted}\"\n")), "{wanted}");
     }
 
     #[test]
