@@ -86,6 +86,7 @@ impl EventChannel {
     ///
     /// # Errors
     /// [`EventError`].
+    #[doc(hidden)] // for programs in C, like `take_up`
     pub fn get_event_one_by_one<T>(
         &self,
         take: impl FnMut(Event) -> Option<T>,
@@ -126,6 +127,13 @@ impl ChannelCell {
     /// The oldest event and its id, which counts it as read. `one_by_one`: passes over listeners whose last request is
     /// not taken up, and waits if there is nothing else. The caller's token then stands for one of those passed over.
     fn pop(self: &Arc<Self>, one_by_one: bool) -> Option<(Arc<IdCell>, Box<Pending>)> {
+        let event = self.next_event(one_by_one);
+        let _tickets = self.tickets.lock();
+        self.tokens.is_used(event.is_some());
+        event
+    }
+
+    fn next_event(self: &Arc<Self>, one_by_one: bool) -> Option<(Arc<IdCell>, Box<Pending>)> {
         while let Some(id) = self.next_ticket(one_by_one) {
             let mut mailbox = id.mailbox.lock();
             if let Some(pending) = mailbox.take(self) {
@@ -177,10 +185,8 @@ impl ChannelCell {
 
     /// `n` events of an id are no longer here.
     fn forget(&self, n: usize) {
-        for _ in 0..n {
-            self.tokens.take();
-        }
         let mut tickets = self.tickets.lock();
+        self.tokens.withdraw(n);
         tickets.stale += n;
         if tickets.stale > FEW + tickets.queue.len() / 2 {
             tickets.stale = 0;
@@ -247,13 +253,15 @@ impl IdCell {
         }
     }
 
-    /// Its events, those that wait included, go to another channel. False if it is destroyed.
-    pub(super) fn change_channel(self: &Arc<Self>, to: &Arc<ChannelCell>) -> bool {
+    /// Its events, those that wait included, go to another channel. How many were read before; None if it is destroyed.
+    pub(super) fn change_channel(self: &Arc<Self>, to: &Arc<ChannelCell>) -> Option<u64> {
         let mut mailbox = self.mailbox.lock();
         let Some(from) = mailbox.channel.replace(Arc::clone(to)) else {
             mailbox.channel = None;
-            return false;
+            return None;
         };
+        // Readers count an event under this lock.
+        let read = self.acks.read_so_far();
         let waiting = mailbox.events.len();
         for _ in 0..waiting {
             to.push(self);
@@ -262,6 +270,6 @@ impl IdCell {
         if waiting > 0 {
             from.forget(waiting);
         }
-        true
+        Some(read)
     }
 }

@@ -27,8 +27,6 @@ pub(super) const UDP_QKEY: QKey = QKey(0x0123_4567);
 /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
 const AS_MANY_AS_CAN_BE: u8 = u8::MAX;
 
-const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
-
 /// The parameters if the program gives none: to try for ever.
 const DEFAULT_PARAM: ConnParam<'_> = ConnParam {
     private_data: &[],
@@ -54,7 +52,7 @@ impl State {
         let (Phase::RouteResolved, Some(local), Some(peer), Some(path)) =
             (self.phase, self.local, self.peer, self.path)
         else {
-            return Err(STATE);
+            return Err(self.phase.refuses());
         };
         let header = IpHeader { source: local.socket_addr(), destination: peer.ip() };
         Ok(Connecting {
@@ -145,12 +143,18 @@ impl IdCell {
         })
     }
 
+    /// The machine's name of the connection.
+    fn comm(&self) -> Result<CommId, CmError> {
+        let state = self.state.lock();
+        state.comm.ok_or(state.phase.refuses())
+    }
+
     /// The machine's name of a request that waits for our answer.
     fn request(&self) -> Result<(CommId, (u8, u8)), CmError> {
         let state = self.state.lock();
         match (state.phase, state.comm) {
             (Phase::Connect, Some(comm)) if state.is_passive => Ok((comm, state.asked)),
-            _ => Err(STATE),
+            _ => Err(state.phase.refuses()),
         }
     }
 
@@ -251,6 +255,7 @@ impl Id {
 
     /// Rejects a request that the program never saw, since something was missing here to give it to the program. The peer is told
     /// that there are no resources. Nothing happens where there is no request any more.
+    #[doc(hidden)] // for the C interface, whose ids need memory of their own: programs in Rust have seen the request
     pub fn decline(&self) {
         if self.0.check_current().is_ok() {
             let _ = self.reject_for(RejReason::NoResources, &[]);
@@ -261,7 +266,7 @@ impl Id {
         let id = &self.0;
         id.gsi.with_cm(|cm, _, now| {
             let state = id.state.lock();
-            let comm = state.comm.ok_or(STATE)?;
+            let comm = state.comm.ok_or(state.phase.refuses())?;
             if id.is_datagram() {
                 let answer = SidrAnswer {
                     status: SidrStatus::Rejected,
@@ -298,7 +303,7 @@ impl Id {
         let id = &self.0;
         id.check_current()?;
         id.gsi.with_cm(|cm, _, _| {
-            let comm = id.state.lock().comm.ok_or(STATE)?;
+            let comm = id.comm()?;
             if event != AsyncEventKind::CommEst {
                 return Err(CmError::Invalid("event"));
             }
@@ -317,9 +322,7 @@ impl Id {
     pub fn disconnect(&self) -> Result<(), CmError> {
         let id = &self.0;
         id.check_current()?;
-        if id.state.lock().comm.is_none() {
-            return Err(STATE);
-        }
+        id.comm()?;
         id.move_qp_to_err();
         id.gsi.with_cm(|cm, _, now| {
             // Refused: it is over, or not yet there.
@@ -334,7 +337,7 @@ impl IdCell {
     /// Tells the peer that our queue pair is ready.
     pub(super) fn confirm(&self) -> Result<(), CmError> {
         self.gsi.with_cm(|cm, _, now| {
-            let comm = self.state.lock().comm.ok_or(STATE)?;
+            let comm = self.comm()?;
             Ok(cm.ready(now, comm, &[])?)
         })
     }

@@ -9,12 +9,26 @@ pub enum CmError {
     /// `EINVAL`: a value out of range, or not possible in the present state; the text says which.
     #[error("invalid: {0}")]
     Invalid(&'static str),
-    /// `EADDRINUSE`.
-    #[error("address in use")]
-    InUse,
-    /// `EADDRNOTAVAIL`: in use, and either is a wildcard; or no port is left.
-    #[error("address not available")]
-    NotAvailable,
+    /// `EINVAL`: more private data than the message has room for.
+    #[error("{len} bytes of private data, and the message has room for {room}")]
+    TooLong {
+        /// Bytes.
+        len: usize,
+        /// The most.
+        room: usize,
+    },
+    /// `EADDRINUSE`: another id holds this port at the address.
+    #[error("port {0} is taken: another id holds it")]
+    InUse(u16),
+    /// `EADDRNOTAVAIL`: another id holds this port, and one of the two is for all addresses.
+    #[error("port {0} is taken: another id holds it, and one of the two is bound to all addresses")]
+    NotAvailable(u16),
+    /// `EADDRINUSE`: an id listens there already, or has the connection.
+    #[error("another id listens there already, or has this connection")]
+    Twice,
+    /// `EADDRNOTAVAIL`.
+    #[error("all ports that the system gives out are taken")]
+    NoPort,
     /// `EADDRNOTAVAIL`, `ENODEV`: not an address of this device.
     #[error("no device has this address")]
     NoDevice,
@@ -31,7 +45,7 @@ pub enum CmError {
     #[error("objects that were inherited across fork do no work")]
     Forked,
     /// The errno of a failed system call.
-    #[error("{what}: errno {errno}")]
+    #[error("{what}: {}", std::io::Error::from_raw_os_error(*.errno))]
     System {
         /// The action that failed.
         what: &'static str,
@@ -44,12 +58,12 @@ impl From<anyverbs_proto::cm::CmError> for CmError {
     fn from(error: anyverbs_proto::cm::CmError) -> Self {
         use anyverbs_proto::cm::CmError as E;
         match error {
-            E::InUse => Self::InUse,
+            E::InUse => Self::Twice,
             E::Full => Self::Exhausted("connections"),
             E::State | E::UnknownId => {
                 Self::Invalid("not possible in the present state of the connection")
             }
-            E::PrivateDataTooLong => Self::Invalid("too much private data"),
+            E::PrivateDataTooLong { len, room } => Self::TooLong { len, room },
             _ => Self::Invalid("a value is out of range"),
         }
     }
@@ -60,9 +74,9 @@ impl CmError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Invalid(_) => libc::EINVAL,
-            Self::InUse => libc::EADDRINUSE,
-            Self::NotAvailable => libc::EADDRNOTAVAIL,
+            Self::Invalid(_) | Self::TooLong { .. } => libc::EINVAL,
+            Self::InUse(_) | Self::Twice => libc::EADDRINUSE,
+            Self::NotAvailable(_) | Self::NoPort => libc::EADDRNOTAVAIL,
             Self::NoDevice => libc::ENODEV,
             Self::Unreachable => libc::ENETUNREACH,
             Self::Exhausted(_) => libc::ENOMEM,

@@ -75,7 +75,7 @@ impl Id {
             .place
             .filter(|_| id.is_datagram())
             .filter(|_| matches!(state.phase, Phase::Bound | Phase::AddrResolved))
-            .ok_or(CmError::Invalid("not possible in the present state of the id"))?;
+            .ok_or(state.phase.refuses())?;
         drop(state);
         if !gid.is_multicast() {
             return Err(CmError::Invalid("not the address of a group"));

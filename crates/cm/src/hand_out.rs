@@ -81,6 +81,7 @@ impl IdCell {
 impl Id {
     /// The program does something with the id of a request: the listener's next one need not wait any longer in
     /// [`EventChannel::get_event_one_by_one`](super::EventChannel::get_event_one_by_one).
+    #[doc(hidden)] // for programs in C: those in Rust get ids by `get_event`, which holds none back
     pub fn take_up(&self) {
         let uptake = &self.0.uptake;
         if !uptake.is_taken_up() && self.0.gsi.core().is_current() {

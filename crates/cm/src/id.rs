@@ -57,6 +57,26 @@ pub(super) enum Phase {
     Destroyed,
 }
 
+impl Phase {
+    /// A call is not possible in this one.
+    pub(super) fn refuses(self) -> CmError {
+        CmError::Invalid(match self {
+            Self::Idle => "not possible for an id without an address",
+            Self::Bound => "not possible for an id that is bound, and whose peer is not resolved",
+            Self::AddrResolved => {
+                "not possible for an id whose address is resolved, and its route is not"
+            }
+            Self::RouteResolved => {
+                "not possible for an id whose route is resolved, and that is not connected"
+            }
+            Self::Connect => "not possible for an id that is connected, or is connecting",
+            Self::Disconnect => "not possible for an id whose connection has ended",
+            Self::Listen => "not possible for an id that listens",
+            Self::Destroyed => "not possible for an id that was destroyed",
+        })
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) phase: Phase,
@@ -256,7 +276,7 @@ impl Id {
         }
     }
 
-    /// `rdma_migrate_id(3)`: its events, those that wait included, go to another channel. Waits until those that were read are
+    /// `rdma_migrate_id(3)`: its events, those that wait included, go to another channel. Waits until those that were read before are
     /// acknowledged.
     ///
     /// # Errors
@@ -266,10 +286,10 @@ impl Id {
         if !channel.0.gsi.core().is_current() {
             return Err(CmError::Forked);
         }
-        if !self.0.change_channel(&channel.0) {
+        let Some(read) = self.0.change_channel(&channel.0) else {
             return Err(CmError::Invalid("it was destroyed"));
-        }
-        self.0.acks.wait(format_args!("an id's migration"));
+        };
+        self.0.acks.wait_for(read, format_args!("an id's migration"));
         Ok(())
     }
 

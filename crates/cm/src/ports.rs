@@ -22,6 +22,7 @@ const COUNT: u16 = 28_232;
 #[derive(Debug)]
 pub(super) struct Port {
     gsi: &'static Gsi,
+    number: u16,
     reservation: ManuallyDrop<Reservation>,
 }
 
@@ -49,13 +50,13 @@ impl Port {
             0 => gsi.services.reserve_ephemeral(service, at, share),
             port => reserve(port),
         };
-        let (port, reservation) = taken.map_err(|error| refused(&error))?;
-        Ok((port, Self { gsi, reservation: ManuallyDrop::new(reservation) }))
+        let (port, reservation) = taken.map_err(|error| refused(&error, address.port()))?;
+        Ok((port, Self { gsi, number: port, reservation: ManuallyDrop::new(reservation) }))
     }
 
     /// It is not shared any more.
     pub(super) fn make_exclusive(&self) -> Result<(), CmError> {
-        self.reservation.make_exclusive().map_err(|error| refused(&error))
+        self.reservation.make_exclusive().map_err(|error| refused(&error, self.number))
     }
 }
 
@@ -69,10 +70,12 @@ impl Drop for Port {
     }
 }
 
-fn refused(error: &io::Error) -> CmError {
+/// `port` is 0 if any would do.
+fn refused(error: &io::Error, port: u16) -> CmError {
     let errno = match error.kind() {
-        io::ErrorKind::AddrInUse => return CmError::InUse,
-        io::ErrorKind::AddrNotAvailable => return CmError::NotAvailable,
+        io::ErrorKind::AddrInUse => return CmError::InUse(port),
+        io::ErrorKind::AddrNotAvailable if port == 0 => return CmError::NoPort,
+        io::ErrorKind::AddrNotAvailable => return CmError::NotAvailable(port),
         io::ErrorKind::TimedOut => libc::ETIMEDOUT,
         _ => error.raw_os_error().unwrap_or(libc::EIO),
     };

@@ -16,8 +16,6 @@ use super::ports::{self, Port};
 /// Requests that may wait at a listener.
 const MAX_BACKLOG: usize = 16 * 1024;
 
-const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
-
 /// The purpose of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
@@ -30,7 +28,10 @@ enum Purpose {
 impl IdCell {
     /// Binds an idle id.
     fn bind(self: &Arc<Self>, address: &Address, purpose: Purpose) -> Result<(), CmError> {
-        let idle = |state: &State| if state.phase == Phase::Idle { Ok(()) } else { Err(STATE) };
+        let idle = |state: &State| match state.phase {
+            Phase::Idle => Ok(()),
+            phase => Err(phase.refuses()),
+        };
         let options = {
             let state = self.state.lock();
             idle(&state)?;
@@ -107,7 +108,7 @@ impl Id {
             let state = id.state.lock();
             (state.phase, state.local)
         };
-        let local = local.filter(|_| phase == Phase::Bound).ok_or(STATE)?;
+        let local = local.filter(|_| phase == Phase::Bound).ok_or(phase.refuses())?;
         if local.family() != destination.family() {
             return Err(CmError::Invalid("addresses of different families"));
         }
@@ -135,7 +136,7 @@ impl Id {
         let (event, _free) = id.gsi.with_cm(|_, ids, _| {
             let mut state = id.state.lock();
             if state.phase != Phase::Bound {
-                return Err(STATE);
+                return Err(state.phase.refuses());
             }
             let Some(place) = place else {
                 return Ok((Pending::failed(EventKind::AddrError, libc::ENODEV), None));
@@ -164,7 +165,7 @@ impl Id {
         let (Phase::AddrResolved, Some(place), Some(local), Some(peer)) =
             (state.phase, state.place, state.local, state.peer)
         else {
-            return Err(STATE);
+            return Err(state.phase.refuses());
         };
         let tos = state.options.tos.unwrap_or(0);
         let label = flow_label(local.port(), peer.port());
@@ -205,7 +206,7 @@ impl Id {
         id.gsi.with_cm(|cm, ids, _| {
             let mut state = id.state.lock();
             let (Phase::Bound, Some(local)) = (state.phase, state.local) else {
-                return Err(STATE);
+                return Err(state.phase.refuses());
             };
             let listen = Listen {
                 service_id: local.service_id(id.space),
