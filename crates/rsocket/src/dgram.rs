@@ -5,8 +5,8 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyverbs::cm::Address;
@@ -21,7 +21,7 @@ use crate::options::{LINGER, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
 use crate::ring::Cursor;
 use crate::sleep::{Wake, wait_readable};
-use crate::sleepers::Sleepers;
+use crate::sleepers::{Asleep, Sleepers};
 use endpoint::{Data, Endpoint, State};
 use wire::MAX_DATAGRAM;
 
@@ -63,7 +63,7 @@ pub(crate) struct Dgram {
     udp: Socket,
     making: Mutex<()>,
     closed: (AtomicBool, AtomicBool),
-    sleepers: Sleepers,
+    sleepers: Arc<Sleepers>,
     epoll: Epoll,
 }
 
@@ -72,6 +72,8 @@ impl Dgram {
         let udp = anyverbs::udp_socket(Domain::from(family))?;
         let epoll = Epoll::new(close_on_exec)?;
         epoll.add(udp.as_fd())?;
+        let sleepers = Arc::new(Sleepers::new()?);
+        epoll.add(sleepers.as_fd())?;
         Ok(Self {
             family,
             nonblocking: AtomicBool::new(false),
@@ -80,7 +82,7 @@ impl Dgram {
             udp,
             making: Mutex::new(()),
             closed: (AtomicBool::new(false), AtomicBool::new(false)),
-            sleepers: Sleepers::default(),
+            sleepers,
             epoll,
         })
     }
@@ -117,9 +119,12 @@ impl Dgram {
         let recv = slots(options.recv_queue, options.recv_buffer);
         let inline = options.inline.into();
         drop(options);
-        let endpoint = Endpoint::new(&device()?, send, recv, inline)?;
+        let endpoint = Endpoint::new(&device()?, &self.sleepers, send, recv, inline)?;
         self.epoll.add(endpoint.channel.as_fd())?;
-        Ok(self.endpoint.get_or_init(|| endpoint))
+        let endpoint = self.endpoint.get_or_init(|| endpoint);
+        // The queue owes no event to threads that began to sleep without it.
+        self.sleepers.wake();
+        Ok(endpoint)
     }
 
     fn ip(address: &Address) -> Result<SocketAddr> {
@@ -326,14 +331,15 @@ impl Dgram {
             std::hint::spin_loop();
         }
         loop {
-            self.begin_sleep();
+            let (asleep, _) = self.begin_sleep();
             endpoint.progress(&self.udp);
             if test(&endpoint.state.lock()) {
-                self.end_sleep(false);
+                self.end_sleep(asleep, false);
                 return Ok(());
             }
-            let woken = wait_readable(self.epoll.as_fd(), deadline, || self.end_sleep(false));
-            self.end_sleep(woken == Ok(Wake::Ready));
+            let undo = || self.end_sleep(asleep, false);
+            let woken = wait_readable(self.epoll.as_fd(), deadline, undo);
+            self.end_sleep(asleep, woken == Ok(Wake::Ready));
             let wake = woken?;
             endpoint.progress(&self.udp);
             if test(&endpoint.state.lock()) {
@@ -364,14 +370,13 @@ impl Dgram {
     }
 
     /// As of a stream.
-    pub(crate) fn begin_sleep(&self) -> Option<Instant> {
-        self.sleepers.begin(self.endpoint.get().map(|endpoint| &endpoint.cq));
-        None
+    pub(crate) fn begin_sleep(&self) -> (Asleep, Option<Instant>) {
+        (self.sleepers.begin(self.endpoint.get().map(|endpoint| &endpoint.cq)), None)
     }
 
     /// As of a stream.
-    pub(crate) fn end_sleep(&self, woken: bool) {
-        self.sleepers.end(woken, self.endpoint.get().map(|endpoint| &endpoint.channel));
+    pub(crate) fn end_sleep(&self, asleep: Asleep, woken: bool) {
+        self.sleepers.end(asleep, woken, self.endpoint.get().map(|endpoint| &endpoint.channel));
     }
 
     pub(crate) fn shutdown(&self, read: bool, write: bool) -> Result<()> {
@@ -385,6 +390,7 @@ impl Dgram {
         if write {
             self.closed.1.store(true, Ordering::Relaxed);
         }
+        self.sleepers.wake();
         Ok(())
     }
 

@@ -25,6 +25,8 @@ mod device;
 mod dgram;
 mod epoll;
 mod errno;
+mod eventfd;
+mod fork;
 #[cfg(any(test, fuzzing))]
 #[allow(missing_docs, unreachable_pub, reason = "public for the fuzz target alone")]
 pub mod fuzzed;

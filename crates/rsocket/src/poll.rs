@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::config::config;
 use crate::errno::Result;
 use crate::sleep;
+use crate::sleepers::Asleep;
 use crate::socket::Socket;
 use crate::table;
 
@@ -16,6 +17,8 @@ struct Scratch {
     /// The entries for the system's poll, in the order of the caller's.
     set: Vec<libc::pollfd>,
     sockets: Vec<Option<Arc<Socket>>>,
+    /// The thread's sleep on each of the sockets.
+    asleep: Vec<Asleep>,
 }
 
 thread_local! {
@@ -48,7 +51,7 @@ fn poll_sockets(
     timeout: Option<Duration>,
     scratch: &mut Scratch,
 ) -> Result<usize> {
-    let Scratch { set, sockets } = scratch;
+    let Scratch { set, sockets, asleep } = scratch;
     set.clear();
     set.extend(fds.iter().zip(&*sockets).map(|(fd, socket)| libc::pollfd {
         fd: fd.fd,
@@ -81,23 +84,26 @@ fn poll_sockets(
             };
         };
         earlier(deadline);
+        asleep.clear();
         for socket in sockets.iter().flatten() {
-            earlier(socket.begin_sleep());
+            let (begun, due) = socket.begin_sleep();
+            asleep.push(begun);
+            earlier(due);
         }
+        let asleep = || sockets.iter().flatten().zip(asleep.iter().copied());
         // Events from before they were armed.
         let found = look(fds, sockets);
         if found > 0 {
-            sockets.iter().flatten().for_each(|socket| socket.end_sleep(false));
+            asleep().for_each(|(socket, asleep)| socket.end_sleep(asleep, false));
             if others {
                 return Ok(found + look_at_others(fds, set, sockets)?);
             }
             return Ok(found);
         }
-        let slept = sleep::wait(set, wake.map(sleep::until), || give_up(sockets.iter().flatten()));
-        for (entry, socket) in set.iter().zip(&*sockets) {
-            if let Some(socket) = socket {
-                socket.end_sleep(slept.is_ok() && entry.revents != 0);
-            }
+        let slept = sleep::wait(set, wake.map(sleep::until), || give_up(asleep()));
+        let of_sockets = set.iter().zip(&*sockets).filter(|(_, socket)| socket.is_some());
+        for ((entry, _), (socket, asleep)) in of_sockets.zip(asleep()) {
+            socket.end_sleep(asleep, slept.is_ok() && entry.revents != 0);
         }
         let slept = slept?;
         let mut found = look(fds, sockets);
@@ -114,9 +120,9 @@ fn poll_sockets(
 }
 
 /// Ends the sleep of a thread that was cancelled in it, and its holds of the sockets.
-pub(crate) fn give_up<'a>(sockets: impl Iterator<Item = &'a Arc<Socket>>) {
-    for socket in sockets {
-        socket.end_sleep(false);
+pub(crate) fn give_up<'a>(sockets: impl Iterator<Item = (&'a Arc<Socket>, Asleep)>) {
+    for (socket, asleep) in sockets {
+        socket.end_sleep(asleep, false);
         // SAFETY: the thread's own hold, which it never drops, since it runs no destructors any more.
         unsafe { Arc::decrement_strong_count(Arc::as_ptr(socket)) };
     }

@@ -12,6 +12,7 @@ use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
 use crate::poll::give_up;
 use crate::sleep;
+use crate::sleepers::{Asleep, Sleepers};
 use crate::socket::Socket;
 use crate::table;
 
@@ -67,19 +68,25 @@ struct Items {
 /// An epoll set that may hold sockets.
 #[derive(Debug)]
 pub struct Repoll {
-    /// Everything, for sleeping: sockets by their descriptors, and `others`.
+    /// Everything, for sleeping: sockets by their descriptors, `others` and `sleepers`.
     all: Epoll,
     /// Ordinary descriptors, with the events that the program wants of them.
     others: Epoll,
     items: Mutex<Items>,
+    /// The threads that sleep on `all`, with the sockets that it had when they began.
+    sleepers: Sleepers,
 }
 
 /// The key in `all` of a descriptor that is no socket's.
 const OTHERS: u64 = u64::MAX;
+/// The key in `all` of `sleepers`.
+const SLEEPERS: u64 = u64::MAX - 1;
 
 #[derive(Default)]
 struct Scratch {
     sockets: Vec<Arc<Socket>>,
+    /// The thread's sleep on each of them.
+    asleep: Vec<Asleep>,
     woken: Vec<libc::epoll_event>,
 }
 
@@ -92,7 +99,10 @@ impl Repoll {
         let (all, others) = (Epoll::new(close_on_exec)?, Epoll::new(true)?);
         let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: OTHERS };
         all.control(libc::EPOLL_CTL_ADD, others.as_raw_fd(), event)?;
-        Ok(Self { all, others, items: Mutex::default() })
+        let sleepers = Sleepers::new()?;
+        let event = libc::epoll_event { u64: SLEEPERS, ..event };
+        all.control(libc::EPOLL_CTL_ADD, sleepers.as_fd().as_raw_fd(), event)?;
+        Ok(Self { all, others, items: Mutex::default(), sleepers })
     }
 
     /// Its descriptor.
@@ -122,6 +132,9 @@ impl Repoll {
                 self.all.control(op, fd, event)?;
                 let socket = Arc::downgrade(&socket);
                 items.list.push(Item { fd, socket, events, data, told: None, spent: false });
+                drop(items);
+                // A thread that sleeps does not know the socket, which owes it no event.
+                self.sleepers.wake();
                 Ok(())
             }
             (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno(libc::EEXIST)),
@@ -129,11 +142,20 @@ impl Repoll {
                 let item = &mut items.list[at];
                 (item.events, item.data) = (events, data);
                 (item.told, item.spent) = (None, false);
+                drop(items);
+                // The descriptor tells of later events. The item as it was did not want the earlier ones.
+                if self.sleepers.are_there() && socket.ready().asked(events as u16 as i16) != 0 {
+                    self.sleepers.wake();
+                }
                 Ok(())
             }
             (libc::EPOLL_CTL_DEL, Some(at)) => {
                 items.list.remove(at);
-                self.all.control(op, fd, event)
+                let removed = self.all.control(op, fd, event);
+                drop(items);
+                // The socket still counts a thread that sleeps, and cannot wake it any more.
+                self.sleepers.wake();
+                removed
             }
             (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(Errno(libc::ENOENT)),
             _ => Err(Errno(libc::EINVAL)),
@@ -183,18 +205,27 @@ impl Repoll {
         deadline: Option<Instant>,
         scratch: &mut Scratch,
     ) -> Result<usize> {
-        let Scratch { sockets, woken } = scratch;
+        let Scratch { sockets, asleep, woken } = scratch;
         loop {
+            // Before the list is read: a later change of it wakes the thread.
+            let itself = self.sleepers.begin(None);
             sockets.clear();
             sockets.extend(self.items.lock().list.iter().filter_map(|item| item.socket.upgrade()));
             let mut wake = Instant::now().checked_add(config().wake_up_interval);
-            let dues = sockets.iter().map(|socket| socket.begin_sleep());
+            asleep.clear();
+            let dues = sockets.iter().map(|socket| {
+                let (begun, due) = socket.begin_sleep();
+                asleep.push(begun);
+                due
+            });
             for at in dues.chain([deadline]).flatten() {
                 wake = Some(wake.map_or(at, |wake| wake.min(at)));
             }
+            let asleep = || sockets.iter().zip(asleep.iter().copied());
             let before = self.look(events);
             if !matches!(before, Ok(0)) {
-                sockets.iter().for_each(|socket| socket.end_sleep(false));
+                asleep().for_each(|(socket, asleep)| socket.end_sleep(asleep, false));
+                self.sleepers.end(itself, false, None);
                 return before;
             }
             let mut set = [libc::pollfd {
@@ -202,18 +233,22 @@ impl Repoll {
                 events: libc::POLLIN,
                 revents: 0,
             }];
-            let undo = || give_up(sockets.iter());
+            let undo = || {
+                give_up(asleep());
+                self.sleepers.end(itself, false, None);
+            };
             let slept = sleep::wait(&mut set, wake.map(sleep::until), undo);
             woken.clear();
             if matches!(slept, Ok(1..)) {
-                woken.resize(sockets.len() + 1, libc::epoll_event { events: 0, u64: 0 });
+                woken.resize(sockets.len() + 2, libc::epoll_event { events: 0, u64: 0 });
                 let n = self.all.look(woken).unwrap_or(0);
                 woken.truncate(n);
             }
-            for socket in &*sockets {
+            for (socket, asleep) in asleep() {
                 let fd = socket.fd() as u64;
-                socket.end_sleep(woken.iter().any(|event| event.u64 == fd));
+                socket.end_sleep(asleep, woken.iter().any(|event| event.u64 == fd));
             }
+            self.sleepers.end(itself, false, None);
             slept?;
             let n = self.look(events)?;
             if n > 0 || deadline.is_some_and(|deadline| deadline <= Instant::now()) {

@@ -10,6 +10,7 @@ use crate::errno::{Errno, Result};
 use crate::options::Value;
 use crate::ready::Ready;
 use crate::ring::Cursor;
+use crate::sleepers::Asleep;
 use crate::stream::Stream;
 
 /// A socket. All calls may be made from any thread.
@@ -324,17 +325,17 @@ impl Socket {
         }
     }
 
-    pub(crate) fn begin_sleep(&self) -> Option<Instant> {
+    pub(crate) fn begin_sleep(&self) -> (Asleep, Option<Instant>) {
         match &self.kind {
             Kind::Stream(s) => s.begin_sleep(),
             Kind::Dgram(d) => d.begin_sleep(),
         }
     }
 
-    pub(crate) fn end_sleep(&self, woken: bool) {
+    pub(crate) fn end_sleep(&self, asleep: Asleep, woken: bool) {
         match &self.kind {
-            Kind::Stream(s) => s.end_sleep(woken),
-            Kind::Dgram(d) => d.end_sleep(woken),
+            Kind::Stream(s) => s.end_sleep(asleep, woken),
+            Kind::Dgram(d) => d.end_sleep(asleep, woken),
         }
     }
 

@@ -6,8 +6,8 @@ mod setup;
 mod transfer;
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyverbs::cm::Address;
@@ -17,7 +17,7 @@ use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
 use crate::options::{self, LINGER, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
-use crate::sleepers::Sleepers;
+use crate::sleepers::{Asleep, Sleepers};
 use crate::wire::Control;
 use connection::Connection;
 use iomap::IoMaps;
@@ -61,7 +61,7 @@ pub(crate) struct Stream {
     maps: Mutex<IoMaps>,
     keepalive_due: Mutex<Option<Instant>>,
     /// The threads that sleep on the descriptor.
-    sleepers: Sleepers,
+    sleepers: Arc<Sleepers>,
     epoll: Epoll,
 }
 
@@ -76,6 +76,8 @@ impl Stream {
 
     fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::Release);
+        // One thread takes the event that others wait for.
+        self.sleepers.wake();
     }
 
     pub(crate) fn set_nonblocking(&self, on: bool) {
@@ -199,14 +201,15 @@ impl Stream {
 
     /// A thread is about to sleep: the descriptor tells of events from now on. The thread must look for earlier ones
     /// afterwards. Returns the time at which the socket must be looked at in any case.
-    pub(crate) fn begin_sleep(&self) -> Option<Instant> {
-        self.sleepers.begin(self.connection.get().map(|connection| &connection.cq));
-        *self.keepalive_due.lock()
+    pub(crate) fn begin_sleep(&self) -> (Asleep, Option<Instant>) {
+        let asleep = self.sleepers.begin(self.connection.get().map(|connection| &connection.cq));
+        (asleep, *self.keepalive_due.lock())
     }
 
     /// A thread has slept; `woken`: the descriptor is readable.
-    pub(crate) fn end_sleep(&self, woken: bool) {
-        self.sleepers.end(woken, self.connection.get().map(|connection| &connection.channel));
+    pub(crate) fn end_sleep(&self, asleep: Asleep, woken: bool) {
+        let channel = self.connection.get().map(|connection| &connection.channel);
+        self.sleepers.end(asleep, woken, channel);
         if !woken {
             return self.tick();
         }
@@ -261,7 +264,8 @@ impl Stream {
         let turn = connection.send.lock();
         let control = connection.core.lock().shutdown(read, write);
         drop(turn);
-        // A thread that waits to receive or to send on this socket sees it.
+        // Threads that wait to receive or to send on this socket. No completion may follow.
+        self.sleepers.wake();
         let Some(control) = control else { return Ok(()) };
         while !connection.post_control(control)? {
             let free = |core: &crate::machine::Machine| core.control_free() || !core.connected;
@@ -297,6 +301,7 @@ impl Stream {
                 tracing::debug!("rsocket: closed without the peer's acknowledgement: {errno}");
             }
             connection.core.lock().disconnect();
+            self.sleepers.wake();
         }
         self.setup.lock().close();
     }

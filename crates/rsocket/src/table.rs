@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use crate::dgram::Dgram;
 use crate::errno::{Errno, Result};
+use crate::fork::{Handlers, OfProcess};
 use crate::repoll::Repoll;
 use crate::socket::{Kind, Socket};
 use crate::stream::{AF_IB, Stream};
@@ -20,10 +21,37 @@ enum Entry {
 }
 
 /// The sockets by descriptor.
-static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
+type Table = RwLock<Vec<Option<Entry>>>;
+
+static TABLE: OfProcess<Table> = OfProcess::new();
+
+/// A forked child has the descriptors as well, and closes them.
+fn table() -> &'static Table {
+    TABLE.get(Handlers {
+        before: Some(before_fork),
+        in_parent: Some(after_fork),
+        in_child: Some(in_child),
+    })
+}
+
+/// Keeps the table whole across the fork. Nothing else is locked while a thread has it.
+unsafe extern "C" fn before_fork() {
+    std::mem::forget(table().write());
+}
+
+unsafe extern "C" fn after_fork() {
+    // SAFETY: `before_fork` locked it, in this thread.
+    unsafe { table().force_unlock_write() };
+}
+
+unsafe extern "C" fn in_child() {
+    // SAFETY: `before_fork` holds the lock, and the child has no other thread.
+    let entries = std::mem::take(unsafe { &mut *table().data_ptr() });
+    TABLE.begin_anew(RwLock::new(entries));
+}
 
 fn find(fd: RawFd) -> Option<Entry> {
-    TABLE.read().get(usize::try_from(fd).ok()?)?.clone()
+    table().read().get(usize::try_from(fd).ok()?)?.clone()
 }
 
 fn insert(fd: RawFd, entry: Entry) {
@@ -33,7 +61,7 @@ fn insert(fd: RawFd, entry: Entry) {
         unsafe { libc::atexit(at_exit) };
     });
     let at = usize::try_from(fd).expect("an open descriptor is not negative");
-    let mut table = TABLE.write();
+    let mut table = table().write();
     if table.len() <= at {
         table.resize(at + 1, None);
     }
@@ -50,7 +78,7 @@ fn insert(fd: RawFd, entry: Entry) {
 extern "C" fn at_exit() {
     let deadline = Instant::now() + AT_EXIT;
     // The caller may hold it.
-    let Some(mut table) = TABLE.try_write_until(deadline) else { return };
+    let Some(mut table) = table().try_write_until(deadline) else { return };
     let entries = std::mem::take(&mut *table);
     drop(table);
     for entry in entries.into_iter().flatten() {
@@ -132,7 +160,7 @@ pub fn accept(socket: &Socket, flags: i32) -> Result<RawFd> {
 /// `EBADF`.
 pub fn close(fd: RawFd) -> Result<()> {
     let at = usize::try_from(fd).map_err(|_| Errno(libc::EBADF))?;
-    let entry = TABLE.write().get_mut(at).and_then(Option::take);
+    let entry = table().write().get_mut(at).and_then(Option::take);
     match entry.ok_or(Errno(libc::EBADF))? {
         Entry::Socket(socket) if socket.is_inherited() => {
             // The parent's objects: their locks may be held for ever here.

@@ -15,6 +15,7 @@
 //! table cost a bounds check and a load.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod bell;
 mod calls;
 mod config;
 mod rdma;

@@ -8,10 +8,11 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use libc::{epoll_event, sockaddr_storage, socklen_t};
 
+use crate::bell;
 use crate::rdma::rdma;
 
 /// Descriptors from this on are never taken.
-const MAX: usize = 1 << 16;
+pub(crate) const MAX: usize = 1 << 16;
 
 /// The rsocket of a descriptor, plus one; 0: none.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
@@ -81,7 +82,7 @@ fn is_borrowed() -> bool {
     OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
-fn at<T>(array: &'static [T; MAX], fd: c_int) -> Option<&'static T> {
+pub(crate) fn at<T>(array: &'static [T; MAX], fd: c_int) -> Option<&'static T> {
     array.get(usize::try_from(fd).ok()?)
 }
 
@@ -115,6 +116,7 @@ fn forget_all() {
     SETS.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
     CONNECTING.iter().for_each(|entry| entry.store(false, Ordering::Relaxed));
     ANY_CONNECTING.store(0, Ordering::Relaxed);
+    bell::forget_all();
 }
 
 /// Another descriptor for the same socket.
@@ -149,18 +151,18 @@ pub(crate) fn remove(fd: c_int) {
 /// The set of rsockets beside an epoll descriptor.
 #[inline]
 pub(crate) fn set(epfd: c_int) -> Option<c_int> {
-    let set = at(&SETS, epfd)?.load(Ordering::Acquire);
+    let set = at(&SETS, epfd)?.load(Ordering::SeqCst);
     if set == 0 || FORKED.load(Ordering::Relaxed) { None } else { Some(set - 1) }
 }
 
+/// Puts a set beside an epoll descriptor. False: that cannot be, or there is one.
 pub(crate) fn put_set(epfd: c_int, set: c_int) -> bool {
     at(&SETS, epfd).is_some_and(|entry| {
-        entry.store(set + 1, Ordering::Release);
-        true
+        entry.compare_exchange(0, set + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     })
 }
 
-fn remove_set(epfd: c_int) {
+pub(crate) fn remove_set(epfd: c_int) {
     let Some(entry) = at(&SETS, epfd) else { return };
     if entry.load(Ordering::Acquire) == 0 || is_borrowed() {
         return;

@@ -221,6 +221,47 @@ static void waiting(void)
 	OK(close(p[1]));
 }
 
+static void *wait_for_one(void *arg)
+{
+	struct epoll_event found;
+	EQ(epoll_wait(*(int *)arg, &found, 1, -1), 1);
+	EQ(found.data.u64, 3);
+	return NULL;
+}
+
+/* Threads wait for a set before it has its first rsocket. */
+static void first(void)
+{
+	int a, b, ep = epoll_create1(0);
+	char c;
+	pthread_t threads[3], cancelled;
+	struct timespec limit, begin, end;
+	struct epoll_event e = { .events = EPOLLIN, .data.u64 = 3 }, found;
+	OK(pthread_create(&cancelled, NULL, wait_for_one, &ep));
+	for (int i = 0; i < 3; i++)
+		OK(pthread_create(&threads[i], NULL, wait_for_one, &ep));
+	pair(&a, &b);
+	usleep(50000);
+	OK(pthread_cancel(cancelled));
+	OK(pthread_join(cancelled, NULL));
+	OK(epoll_ctl(ep, EPOLL_CTL_ADD, b, &e));
+	usleep(50000);
+	EQ(write(a, "1", 1), 1);
+	OK(clock_gettime(CLOCK_REALTIME, &limit));
+	limit.tv_sec += 20;
+	for (int i = 0; i < 3; i++)
+		OK(pthread_timedjoin_np(threads[i], NULL, &limit));
+	EQ(read(b, &c, 1), 1);
+	/* What woke them is gone, and keeps nobody awake. */
+	OK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin));
+	EQ(epoll_wait(ep, &found, 1, 500), 0);
+	OK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end));
+	TRUE((end.tv_sec - begin.tv_sec) * 1000000000L + end.tv_nsec - begin.tv_nsec < 100000000L);
+	OK(close(ep));
+	OK(close(a));
+	OK(close(b));
+}
+
 static volatile int pipes;
 
 static void on_pipe(int signal)
@@ -355,6 +396,7 @@ int main(int argc, char **argv)
 	fallback(argv[0]);
 	data();
 	waiting();
+	first();
 	broken();
 	children();
 	return 0;

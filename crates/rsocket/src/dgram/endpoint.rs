@@ -17,6 +17,7 @@ use crate::device::Device;
 use crate::errno::{Errno, Result};
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
+use crate::sleepers::Sleepers;
 
 /// Q_Key of all datagram ids (`RDMA_UDP_QKEY`).
 const QKEY: QKey = QKey(0x0123_4567);
@@ -121,12 +122,15 @@ pub(super) struct Endpoint {
     queue: usize,
     /// The system's error for an earlier datagram, or for the queue pair; reported once.
     pub(super) error: AtomicI32,
+    /// The threads that sleep on the socket.
+    sleepers: Arc<Sleepers>,
     device: Arc<Device>,
 }
 
 impl Endpoint {
     pub(super) fn new(
         device: &Arc<Device>,
+        sleepers: &Arc<Sleepers>,
         send_slots: usize,
         recv_slots: usize,
         inline: u32,
@@ -156,6 +160,7 @@ impl Endpoint {
             inline: inline as usize,
             queue: recv_slots,
             error: AtomicI32::new(0),
+            sleepers: Arc::clone(sleepers),
             device: Arc::clone(device),
         })
     }
@@ -223,7 +228,7 @@ impl Endpoint {
         loop {
             let mut wcs = [Wc::default(); BATCH];
             let n = self.cq.poll(&mut wcs).unwrap_or_else(|error| {
-                self.error.store(error.errno(), Ordering::Release);
+                self.fail(error.errno());
                 0
             });
             for wc in &wcs[..n] {
@@ -272,8 +277,13 @@ impl Endpoint {
     pub(super) fn give_back(&self, slot: u32) {
         let posted = self.buffer(slot).and_then(|(end, buffer)| end.post_recv(slot, buffer));
         if let Err(errno) = posted {
-            self.error.store(errno.0, Ordering::Release);
+            self.fail(errno.0);
         }
+    }
+
+    fn fail(&self, errno: i32) {
+        self.error.store(errno, Ordering::Release);
+        self.sleepers.wake();
     }
 
     /// Copies a datagram to the program, as far as there is room.
@@ -292,7 +302,7 @@ impl Endpoint {
                 Ok(Some(received)) => received,
                 Ok(None) => return,
                 Err(errno) => {
-                    self.error.store(errno.0, Ordering::Release);
+                    self.fail(errno.0);
                     return;
                 }
             };
@@ -333,6 +343,9 @@ impl Endpoint {
             if !strange && state.received.len() < self.queue {
                 state.received.push_back(Received { from, data: Data::Owned(data.into()) });
                 state.edges.0 += 1;
+                drop(state);
+                // It is gone from the UDP socket, and other threads may wait for it.
+                self.sleepers.wake();
             }
         }
     }
@@ -430,6 +443,8 @@ impl Endpoint {
         });
         if posted.is_err() {
             self.state.lock().free.push(slot);
+            // Another thread may have found no buffer meanwhile.
+            self.sleepers.wake();
         }
         posted.map(|()| true)
     }

@@ -19,6 +19,7 @@ use crate::errno::Result;
 use crate::machine::{Grant, Machine, Piece, Posted, Sizes, Source};
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
+use crate::sleepers::Sleepers;
 use crate::wire::{ByteOrder, ConnData, Control, IoMapEntry, SGL_LEN, Target};
 
 /// Completions taken at once.
@@ -47,11 +48,18 @@ pub(crate) struct Connection {
     polling: Mutex<()>,
     /// The reason for its end, other than the peer's disconnect; reported once.
     error: AtomicI32,
+    /// The threads that sleep on the socket.
+    sleepers: Arc<Sleepers>,
     pub(super) device: Arc<Device>,
 }
 
 impl Connection {
-    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, iomap_len: u16) -> Result<Self> {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        sleepers: &Arc<Sleepers>,
+        sizes: &Sizes,
+        iomap_len: u16,
+    ) -> Result<Self> {
         let pd = &device.pd;
         let channel = device.context.create_comp_channel()?;
         set_nonblocking(&channel)?;
@@ -94,6 +102,7 @@ impl Connection {
             control: Mutex::new(()),
             polling: Mutex::new(()),
             error: AtomicI32::new(0),
+            sleepers: Arc::clone(sleepers),
             device: Arc::clone(device),
         })
     }
@@ -121,6 +130,8 @@ impl Connection {
         if core.connected {
             self.error.store(errno, Ordering::Release);
             core.disconnect();
+            drop(core);
+            self.sleepers.wake();
         }
     }
 

@@ -174,6 +174,8 @@ impl Stream {
                 if let Err(errno) = connection.post_piece(&piece, &mut from) {
                     from = before;
                     connection.core.lock().sender.cancel(&piece);
+                    // Another thread may have found no room while the piece had it.
+                    self.sleepers.wake();
                     if errno.0 != libc::EFAULT {
                         connection.fail(errno.0);
                     }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyverbs::QpType;
@@ -181,6 +181,8 @@ impl Stream {
     ) -> Result<Self> {
         let epoll = Epoll::new(close_on_exec)?;
         epoll.add(channel.as_fd())?;
+        let sleepers = Arc::new(Sleepers::new()?);
+        epoll.add(sleepers.as_fd())?;
         Ok(Self {
             family,
             nonblocking: AtomicBool::new(false),
@@ -197,7 +199,7 @@ impl Stream {
             }),
             maps: Mutex::new(IoMaps::default()),
             keepalive_due: Mutex::new(None),
-            sleepers: Sleepers::default(),
+            sleepers,
             epoll,
         })
     }
@@ -265,7 +267,7 @@ impl Stream {
         let options = self.options.lock();
         let (sizes, iomap_len) = (Self::sizes(&options), options.iomap_len);
         drop(options);
-        let connection = Connection::new(&device()?, &sizes, iomap_len)?;
+        let connection = Connection::new(&device()?, &self.sleepers, &sizes, iomap_len)?;
         id.attach_qp(&connection.qp)?;
         connection.post_receives()?;
         self.epoll.add(connection.channel.as_fd())?;
@@ -283,25 +285,24 @@ impl Stream {
         let timeout = self.options.lock().recv_timeout;
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
-            let mut setup = self.setup.lock();
-            if let Some(request) = self.next_request(&mut setup)? {
-                drop(setup);
-                match self.admit(request, close_on_exec) {
-                    // As of a peer that gave up while it waited.
-                    Err(Errno(errno @ (libc::EINVAL | libc::ECONNABORTED))) => {
-                        tracing::debug!(errno, "rsocket: a request came to nothing");
-                        continue;
-                    }
-                    result => return result,
+            let (asleep, _) = self.begin_sleep();
+            let next = self.next_request(&mut self.setup.lock());
+            if matches!(next, Ok(None)) && !self.is_nonblocking() {
+                let undo = || self.end_sleep(asleep, false);
+                let woken = wait_readable(self.epoll.as_fd(), deadline, undo);
+                self.end_sleep(asleep, woken == Ok(Wake::Ready));
+                if woken? == Wake::TimedOut {
+                    return Err(Errno(libc::EAGAIN));
                 }
+                continue;
             }
-            if self.is_nonblocking() {
-                return Err(Errno(libc::EAGAIN));
-            }
-            // The channel lives as long as the socket, whose lock must not be held meanwhile.
-            drop(setup);
-            if wait_readable(self.epoll.as_fd(), deadline, || ())? == Wake::TimedOut {
-                return Err(Errno(libc::EAGAIN));
+            self.end_sleep(asleep, false);
+            match self.admit(next?.ok_or(Errno(libc::EAGAIN))?, close_on_exec) {
+                // As of a peer that gave up while it waited.
+                Err(Errno(errno @ (libc::EINVAL | libc::ECONNABORTED))) => {
+                    tracing::debug!(errno, "rsocket: a request came to nothing");
+                }
+                result => return result,
             }
         }
     }
@@ -366,10 +367,16 @@ impl Stream {
 
     pub(super) fn ready_to_accept(&self) -> Ready {
         let mut setup = self.setup.lock();
+        let is_known = !setup.requests.is_empty();
         match self.next_request(&mut setup) {
             Ok(None) => Ready::default(),
             Ok(Some(request)) => {
                 setup.requests.push_front(request);
+                drop(setup);
+                if !is_known {
+                    // Its event is gone, and other threads wait for one.
+                    self.sleepers.wake();
+                }
                 let events = libc::POLLIN | libc::POLLRDNORM;
                 // A caller that wants changes only is told each time, since more requests may have come meanwhile.
                 static ARRIVALS: AtomicU64 = AtomicU64::new(1);
@@ -430,13 +437,17 @@ impl Stream {
     /// Waits until the socket is connected, or not.
     pub(super) fn wait_opened(&self, deadline: Option<Instant>, late: i32) -> Result<()> {
         loop {
+            let (asleep, _) = self.begin_sleep();
             self.drive();
-            match self.phase() {
-                Phase::Connected => return Ok(()),
-                Phase::Opening => {}
-                _ => return Err(self.connect_error()),
+            let phase = self.phase();
+            if phase != Phase::Opening {
+                self.end_sleep(asleep, false);
+                return if phase == Phase::Connected { Ok(()) } else { Err(self.connect_error()) };
             }
-            if wait_readable(self.epoll.as_fd(), deadline, || ())? == Wake::TimedOut {
+            let undo = || self.end_sleep(asleep, false);
+            let woken = wait_readable(self.epoll.as_fd(), deadline, undo);
+            self.end_sleep(asleep, woken == Ok(Wake::Ready));
+            if woken? == Wake::TimedOut {
                 return Err(Errno(late));
             }
         }

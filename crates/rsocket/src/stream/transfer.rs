@@ -101,10 +101,12 @@ impl Stream {
             *from = before;
             connection.core.lock().sender.cancel(&piece);
         }
-        if let Err(errno) = posted
-            && errno.0 != libc::EFAULT
-        {
-            connection.fail(errno.0);
+        if let Err(errno) = posted {
+            // Another thread may have found no room while the piece had it.
+            self.sleepers.wake();
+            if errno.0 != libc::EFAULT {
+                connection.fail(errno.0);
+            }
         }
         posted.map(Some)
     }
@@ -133,17 +135,19 @@ impl Stream {
             return Ok(());
         }
         loop {
-            let until = match (deadline, self.begin_sleep()) {
+            let (asleep, due) = self.begin_sleep();
+            let until = match (deadline, due) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
             connection.progress();
             if test(&connection.core.lock()) {
-                self.end_sleep(false);
+                self.end_sleep(asleep, false);
                 return Ok(());
             }
-            let woken = wait_readable(self.epoll.as_fd(), until, || self.end_sleep(false));
-            self.end_sleep(woken == Ok(Wake::Ready));
+            let undo = || self.end_sleep(asleep, false);
+            let woken = wait_readable(self.epoll.as_fd(), until, undo);
+            self.end_sleep(asleep, woken == Ok(Wake::Ready));
             woken?;
             connection.progress();
             if test(&connection.core.lock()) {

@@ -5,13 +5,13 @@ use anyverbs_rsocket::*;
 
 use crate::pair::*;
 
-fn dgram(family: i32, bind: &str) -> Owned {
+pub(crate) fn dgram(family: i32, bind: &str) -> Owned {
     let socket = Owned::new(family, libc::SOCK_DGRAM);
     socket.bind(&Address::Ip(bind.parse().unwrap())).unwrap();
     socket
 }
 
-fn send_to(from: &Socket, data: &[u8], to: &Address) -> Result<usize> {
+pub(crate) fn send_to(from: &Socket, data: &[u8], to: &Address) -> Result<usize> {
     let list = [libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() }];
     // SAFETY: a live slice that is only read.
     unsafe { from.send_message(&list, 0, Some(to)) }

@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod datagram;
+mod fork;
 mod pair;
 mod polling;
 mod setup;
 mod transfer;
+mod waking;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyverbs_rsocket::*;
 
@@ -123,6 +123,98 @@ fn an_epoll_set_of_both_kinds() {
     set.0.control(libc::EPOLL_CTL_DEL, b.fd(), 0, 0).unwrap();
     assert_eq!(errno(set.0.control(libc::EPOLL_CTL_DEL, b.fd(), 0, 0)), libc::ENOENT);
     assert_eq!(set.now(), [(2, libc::EPOLLIN)]);
+}
+
+/// Longer than a thread takes to fall asleep.
+const ASLEEP: Duration = Duration::from_millis(50);
+
+/// The events that wake a thread which sleeps on the set while `change` happens.
+fn woken_by(set: &Set, change: impl FnOnce()) -> Vec<(u64, i32)> {
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| (set.wait(LONG), Instant::now()));
+        std::thread::sleep(ASLEEP);
+        let begin = Instant::now();
+        change();
+        let (events, end) = sleeper.join().unwrap();
+        let slept = end.duration_since(begin);
+        // A thread that nobody wakes looks after five seconds.
+        assert!(slept < Duration::from_secs(3), "woken after {slept:?}");
+        events
+    })
+}
+
+#[test]
+fn a_change_of_the_set_wakes_who_sleeps_on_it() {
+    let set = Set::new();
+    let (a, b) = pair();
+    let once = libc::EPOLLIN | libc::EPOLLONESHOT;
+    let modify = |events: i32| {
+        set.0.control(libc::EPOLL_CTL_MOD, b.fd(), events as u32, 1).unwrap();
+    };
+    set.add(b.fd(), once, 1);
+    a.send(b"1", 0).unwrap();
+    assert_eq!(set.wait(LONG), [(1, libc::EPOLLIN)]);
+    // The byte is there still.
+    assert_eq!(woken_by(&set, || modify(once)), [(1, libc::EPOLLIN)]);
+    assert_eq!(woken_by(&set, || modify(libc::EPOLLOUT)), [(1, libc::EPOLLOUT)]);
+    b.recv_exactly(1);
+    modify(0);
+    let later = || {
+        modify(once);
+        std::thread::sleep(ASLEEP);
+        a.send(b"2", 0).unwrap();
+    };
+    assert_eq!(woken_by(&set, later), [(1, libc::EPOLLIN)]);
+    let (c, d) = pair();
+    // So no event is left, or owed, that would wake the thread without its doing.
+    std::thread::scope(|scope| {
+        scope.spawn(|| d.recv_exactly(1));
+        std::thread::sleep(ASLEEP);
+        c.send(b"0", 0).unwrap();
+    });
+    let added = || {
+        set.add(d.fd(), libc::EPOLLIN, 2);
+        std::thread::sleep(ASLEEP);
+        c.send(b"3", 0).unwrap();
+    };
+    assert_eq!(woken_by(&set, added), [(2, libc::EPOLLIN)]);
+}
+
+/// The time for which the calling thread had a processor.
+fn processor_time() -> Duration {
+    // SAFETY: all-zero is a valid timespec, which the call fills.
+    unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        assert_eq!(libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time), 0);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+}
+
+/// Threads that wait for a socket wait for all who sleep on it. They would run in circles until one woke up that cannot hear
+/// the socket.
+#[test]
+fn who_sleeps_on_the_set_does_not_sleep_on_a_socket_that_left_it() {
+    let set = Set::new();
+    let (a, b) = pair();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    set.add(b.fd(), libc::EPOLLIN, 1);
+    set.add(reader.as_raw_fd(), libc::EPOLLIN, 2);
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| set.wait(LONG));
+        std::thread::sleep(ASLEEP);
+        set.0.control(libc::EPOLL_CTL_DEL, b.fd(), 0, 0).unwrap();
+        std::thread::sleep(ASLEEP);
+        a.send(b"1", 0).unwrap();
+        b.recv_exactly(1);
+        let timeout = [0i64.to_ne_bytes(), 500_000i64.to_ne_bytes()].concat();
+        b.set_option(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout).unwrap();
+        let receive = scope.spawn(|| (errno(b.recv(&mut [0], 0)), processor_time()));
+        let (errno, ran) = receive.join().unwrap();
+        writer.write_all(b"p").unwrap();
+        assert_eq!(errno, libc::EAGAIN);
+        assert!(ran < Duration::from_millis(50), "ran for {ran:?}");
+        assert_eq!(sleeper.join().unwrap(), [(2, libc::EPOLLIN)]);
+    });
 }
 
 #[test]

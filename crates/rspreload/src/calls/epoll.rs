@@ -1,12 +1,14 @@
 //! `epoll`: beside an epoll descriptor with rsockets there is a set of these, which holds the descriptor itself as well.
 
 use core::ffi::c_int;
+use std::time::Instant;
 
 use libc::{epoll_event, sigset_t, timespec};
 
 use super::beside;
 use super::poll::with_mask;
 use super::setup::fall_back;
+use crate::bell;
 use crate::rdma::{Rdma, rdma};
 use crate::real::{libc_call, set_errno};
 use crate::table::{self, Plan};
@@ -38,6 +40,11 @@ fn set_of(rdma: &Rdma, epfd: c_int) -> Option<c_int> {
     if added != 0 || !table::put_set(epfd, set) {
         // SAFETY: it has no other user.
         unsafe { (rdma.rclose)(set) };
+        // Another thread may have been faster.
+        return table::set(epfd);
+    }
+    if !bell::ring(epfd) {
+        table::remove_set(epfd);
         return None;
     }
     Some(set)
@@ -117,7 +124,9 @@ unsafe fn wait_beside(
             // There is room: its own event was one of them.
             // SAFETY: inside the program's array.
             let rest = unsafe { events.add(kept as usize) };
-            kept += real_wait(epfd, rest, most - kept, 0).max(0);
+            let found = real_wait(epfd, rest, most - kept, 0);
+            // SAFETY: libc has put so many there.
+            kept += unsafe { bell::strip(rest, found) }.max(0);
         }
         if kept > 0 {
             return kept;
@@ -133,6 +142,40 @@ unsafe fn wait_beside(
     }
 }
 
+/// Waits in libc, by `in_libc`, or beside a set, by `beside`. The latter gets what is left of the timeout. A thread may begin in
+/// libc and go on beside.
+///
+/// # Safety
+/// `events` is the array of both.
+unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    timeout: c_int,
+    in_libc: impl FnOnce() -> c_int,
+    beside: impl FnOnce(c_int, c_int) -> c_int,
+) -> c_int {
+    if let Some(set) = table::set(epfd) {
+        return beside(set, timeout);
+    }
+    let begin = (timeout > 0).then(Instant::now);
+    if let Some(found) = bell::wait(epfd, in_libc) {
+        // SAFETY: libc has put so many there.
+        let kept = unsafe { bell::strip(events, found) };
+        if kept != 0 || found == 0 {
+            return kept;
+        }
+    }
+    // The set may be gone again.
+    let Some(set) = table::set(epfd) else { return 0 };
+    let waited = begin.map_or(0, |begin| begin.elapsed().as_millis());
+    let left = if timeout > 0 {
+        timeout.saturating_sub(c_int::try_from(waited).unwrap_or(c_int::MAX)).max(0)
+    } else {
+        timeout
+    };
+    beside(set, left)
+}
+
 /// # Safety
 /// As the libc function of this name.
 #[unsafe(no_mangle)]
@@ -142,11 +185,11 @@ pub(crate) unsafe extern "C" fn epoll_wait(
     most: c_int,
     timeout: c_int,
 ) -> c_int {
-    match table::set(epfd) {
-        // SAFETY: the caller keeps libc's contract.
-        Some(set) => unsafe { wait_beside(set, epfd, events, most, timeout) },
-        None => real_wait(epfd, events, most, timeout),
-    }
+    let in_libc = || real_wait(epfd, events, most, timeout);
+    // SAFETY: the caller keeps libc's contract.
+    let beside = |set, left| unsafe { wait_beside(set, epfd, events, most, left) };
+    // SAFETY: as above.
+    unsafe { wait(epfd, events, timeout, in_libc, beside) }
 }
 
 /// # Safety
@@ -159,13 +202,13 @@ pub(crate) unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match table::set(epfd) {
+    let in_libc = || libc_call!(epoll_pwait(epfd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int, mask => *const sigset_t) -> c_int);
+    let beside = |set, left| {
         // SAFETY: the caller keeps libc's contract.
-        Some(set) => with_mask(mask, || unsafe { wait_beside(set, epfd, events, most, timeout) }),
-        None => {
-            libc_call!(epoll_pwait(epfd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int, mask => *const sigset_t) -> c_int)
-        }
-    }
+        with_mask(mask, || unsafe { wait_beside(set, epfd, events, most, left) })
+    };
+    // SAFETY: as above.
+    unsafe { wait(epfd, events, timeout, in_libc, beside) }
 }
 
 /// # Safety
@@ -178,14 +221,16 @@ pub(crate) unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let Some(set) = table::set(epfd) else {
-        return libc_call!(epoll_pwait2(epfd => c_int, events => *mut epoll_event, most => c_int, timeout => *const timespec, mask => *const sigset_t) -> c_int);
-    };
     // SAFETY: the caller keeps libc's contract.
     let millis = unsafe { timeout.as_ref() }.map_or(-1, |time| {
         let millis = time.tv_sec.saturating_mul(1000) + (time.tv_nsec + 999_999) / 1_000_000;
         c_int::try_from(millis).unwrap_or(c_int::MAX)
     });
+    let in_libc = || libc_call!(epoll_pwait2(epfd => c_int, events => *mut epoll_event, most => c_int, timeout => *const timespec, mask => *const sigset_t) -> c_int);
+    let beside = |set, left| {
+        // SAFETY: the caller keeps libc's contract.
+        with_mask(mask, || unsafe { wait_beside(set, epfd, events, most, left) })
+    };
     // SAFETY: as above.
-    with_mask(mask, || unsafe { wait_beside(set, epfd, events, most, millis) })
+    unsafe { wait(epfd, events, millis, in_libc, beside) }
 }
