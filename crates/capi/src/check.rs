@@ -114,7 +114,7 @@ pub(crate) fn made_qp(
     }
 }
 
-/// The datagrams, or the messages of UC, that a queue pair has dropped. Its lock is waited for until then.
+/// The datagrams, or the messages of UC, that a queue pair has dropped, and how it differs from the other end. Its lock is waited for until then.
 pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedDatagrams> {
     let of = |reason| {
         let drops = device.drops(reason, deadline.saturating_duration_since(Instant::now()))?;
@@ -146,7 +146,7 @@ pub(crate) fn dropped(pointer: *const ibv_qp, all: &[DroppedDatagrams]) {
 
 /// The addresses of the queue pairs of types UD and UC whose receives complete in this queue.
 pub(crate) fn silent_qps(cq: *const ibv_cq_ex) -> Vec<usize> {
-    checker().map(|checker| checker.ledger().silent_qps(Some(cq as usize))).unwrap_or_default()
+    checker().map(|checker| checker.ledger().silent_qps(cq as usize)).unwrap_or_default()
 }
 
 /// Nothing is known of what is outstanding in this SRQ or queue pair.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, ptr};
 
 use anyverbs_causes::{Cause, name_of_error};
@@ -194,11 +194,15 @@ impl From<anyverbs::error::CreateError> for Errno {
             check::refused_by_persona(lacks, &error);
         }
         match error {
-            // Libraries find the largest by trying.
+            // Libraries find the largest by trying: the first refusal is said.
             E::Limit { what: "max_inline_data", .. }
             | E::PersonaLimit { what: "max_inline_data", .. } => {
-                tracing::debug!("refused: {error}");
-                Self::said(error.errno())
+                static IS_SAID: AtomicBool = AtomicBool::new(false);
+                if IS_SAID.swap(true, Ordering::Relaxed) {
+                    tracing::debug!("refused: {error}");
+                    return Self::said(error.errno());
+                }
+                Self::in_words(error.errno(), &error, Some(Cause::Limit))
             }
             _ => Self::in_words(error.errno(), &error, error.cause()),
         }

@@ -174,13 +174,14 @@ fn nothing<P>(pointer: *const P) -> Errno {
         Kind::Other => name.rsplit("::").next().unwrap_or(name),
         kind => kind.name(),
     };
+    let a = if kind.starts_with(['a', 'e', 'i', 'o', 'X']) { "an" } else { "a" };
     // The outer structure of a context that is NULL begins a little before that.
     if pointer.is_null() || pointer.addr() > usize::MAX - 4096 {
-        return Errno::invalid_in_words(&format_args!("the pointer to a {kind} is NULL"));
+        return Errno::invalid_in_words(&format_args!("the pointer to {a} {kind} is NULL"));
     }
     check::uses_dead(pointer);
     Errno::invalid_in_words(&format_args!(
-        "{pointer:p} is no pointer to a {kind}, or to one that was destroyed"
+        "{pointer:p} is no pointer to {a} {kind}, or to one that was destroyed"
     ))
 }
 

@@ -79,7 +79,7 @@ pub(crate) use {
     strings::*,
     sysfs::*,
     unbuilt::*,
-    watched::{activity, waiting},
+    watched::{activity, drops_at_exit, waiting},
     wq::*,
     wr::*,
     xrcd::*,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyverbs::error::{CqError, CreateError, PostError, RegisterError};
 use anyverbs::prelude::*;
 use anyverbs::system::{self, Device};
-use anyverbs::{AllocError, PostRecvError, PostSendError, WaitError, WcFlags};
+use anyverbs::{AllocError, Cause, PostRecvError, PostSendError, WaitError, WcFlags};
 use anyverbs_testing::isolate;
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -91,7 +91,11 @@ fn operations(device: &impl Verbs) {
     let wrong = RemoteSlice { rkey: !peers.remote().rkey, ..peers.remote() };
     a.read(7, &own, &wrong).unwrap();
     match wait(device, &cq_a) {
-        Err(WaitError::Failed(error)) => assert_eq!(error.status, WcStatus::RemAccessErr),
+        Err(WaitError::Failed(error)) => {
+            let expected = (WcStatus::RemAccessErr, Some(Cause::RkeyUnknown));
+            assert_eq!((error.status, error.cause()), expected);
+            assert!(error.to_string().contains("AV1001"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -195,7 +199,7 @@ fn foreign_objects_are_refused(device: &Device) {
     let cap = QpCap { max_send_wr: u32::MAX, ..QpCap::default() };
     let cq = device.create_default_cq(4).unwrap();
     let refused = device.create_sized_qp(&pd, &cq, &cq, cap, QpType::Rc).map(|_| ()).unwrap_err();
-    assert_eq!(refused.to_string(), "the system refused it: errno 22");
+    assert_eq!(refused.to_string(), "the system refused it: Invalid argument (os error 22)");
 }
 
 fn send<'a>(op: SendOp, flags: SendFlags, sges: &'a [Sge]) -> SendWr<'a> {

@@ -4,6 +4,7 @@ use std::{ffi::c_int, ptr};
 
 use crate::{
     abi::*,
+    check,
     errno::Errno,
     rdmacm::{Id, id},
     verbs,
@@ -91,6 +92,7 @@ pub(crate) fn create(id: &Id, sizes: [Option<u32>; 2]) -> Result<(), Errno> {
             made.destroy_but(&before);
             return Err(error);
         }
+        check::is_own(made.cqs[i]);
     }
     made.show(id);
     Ok(())

@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use anyverbs_sanitizers as sanitizers;
+
 use crate::{
     abi::*,
     cancel::Uncancelled,
@@ -80,7 +82,10 @@ impl SharedDevice {
                 return Err(Errno::last());
             }
             match self.xrcd.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(new),
+                Ok(_) => {
+                    check::is_own(new);
+                    return Ok(new);
+                }
                 // SAFETY: the call looks its argument up.
                 Err(_) => unsafe { verbs::close_xrcd(new) },
             };
@@ -178,6 +183,7 @@ fn context_list(devices: &[&SharedDevice]) -> Result<*mut *mut ibv_context, Errn
         // SAFETY: room for all entries and the terminator, which is there already.
         unsafe { list.add(n).write(device.context) };
     }
+    sanitizers::initialised_bytes(list.cast(), devices.len() * size_of::<*mut ibv_context>());
     Ok(list)
 }
 

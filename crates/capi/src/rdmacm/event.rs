@@ -130,7 +130,7 @@ fn accept_event(
     match kind {
         EventKind::ConnectRequest => {
             let new = event.new_id.take().ok_or(Errno::said(libc::EINVAL))?;
-            let new = adopt(new, id)?;
+            let new = adopt(new, id, channel)?;
             *channel.inner.last_request.lock() = LastRequest::new(&new);
             subject = new.public();
             listener = id.public();
@@ -168,7 +168,9 @@ fn tell_failure(id: &Id, kind: EventKind, status: c_int) {
         (EventKind::Rejected, NO_RESOURCES) => {
             "the device there had no resources for it, and its program has not seen it".to_owned()
         }
-        (EventKind::Rejected, BY_PROGRAM) => "the program there called rdma_reject".to_owned(),
+        (EventKind::Rejected, BY_PROGRAM) => {
+            "the program there called rdma_reject, or destroyed the id of the request (rdma_destroy_id)".to_owned()
+        }
         (EventKind::Rejected, UNSUPPORTED) if id.inner.state.lock().names_no_qp => {
             "rdma_connect was called for an id without a queue pair, and qp_num of its parameters is 0"
                 .to_owned()
@@ -200,8 +202,8 @@ const UNSUPPORTED: c_int = 5;
 const NO_LISTENER: c_int = 8;
 const BY_PROGRAM: c_int = 28;
 
-/// The id of a request, with its listener's channel or, under a synchronous listener, one of its own.
-fn adopt(new: cm::Id, listener: &Id) -> Result<Arc<Id>, Errno> {
+/// The id of a request, with the channel on which it was read or, under a synchronous listener, one of its own.
+fn adopt(new: cm::Id, listener: &Id, channel: &Channel) -> Result<Arc<Id>, Errno> {
     let from = id::fields(listener);
     let on = if listener.inner.own_channel().is_some() {
         let own = crate::rdmacm::OwnChannel::new().and_then(|own| {
@@ -210,7 +212,7 @@ fn adopt(new: cm::Id, listener: &Id) -> Result<Arc<Id>, Errno> {
         });
         On::Own(own.inspect_err(|_| new.decline())?)
     } else {
-        On::Program(from.channel)
+        On::Program(channel.public())
     };
     let id = id::publish(new, on, from.context, from.ps, from.qp_type)?;
     if let Err(error) = id::refresh(&id) {

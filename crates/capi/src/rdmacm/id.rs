@@ -210,9 +210,15 @@ fn migrate(id: &Arc<Id>, channel: *mut rdma_event_channel) -> Result<(), Errno> 
     if synchronous {
         release_event(id);
     }
-    id.inner.device.migrate(&to.inner.device)?;
+    // Before the wait for events that were read: others are read on the new channel meanwhile.
     // SAFETY: the object is live.
-    unsafe { (&raw mut (*id.public()).channel).write(to.public()) };
+    let shown = unsafe { &raw mut (*id.public()).channel };
+    // SAFETY: as above.
+    let before = unsafe { shown.replace(to.public()) };
+    id.inner.device.migrate(&to.inner.device).inspect_err(|_| {
+        // SAFETY: as above.
+        unsafe { shown.write(before) }
+    })?;
     check::made_of(id.public(), &[to.public() as usize]);
     let old = std::mem::replace(&mut id.inner.state.lock().own_channel, own);
     drop(old);

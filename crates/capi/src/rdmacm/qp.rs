@@ -78,9 +78,12 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
 
 fn create_ex(id: &Arc<Id>, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
     let public = id::fields(id);
-    if !public.qp.is_null() || public.verbs.is_null() {
+    if !public.qp.is_null() {
+        return Err(Errno::invalid("the id has a queue pair already"));
+    }
+    if public.verbs.is_null() {
         return Err(Errno::invalid(
-            "the id has a queue pair already, or has no device yet (rdma_resolve_addr or rdma_bind_addr gives it one)",
+            "the id has no device yet (rdma_resolve_addr or rdma_bind_addr gives it one)",
         ));
     }
     let before = Cqs::of(id);

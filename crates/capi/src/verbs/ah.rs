@@ -4,9 +4,10 @@ use std::{
     collections::VecDeque,
     ffi::c_int,
     net::IpAddr,
+    ptr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicPtr, Ordering},
     },
 };
 
@@ -36,8 +37,40 @@ pub(crate) struct AhInner {
 
 /// Destroyed AHs whose memory is kept a while, so that posting with one is refused instead of reading freed memory. AHs
 /// are small, and the mistake is common (S3.2).
-static DESTROYED: Mutex<VecDeque<Arc<Ah>>> = Mutex::new(VecDeque::new());
+type Destroyed = Mutex<VecDeque<Arc<Ah>>>;
+
+/// A forked child begins with another: a thread that only its parent has may hold the lock. The child keeps the
+/// parent's AHs for good.
+static DESTROYED: AtomicPtr<Destroyed> = AtomicPtr::new(ptr::null_mut());
 const DESTROYED_MAX: usize = 1024;
+
+fn destroyed() -> &'static Destroyed {
+    let destroyed = DESTROYED.load(Ordering::Acquire);
+    if !destroyed.is_null() {
+        // SAFETY: a leaked box.
+        return unsafe { &*destroyed };
+    }
+    let new = Box::into_raw(Box::<Destroyed>::default());
+    match DESTROYED.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: the handler is valid for the life of the process: this object is never unloaded.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            // SAFETY: just leaked.
+            unsafe { &*new }
+        }
+        Err(theirs) => {
+            // SAFETY: `new` was never shared; `theirs` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*theirs
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn in_child() {
+    DESTROYED.store(Box::into_raw(Box::<Destroyed>::default()), Ordering::Release);
+}
 
 /// A C address as the device takes it.
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
@@ -131,11 +164,13 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
             check::ending(ah.public(), activity, || Ok(ah.inner.device.destroy()?))?;
             ah.inner.dead.store(true, Ordering::Release);
             object::retire(&ah)?;
-            let mut destroyed = DESTROYED.lock();
-            if destroyed.len() == DESTROYED_MAX {
-                destroyed.pop_front();
-            }
+            let mut destroyed = destroyed().lock();
+            let oldest =
+                if destroyed.len() == DESTROYED_MAX { destroyed.pop_front() } else { None };
             destroyed.push_back(ah);
+            // Not under the lock: the end of one may end its context.
+            drop(destroyed);
+            drop(oldest);
             Ok(())
         }),
     )
@@ -329,6 +364,24 @@ pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forked_child_can_destroy_while_a_thread_of_its_parent_does() {
+        let destroying = destroyed().lock();
+        // SAFETY: the child runs only the code below, and ends without returning to the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_free = destroyed().try_lock().is_some();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!is_free)) };
+        }
+        drop(destroying);
+        let mut status = -1;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the lock is held for ever");
+        assert!(destroyed().try_lock().is_some(), "the parent's");
+    }
 
     #[test]
     fn a_grh_of_either_family_names_the_sender() {

@@ -23,12 +23,12 @@ use crate::{
 };
 
 /// The types of queue pairs that take a rate limit, and what a persona without them lacks.
-const PACED: [(ibv_qp_type, Option<Feature>); 5] = [
-    (IBV_QPT_RC, None),
-    (IBV_QPT_UC, Some(Feature::Uc)),
-    (IBV_QPT_UD, Some(Feature::Ud)),
-    (IBV_QPT_XRC_SEND, Some(Feature::Xrc)),
-    (IBV_QPT_RAW_PACKET, Some(Feature::RawPackets)),
+const PACED: [(ibv_qp_type, Feature); 5] = [
+    (IBV_QPT_RC, Feature::Rc),
+    (IBV_QPT_UC, Feature::Uc),
+    (IBV_QPT_UD, Feature::Ud),
+    (IBV_QPT_XRC_SEND, Feature::Xrc),
+    (IBV_QPT_RAW_PACKET, Feature::RawPackets),
 ];
 
 /// An open device; the program's pointer is to the `ibv_context` at its end.
@@ -272,7 +272,7 @@ fn odp_attr(lacks: Features, ex: &mut ibv_device_attr_ex) {
     };
     ex.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
     ex.odp_caps.per_transport_caps = ibv_odp_caps_per_transport_caps {
-        rc_odp_caps: ODP_RELIABLE & !srq & !atomic,
+        rc_odp_caps: without(Feature::Rc, ODP_RELIABLE & !srq & !atomic),
         uc_odp_caps: without(Feature::Uc, ODP_UNRELIABLE),
         ud_odp_caps: without(Feature::Ud, ODP_DATAGRAM & !srq),
     };
@@ -336,7 +336,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
                 qp_rate_limit_max: device.max_rate_limit,
                 supported_qpts: PACED
                     .into_iter()
-                    .filter(|(_, feature)| !feature.is_some_and(lacks))
+                    .filter(|(_, feature)| !lacks(*feature))
                     .fold(0, |mask, (qp_type, _)| mask | 1 << qp_type),
             };
             if device.max_num_tags > 0 {

@@ -20,6 +20,7 @@ use crate::{
     object::{self, Object, deref},
     verbs::{
         CompChannel, Context, Pd, PollSession, context,
+        cq_ex::of,
         sanitized::sanitize_iterator,
         set_iterator,
         watched::{activity, in_turn, watch_iterator},
@@ -338,10 +339,4 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         Ok(()) => 0,
         Err(e) => Errno::from(e).refuse(&of("ibv_req_notify_cq", cq)),
     }
-}
-
-/// A call with its completion queue, for the log.
-#[cold]
-pub(super) fn of(call: &str, cq: &Cq) -> String {
-    format!("{call} of CQ {}", cq.inner.device.number())
 }

@@ -10,11 +10,17 @@ use crate::{
     errno::{Errno, give},
     object::deref,
     session::Session,
-    verbs::{Cq, cq::of, imm},
+    verbs::{Cq, imm},
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
 pub(crate) type PollSession = Session<WcEx>;
+
+/// A call with its completion queue, for the log.
+#[cold]
+pub(super) fn of(call: &str, cq: &Cq) -> String {
+    format!("{call} of CQ {}", cq.inner.device.number())
+}
 
 /// Fills the function pointers of a CQ. All are there, even those for fields that the program did not ask for. Such a
 /// field reads as 0 or as the completion has it.

@@ -157,6 +157,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
             // SAFETY: the array has room for `found.len()` entries and its terminator.
             unsafe { list.add(i).write(d.pointer()) };
         }
+        sanitizers::initialised_bytes(list.cast(), found.len() * size_of::<*mut ibv_device>());
     }
     let count = if list.is_null() { 0 } else { found.len() as c_int };
     if !num_devices.is_null() {

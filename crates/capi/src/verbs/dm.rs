@@ -15,7 +15,7 @@ use crate::{
     check,
     errno::{Errno, in_use, minus_one, pointer, value},
     object::{self, Object, deref},
-    verbs::{Context, Pd, access, context, publish_mr},
+    verbs::{Context, Pd, access, activity, context, publish_mr},
 };
 
 pub(crate) type Dm = Object<ibv_dm>;
@@ -69,7 +69,8 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     value(
         "ibv_free_dm",
         object::find(dm).and_then(|dm: Arc<Dm>| {
-            dm.inner.device.destroy().map_err(in_use)?;
+            let end = || dm.inner.device.destroy().map_err(in_use);
+            check::ending(dm.public(), activity, end)?;
             object::retire(&dm)
         }),
     )
@@ -165,7 +166,9 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
             let access = access(flags)?;
             let device =
                 pd.inner.device.reg_dm_mr(&dm.inner.device, offset, length as u64, access)?;
-            Ok(publish_mr(&pd, device, std::ptr::null_mut(), length))
+            let published = publish_mr(&pd, device, std::ptr::null_mut(), length);
+            check::made_of(published, &[pd.public() as usize, dm.public() as usize]);
+            Ok(published)
         }),
     )
 }

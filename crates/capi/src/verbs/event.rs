@@ -28,7 +28,16 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             if event.is_null() {
                 return Err(crate::errno::Errno::NULL);
             }
-            let read = cancel::holding(context, |context| context.inner.device.get_async_event())?;
+            let read = loop {
+                let context = Arc::clone(&context);
+                let read =
+                    cancel::holding(context, |context| context.inner.device.get_async_event())?;
+                // A thread is still making the object, so no program could use its pointer, or acknowledge its event.
+                match is_of_new_object(read.element()) {
+                    true => read.ack(),
+                    false => break read,
+                }
+            };
             let element = match read.element() {
                 EventElement::Qp { cookie, .. } => {
                     ibv_async_event_element { qp: cookie as *mut ibv_qp }
@@ -65,6 +74,17 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             Ok(0)
         }),
     )
+}
+
+/// Whether the event is of an object that has no address yet: the call that makes it has not returned.
+fn is_of_new_object(element: EventElement) -> bool {
+    match element {
+        EventElement::Qp { cookie, .. }
+        | EventElement::Cq { cookie }
+        | EventElement::Srq { cookie }
+        | EventElement::Wq { cookie } => cookie == 0,
+        _ => false,
+    }
 }
 
 /// `ibv_ack_async_event`. A pointer that is not an event that was read is ignored.

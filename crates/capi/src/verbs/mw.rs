@@ -52,7 +52,10 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
                 handle,
                 r#type: kind,
             };
-            Ok(object::publish(public, handle, MwInner { device, _context: context }))
+            let inner = MwInner { device, _context: context };
+            let published = object::publish(public, handle, inner);
+            check::made_of(published, &[pd.public() as usize]);
+            Ok(published)
         }),
     )
 }

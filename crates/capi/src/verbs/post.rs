@@ -13,7 +13,7 @@ use anyverbs_causes::Cause;
 
 use crate::{
     abi::*,
-    errno::{Errno, is_tried, say},
+    errno::{Errno, is_tried, say, say_once},
     object::deref,
     verbs::{Device, Qp, bind, destination, name_bound, post_send_raw},
 };
@@ -32,6 +32,10 @@ enum Why {
     /// Programs try it out: the log says it at the level `debug`.
     Tried(String),
     Text(String),
+    /// A forked child posts to its parent's queue.
+    OfParent(PostError),
+    /// A receive queue is full.
+    Full,
     /// The state of the queue pair, and the least that the call needs.
     State(&'static str),
     Sges,
@@ -44,11 +48,13 @@ pub(crate) struct Sizes {
     pub(crate) inline: (u64, u32),
     /// The state of the queue pair, where there is one.
     pub(crate) state: Option<QpState>,
+    /// The receives that the queue holds.
+    pub(crate) receives: u32,
 }
 
 impl Sizes {
     /// Nothing is known of the queue.
-    pub(crate) const NONE: Self = Self { sges: (0, 0), inline: (0, 0), state: None };
+    pub(crate) const NONE: Self = Self { sges: (0, 0), inline: (0, 0), state: None, receives: 0 };
 }
 
 impl Refused {
@@ -82,6 +88,17 @@ impl Refused {
             Why::Silent => return self.errno,
             Why::Tried(why) => {
                 say(to, why, None);
+                return self.errno;
+            }
+            Why::OfParent(why) => {
+                say_once(&format!("refused: {to}{why}; see `anyverbs explain EIO`"));
+                return self.errno;
+            }
+            Why::Full => {
+                let receives = sizes.receives;
+                say_once(&format!(
+                    "refused: {to}the queue is full: it holds {receives} receives; see `anyverbs explain ENOMEM`"
+                ));
                 return self.errno;
             }
             Why::Text(why) => why.clone(),
@@ -128,6 +145,7 @@ impl From<PostError> for Refused {
             | PostError::Recv(PostRecvError::TooManySges) => Why::Sges,
             PostError::Send(PostSendError::InlineTooLong) => Why::Inline,
             PostError::Send(PostSendError::State) => Why::State("RTS"),
+            PostError::Recv(PostRecvError::Full) => Why::Full,
             // A program may post until the queue is full.
             _ if error.errno() == libc::ENOMEM => {
                 if tracing::enabled!(tracing::Level::DEBUG) {
@@ -136,6 +154,7 @@ impl From<PostError> for Refused {
                     Why::Silent
                 }
             }
+            PostError::Forked => Why::OfParent(error),
             _ => Why::Text(error.to_string()),
         };
         Self { errno: Errno::said(error.errno()), why }
@@ -167,6 +186,7 @@ fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> E
         sges: (wr.num_sge.into(), cap.max_send_sge),
         inline: (bytes, cap.max_inline_data),
         state: device.state().ok(),
+        receives: 0,
     };
     refused.say(&format!("ibv_post_send to queue pair {:#08x}: ", device.qpn().get()), &sizes)
 }
@@ -176,7 +196,7 @@ fn refused_send(qp: Option<&Qp>, wr: *const ibv_send_wr, refused: &Refused) -> E
 fn refused_receive(
     to: &dyn fmt::Display,
     wr: *const ibv_recv_wr,
-    max_sge: impl FnOnce() -> u32,
+    limits: impl FnOnce() -> (u32, u32),
     refused: &Refused,
 ) -> Errno {
     if refused.is_silent() {
@@ -184,7 +204,9 @@ fn refused_receive(
     }
     // SAFETY: NULL, or the request at which posting ended: the caller's promise.
     let asked = unsafe { wr.as_ref() }.map_or(0, |wr| wr.num_sge);
-    refused.say(&format!("{to}: "), &Sizes { sges: (asked.into(), max_sge()), ..Sizes::NONE })
+    let (max_sge, receives) = limits();
+    let sizes = Sizes { sges: (asked.into(), max_sge), receives, ..Sizes::NONE };
+    refused.say(&format!("{to}: "), &sizes)
 }
 
 /// Room for the elements of one work request.
@@ -443,19 +465,19 @@ unsafe fn receives(
 }
 
 /// Posts receives to a queue that takes them one by one: 0, or the errno value with `*bad_wr` the first that was not posted. `to` names
-/// the queue, and `max_sge` is its limit.
+/// the queue, and `limits` are its elements and receives.
 ///
 /// # Safety
 /// The list is as its manual page says; `bad_wr` is NULL or writable.
 pub(crate) unsafe fn post_receives(
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
-    (to, max_sge): (&dyn fmt::Display, impl FnOnce() -> u32),
-    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Errno>,
+    (to, limits): (&dyn fmt::Display, impl FnOnce() -> (u32, u32)),
+    post: impl FnMut(&RecvWr<'_>) -> Result<(), Refused>,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let posted = unsafe { receives(&mut wr, |r| Ok(post(r)?)) };
-    let posted = posted.map_err(|refused| refused_receive(to, wr, max_sge, &refused));
+    let posted = unsafe { receives(&mut wr, post) };
+    let posted = posted.map_err(|refused| refused_receive(to, wr, limits, &refused));
     // SAFETY: as above.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
@@ -499,7 +521,8 @@ unsafe fn post_recvs(
 ) -> c_int {
     if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
         let to = format_args!("ibv_post_recv to queue pair {:#08x}", device.qpn().get());
-        let queue: (&dyn fmt::Display, _) = (&to, || device.cap().max_recv_sge);
+        let limits = || (device.cap().max_recv_sge, device.cap().max_recv_wr);
+        let queue: (&dyn fmt::Display, _) = (&to, limits);
         // SAFETY: the caller's promise.
         return unsafe { post_receives(wr, bad_wr, queue, |r| Ok(device.recv(r)?)) };
     }
@@ -510,10 +533,11 @@ unsafe fn post_recvs(
     });
     let posted = posted.map_err(|refused| {
         let Some(device) = qp.and_then(|qp| qp.inner.device.transport().ok()) else {
-            return refused_receive(&"ibv_post_recv", wr, || 0, &refused);
+            return refused_receive(&"ibv_post_recv", wr, || (0, 0), &refused);
         };
         let to = format_args!("ibv_post_recv to queue pair {:#08x}", device.qpn().get());
-        refused_receive(&to, wr, || device.cap().max_recv_sge, &refused)
+        let limits = || (device.cap().max_recv_sge, device.cap().max_recv_wr);
+        refused_receive(&to, wr, limits, &refused)
     });
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
@@ -536,8 +560,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         unsafe { receives(&mut wr, |r| Ok(poster.recv(r)?)) }
     });
     let posted = posted.map_err(|refused| {
-        let max_sge = || srq.map_or(0, |srq| srq.inner.device.attr().max_sge);
-        refused_receive(&"ibv_post_srq_recv", wr, max_sge, &refused)
+        let Some(srq) = srq.map(|srq| &srq.inner.device) else {
+            return refused_receive(&"ibv_post_srq_recv", wr, || (0, 0), &refused);
+        };
+        let limits = || (srq.attr().max_sge, srq.attr().max_wr);
+        refused_receive(&format_args!("ibv_post_srq_recv to {}", srq.name()), wr, limits, &refused)
     });
     // SAFETY: the caller's promise.
     posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)

@@ -4,14 +4,12 @@ use std::{
     ffi::{c_int, c_uint, c_void},
     fmt, ptr,
     sync::Arc,
-    time::Instant,
 };
 
 use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
     RateLimit, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
 };
-use anyverbs_check::{DroppedDatagrams, LONGEST_WAIT};
 use anyverbs_sanitizers as sanitizers;
 
 use crate::{
@@ -26,7 +24,7 @@ use crate::{
         create_hash, create_raw, modify_raw, offered, qp_access,
         sanitized::sanitize_sends,
         set_send_ops,
-        watched::{activity, ends_in_row, watch_sends},
+        watched::{activity, ends_in_row, look_at_drops, watch_sends},
     },
 };
 
@@ -506,28 +504,6 @@ pub(crate) fn destroy_qp(qp_: *mut ibv_qp) -> c_int {
     )
 }
 
-/// A queue pair that may have dropped datagrams or messages of UC ends, or forgets them.
-fn look_at_drops(qp: &Qp) {
-    if check::is_on() && matches!(qp.inner.qp_type, Some(QpType::Ud | QpType::Uc)) {
-        look_for_drops(qp);
-    }
-}
-
-/// Tells the checker of datagrams that nobody else reports.
-pub(super) fn look_for_drops(qp: &Qp) {
-    if let Ok(device) = qp.inner.device.transport() {
-        check::dropped(qp.public().cast(), &check::drops_of(device, Instant::now() + LONGEST_WAIT));
-    }
-}
-
-/// The same of the queue pair at this address, for the checker when the process ends.
-pub(crate) fn drops_at_exit(qp: usize, deadline: Instant) -> Vec<DroppedDatagrams> {
-    let wait = deadline.saturating_duration_since(Instant::now());
-    let qp = object::lookup_within(qp as *const ibv_qp_ex, wait);
-    let drops = |qp: Arc<Qp>| Some(check::drops_of(qp.inner.device.transport().ok()?, deadline));
-    qp.and_then(drops).unwrap_or_default()
-}
-
 /// The attributes that `mask` names, each checked.
 fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Errno> {
     let has = |bit| mask.contains(bit);
@@ -568,10 +544,13 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
         to.access = qp_access(flags).map_err(refused)?;
     }
     if has(QpAttrMask::DEST_QPN) {
-        if attr.dest_qp_num > 0xff_ffff {
-            return Err(no_attribute(&format_args!("dest_qp_num is {:#x}", attr.dest_qp_num)));
+        let number = attr.dest_qp_num;
+        if number > 0xff_ffff {
+            let what =
+                format_args!("dest_qp_num is {number:#x}, and a queue pair number has 24 bits");
+            return Err(no_value(&what));
         }
-        to.dest_qpn = Qpn::new(attr.dest_qp_num);
+        to.dest_qpn = Qpn::new(number);
     }
     if has(QpAttrMask::AV) {
         to.av = context.inner.device.resolve(&ah_attr(&attr.ah_attr))?;
@@ -669,7 +648,7 @@ fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError)
             let within = context.inner.device.within(what, value.into(), |max| max.max_qp_rd_atom);
             let Err(beyond) = within else { continue };
             if bits.contains(bit) {
-                values.push_str(&format!("; {beyond}"));
+                values = values.replace(&format!("{what} {value}"), &beyond.to_string());
                 if let Some(lacks) = beyond.lacks() {
                     check::refused_by_persona(lacks, &beyond);
                 }

@@ -3,18 +3,22 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
 
 use anyverbs::{Counter, Counters, DropReason, QpState, Wc};
-use anyverbs_check::{Activity, Checker, Completion, Elements, Piece, Pieces, Work, checker};
+use anyverbs_check::{
+    Activity, Checker, Completion, DroppedDatagrams, Elements, LONGEST_WAIT, Piece, Pieces, Work,
+    checker,
+};
 
 use crate::{
     abi::*,
     check,
     errno::Errno,
     object,
-    verbs::{self, Batch, Qp, cq_ex, qp::look_for_drops, wr},
+    verbs::{self, Batch, Qp, cq_ex, wr},
 };
 
 /// Lets the checker see what is posted and polled by this table.
@@ -75,6 +79,28 @@ pub(crate) fn activity(address: usize) -> Activity {
 pub(crate) fn waiting(address: usize) -> Vec<Completion> {
     let Ok(cq) = object::lookup(address as *const ibv_cq_ex) else { return Vec::new() };
     cq.inner.device.waiting().iter().map(completion).collect()
+}
+
+/// A queue pair ends, or forgets the datagrams and messages that it has dropped, and how it differs from the other end.
+pub(super) fn look_at_drops(qp: &Qp) {
+    if check::is_on() {
+        look_for_drops(qp);
+    }
+}
+
+/// Tells the checker of what nobody else reports.
+fn look_for_drops(qp: &Qp) {
+    if let Ok(device) = qp.inner.device.transport() {
+        check::dropped(qp.public().cast(), &check::drops_of(device, Instant::now() + LONGEST_WAIT));
+    }
+}
+
+/// The same of the queue pair at this address, for the checker when the process ends.
+pub(crate) fn drops_at_exit(qp: usize, deadline: Instant) -> Vec<DroppedDatagrams> {
+    let wait = deadline.saturating_duration_since(Instant::now());
+    let qp = object::lookup_within(qp as *const ibv_qp_ex, wait);
+    let drops = |qp: Arc<Qp>| Some(check::drops_of(qp.inner.device.transport().ok()?, deadline));
+    qp.and_then(drops).unwrap_or_default()
 }
 
 /// More requests than a queue takes. A list that has no end is read up to here.

@@ -173,7 +173,8 @@ unsafe extern "C" fn post_wq_recv(
         };
         let device = &wq.inner.device;
         let to = format_args!("ibv_post_wq_recv to work queue {:#08x}", device.number().get());
-        let queue: (&dyn fmt::Display, _) = (&to, || device.sizes().1);
+        let limits = || (device.sizes().1, device.sizes().0);
+        let queue: (&dyn fmt::Display, _) = (&to, limits);
         post_receives(wr, bad_wr, queue, |r| Ok(device.recv(r)?))
     }
 }

@@ -34,7 +34,7 @@ static const struct fault faults[] = {
 	{ "on qp 2: rnr received packets", "1", false, 13, 9901, "a script of faults of the peer's process asked for it", NULL, 0 },
 	{ "on qp 2: rnr received packets", "0", false, 13, 9901, "a script of faults of the peer's process asked for it", NULL, 0 },
 	/* Real ones. */
-	{ "on qp 1: delay packets by 1us", "0", true, 12, 1201, "the peer has never answered, ", NULL, 0 },
+	{ "on qp 1: delay packets by 1us", "0", true, 12, 1206, "the peer's queue pair is not ready to receive", NULL, 0 },
 	{ "on qp 2: rnr received packet 1", "1", false, 13, 1301, "the peer's program ", NULL, 0 },
 };
 

@@ -1,5 +1,6 @@
 /* Connections of ids on event channels: the events, what they carry, and the ids' public fields at every step. */
 #include "cm.h"
+#include <pthread.h>
 
 static struct ibv_device *device_of_the_list(void)
 {
@@ -310,6 +311,53 @@ static void migrated(void)
 	rdma_destroy_event_channel(to);
 }
 
+struct move {
+	struct rdma_cm_id *id;
+	struct rdma_event_channel *to;
+};
+
+static void *migrate(void *move)
+{
+	struct move *m = move;
+	OK(rdma_migrate_id(m->id, m->to));
+	return NULL;
+}
+
+static struct rdma_cm_id *begin_connecting(struct rdma_event_channel *c, struct rdma_cm_id *server)
+{
+	struct rdma_cm_id *id = new_id(c, NULL, RDMA_PS_TCP);
+	resolve(id, "127.0.0.1", port_of(server));
+	create_qp(id, IBV_QPT_RC);
+	OK(rdma_connect(id, NULL));
+	return id;
+}
+
+/* A listener moves, and waits for an event that another thread has read: requests are read on its new channel already. */
+static void migrating_listener(void)
+{
+	struct rdma_event_channel *active = channel(), *from = channel(), *to = channel();
+	struct rdma_cm_id *server = listener(from, "127.0.0.1", RDMA_PS_TCP, NULL);
+	struct rdma_cm_id *first = begin_connecting(active, server);
+	struct rdma_cm_event *old = expect(from, NULL, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct move move = { server, to };
+	pthread_t thread;
+	OK(pthread_create(&thread, NULL, migrate, &move));
+	while (*(struct rdma_event_channel *volatile *)&server->channel != to)
+		usleep(1000);
+	struct rdma_cm_id *second = begin_connecting(active, server);
+	struct rdma_cm_event *new = expect(to, NULL, RDMA_CM_EVENT_CONNECT_REQUEST);
+	TRUE(new->listen_id == server && new->id->channel == to && old->id->channel == from);
+	struct rdma_cm_id *ends[] = { first, second, old->id, new->id };
+	/* The move does not wait for this one. */
+	OK(rdma_ack_cm_event(old));
+	OK(pthread_join(thread, NULL));
+	OK(rdma_ack_cm_event(new));
+	for (int i = 0; i < 4; i++)
+		destroy_end(ends[i]);
+	OK(rdma_destroy_id(server));
+	rdma_destroy_event_channel(active), rdma_destroy_event_channel(from), rdma_destroy_event_channel(to);
+}
+
 static void options_of_vendors(void)
 {
 	struct connection c = begin_connection("127.0.0.1");
@@ -337,6 +385,7 @@ int main(void)
 	queue_pair_and_id_apart();
 	a_vanished_peer();
 	migrated();
+	migrating_listener();
 	options_of_vendors();
 	return 0;
 }

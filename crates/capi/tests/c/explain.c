@@ -1,81 +1,24 @@
 /* Programs that do one thing wrong, and what their users see. The first argument says what, the second is "one" or "two"
- * hosts, or "link" for two with link-local addresses. Lines of the log of the other process begin with "peer: ". */
-#include "check.h"
+ * hosts, or "link" for two with link-local addresses. With "swapped" as the third the failing end is the second process, on the
+ * other host. Lines of the log of the other process begin with "peer: ". */
+#include "hosts.h"
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-/* What the two processes tell each other, and the mistakes. */
-struct address {
-	union ibv_gid gid;
-	uint32_t qpn, psn;
-	uint64_t va;
-	uint32_t lkey, rkey;
-};
 
 static const char *mistake;
-static bool two, by_link, is_server, is_wrong;
-static int other; /* socket to the other process */
+static bool is_wrong;
 
 static bool is(const char *name)
 {
 	return !strcmp(mistake, name);
 }
 
-static void tell(const void *what, size_t len)
-{
-	EQ(write(other, what, len), len);
-}
-
-static bool hear(void *what, size_t len)
-{
-	return read(other, what, len) == (ssize_t)len;
-}
-
-/* Both processes have come here. */
-static void meet(void)
-{
-	char c = 0;
-	tell(&c, 1);
-	hear(&c, 1);
-}
-
-static int gid_index(struct ibv_context *ctx)
-{
-	union ibv_gid gid;
-	uint8_t wanted[4] = { 127, 0, 0, 1 };
-	if (two)
-		memcpy(wanted, (uint8_t[]){ 10, 77, 0, is_server ? 2 : 1 }, 4);
-	if (by_link)
-		memcpy(wanted, (uint8_t[]){ 0, 0, 0, is_server ? 2 : 1 }, 4);
-	for (int i = 0; i < 16; i++)
-		if (!ibv_query_gid(ctx, 1, i, &gid) && !memcmp(gid.raw + 12, wanted, 4) && (gid.raw[0] == 0xfe) == by_link)
-			return i;
-	fail_at(__FILE__, __LINE__, "no such GID", 0, 0);
-	return -1;
-}
-
-static int rtr(struct ibv_qp *qp, int index, const struct address *to, enum ibv_mtu mtu, uint32_t psn)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = to->qpn, .rq_psn = psn,
-		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = to->gid, .sgid_index = index, .hop_limit = 64 } } };
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-}
-
 static void rts(struct ibv_qp *qp, uint32_t psn)
 {
 	/* A host says of a few packets that nobody holds the port. With the longer timeout there are more repeats. */
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = is("nobody-on-port") ? 15 : 12, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1,
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = is("nobody-on-port") ? 15 : 14, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1,
 		.sq_psn = psn };
 	OK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 					 IBV_QP_MAX_QP_RD_ATOMIC));
@@ -94,11 +37,33 @@ static int rights(void)
 				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 }
 
+/* Nobody listens on the port. */
+static void connect_to(const struct address *peer)
+{
+	/* A synchronous id. */
+	struct rdma_cm_id *id;
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(7471) };
+	memcpy(&to.sin_addr, peer->gid.raw + 12, 4);
+	OK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
+	OK(rdma_resolve_route(id, 2000));
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	OK(rdma_create_qp(id, NULL, &init));
+	int ret = rdma_connect(id, NULL);
+	printf("rdma_connect: %s\n", ret ? strerror(errno) : "connected");
+	rdma_destroy_qp(id);
+	OK(rdma_destroy_id(id));
+	is_wrong = true;
+}
+
 /* The process whose requests fail. */
 static void client(struct ibv_context *ctx, struct end *e, struct address *peer, int index)
 {
+	if (is("no-listener"))
+		return connect_to(peer);
 	if (is("nobody-on-port") || is("no-route") || is("no-arp"))
-		inet_pton(AF_INET, is("no-route") ? "10.99.0.1" : is("no-arp") ? "10.77.0.3" : "10.77.0.2", peer->gid.raw + 12);
+		inet_pton(AF_INET, is("no-route") ? "10.99.0.1" : is("no-arp") ? "10.77.0.3" : is_second ? "10.77.0.1" : "10.77.0.2", peer->gid.raw + 12);
 	int ret = rtr(e->qp, index, peer, IBV_MTU_1024, 1);
 	if (ret) {
 		printf("ibv_modify_qp to RTR: %s\n", strerror(ret));
@@ -106,11 +71,14 @@ static void client(struct ibv_context *ctx, struct end *e, struct address *peer,
 	}
 	rts(e->qp, is("psn") ? 0x1234 : 1);
 	meet();
-	struct ibv_sge sge = { .addr = (uintptr_t)e->buf, .length = 64, .lkey = e->mr->lkey };
+	struct ibv_sge sges[2], sge = { .addr = (uintptr_t)e->buf, .length = 64, .lkey = e->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
 		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { .remote_addr = peer->va, .rkey = peer->rkey } }, *bad;
 	if (is("no-receive") || is("mtu") || is("receive-too-short") || is("receive-of-other-pd"))
 		wr.opcode = IBV_WR_SEND, sge.length = is("no-receive") || is("receive-of-other-pd") ? 64 : 8192;
+	/* A WRITE within a host needs nothing of the other process, and compares no PSNs. */
+	if ((is("silent-now") && !two) || is("psn"))
+		wr.opcode = IBV_WR_SEND;
 	if (is("rkey-unknown"))
 		wr.wr.rdma.rkey ^= 0x1555;
 	if (is("lkey-as-rkey"))
@@ -119,6 +87,10 @@ static void client(struct ibv_context *ctx, struct end *e, struct address *peer,
 		wr.wr.rdma.remote_addr += BUF, wr.wr.rdma.remote_addr -= 32;
 	if (is("rkey-as-lkey"))
 		sge.lkey = e->mr->rkey;
+	if (is("second-element")) {
+		sges[0] = sges[1] = sge, sges[1].addr += BUF;
+		wr.sg_list = sges, wr.num_sge = 2;
+	}
 	if (is("local-range"))
 		sge.length = BUF + 100;
 	if (is("local-unmapped"))
@@ -151,12 +123,16 @@ static void client(struct ibv_context *ctx, struct end *e, struct address *peer,
 static void server(struct ibv_context *ctx, struct end *e, struct address *peer, int index)
 {
 	struct address to = *peer;
+	if (is("no-listener"))
+		pause();
 	if (is("gid"))
 		inet_pton(AF_INET, two ? "10.77.0.9" : "127.0.0.9", to.gid.raw + 12);
 	if (is("qpn"))
 		to.qpn ^= 1;
 	if (is("receive-too-short") || is("mtu"))
 		OK(post_recv(e, 7, is("mtu") ? 16384 : 1024));
+	if (is("silent-now"))
+		OK(post_recv(e, 7, 64));
 	if (is("receive-of-other-pd")) {
 		struct ibv_mr *mr = ibv_reg_mr(ibv_alloc_pd(ctx), e->buf, BUF, IBV_ACCESS_LOCAL_WRITE);
 		e->mr = mr;
@@ -226,20 +202,6 @@ static void alone(void)
 		char *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		munmap(memory + 4096, 4096);
 		printf("ibv_reg_mr: %s\n", ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE) ? "made" : strerror(errno));
-	} else if (is("call-connect")) {
-		/* A synchronous id. */
-		struct rdma_cm_id *id;
-		struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(7471), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-		OK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
-		OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
-		OK(rdma_resolve_route(id, 2000));
-		struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
-			.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
-		OK(rdma_create_qp(id, NULL, &init));
-		int ret = rdma_connect(id, NULL);
-		printf("rdma_connect: %s\n", ret ? strerror(errno) : "connected");
-		rdma_destroy_qp(id);
-		OK(rdma_destroy_id(id));
 	} else if (is("call-send-queue-full")) {
 		connect_ends(&a, &b);
 		int ret = 0, n;
@@ -282,13 +244,21 @@ static void alone(void)
 	}
 }
 
-static void run_end(void)
+static struct ibv_context *ctx;
+static struct end e;
+static int sgid_index;
+
+static void make(struct address *own)
 {
-	struct ibv_context *ctx = open_device();
-	int index = gid_index(ctx);
+	if (is("nobody-on-port") && is_server) {
+		*own = (struct address){ .gid.raw = { [10] = 0xff, [11] = 0xff }, .qpn = 0x20001, .psn = 1 };
+		return;
+	}
+	ctx = open_device();
+	sgid_index = gid_index(ctx);
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	TRUE(pd != NULL);
-	struct end e = { .cq = ibv_create_cq(ctx, 32, NULL, NULL, 0) };
+	e.cq = ibv_create_cq(ctx, 32, NULL, NULL, 0);
 	e.buf = mmap(NULL, 2 * BUF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	e.mr = ibv_reg_mr(is("rkey-of-other-pd") && is_server ? ibv_alloc_pd(ctx) : pd, e.buf, BUF, rights());
 	TRUE(e.cq && e.mr);
@@ -296,93 +266,48 @@ static void run_end(void)
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .pkey_index = is("partition") && is_server,
 		.qp_access_flags = is("qp-right") ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 	OK(ibv_modify_qp(e.qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	struct address own = { .qpn = e.qp->qp_num, .psn = 1, .va = (uintptr_t)e.buf, .lkey = e.mr->lkey, .rkey = e.mr->rkey };
-	struct address peer;
-	OK(ibv_query_gid(ctx, 1, index, &own.gid));
-	tell(&own, sizeof own);
-	TRUE(hear(&peer, sizeof peer));
-	(is_server ? server : client)(ctx, &e, &peer, index);
+	*own = (struct address){ .qpn = e.qp->qp_num, .psn = 1, .va = (uintptr_t)e.buf, .lkey = e.mr->lkey, .rkey = e.mr->rkey };
+	OK(ibv_query_gid(ctx, 1, sgid_index, &own->gid));
 }
 
-static void copy(FILE *from, int to, const char *before)
+static void run_end(void)
 {
-	char line[1024];
-	rewind(from);
-	while (fgets(line, sizeof line, from))
-		dprintf(to, "%s%s", before, line);
+	struct address peer;
+	exchange(&peer, make);
+	if (is_server && is("nobody-on-port")) {
+		meet(), meet();
+		pause();
+	}
+	(is_server ? server : client)(ctx, &e, &peer, sgid_index);
+	/* A line of the log may come a little after its completion. */
+	struct stat size = { 0 };
+	for (double until = now() + 5; is_wrong && size.st_size == 0 && now() < until; usleep(1000))
+		OK(fstat(2, &size));
+	usleep(100000);
+	_exit(0);
 }
 
 int main(int argc, char **argv)
 {
-	TRUE(argc == 3);
+	TRUE(argc == 3 || (argc == 4 && !strcmp(argv[3], "swapped")));
 	mistake = argv[1], by_link = !strcmp(argv[2], "link"), two = by_link || !strcmp(argv[2], "two");
-	int pair[2], ready[2];
-	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
-	OK(pipe(ready));
-	FILE *log = tmpfile();
-	signal(SIGPIPE, SIG_IGN);
-	setvbuf(stdout, NULL, _IONBF, 0);
-	pid_t child = strncmp(mistake, "call-", 5) ? fork() : 1;
-	if (child == 0) {
-		is_server = true, other = pair[1];
-		close(pair[0]);
-		dup2(fileno(log), 1), dup2(fileno(log), 2);
-		if (two)
-			OK(unshare(CLONE_NEWNET));
-		char c = 0;
-		EQ(write(ready[1], &c, 1), 1);
-		EQ(read(other, &c, 1), 1);
-		if (is("nobody-on-port")) {
-			struct address own = { .gid.raw = { [10] = 0xff, [11] = 0xff }, .qpn = 0x20001, .psn = 1 };
-			tell(&own, sizeof own);
-			hear(&own, sizeof own);
-			meet(), meet();
-			pause();
-		}
-		run_end();
-		exit(0);
-	}
-	other = pair[0];
-	close(pair[1]);
-	dup2(1, 2);
 	if (!strncmp(mistake, "call-", 5)) {
+		dup2(1, 2);
+		setvbuf(stdout, NULL, _IONBF, 0);
 		OK(system("ip link set lo up"));
 		alone();
 		_exit(0);
 	}
-	char c = 0;
-	EQ(read(ready[0], &c, 1), 1);
-	/* The network of the other host lives on when its process has ended. */
-	char network[64];
-	snprintf(network, sizeof network, "/proc/%d/ns/net", child);
-	TRUE(open(network, O_RDONLY) >= 0);
-	char setup[1024] = "ip link set lo up";
-	if (two)
-		snprintf(setup, sizeof setup,
-			 "ip link set lo up && ip link add here type veth peer name there netns %d && ip addr add 10.77.0.1/24 dev here && "
-			 "echo 10 > /proc/sys/net/ipv4/neigh/here/retrans_time_ms && ip link set here up && "
-			 "ip addr add fe80::1/64 dev here nodad && "
-			 "nsenter -n -t %d sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev there; "
-			 "ip link set there up; ip addr add fe80::2/64 dev there nodad'",
-			 child, child);
-	OK(system(setup));
-	tell(&c, 1);
-	/* A line of the log may come a little after its completion. The log is shown first. */
-	int shown = dup(1);
-	FILE *said = tmpfile(), *own = tmpfile();
-	dup2(fileno(said), 1), dup2(fileno(own), 2);
-	run_end();
-	struct stat size;
-	for (double until = now() + 5; is_wrong && now() < until; usleep(1000)) {
-		OK(fstat(fileno(own), &size));
-		if (size.st_size > 0)
-			break;
-	}
-	usleep(100000);
-	kill(child, SIGKILL);
-	waitpid(child, NULL, 0);
-	copy(own, shown, "");
-	copy(said, shown, "");
-	copy(log, shown, "peer: ");
+	bool is_swapped = argc == 4;
+	pid_t pids[2];
+	begin_hosts(pids, is_swapped, run_end);
+	/* The one that fails ends. The log is shown first. */
+	EQ(waitpid(pids[is_swapped], NULL, 0), pids[is_swapped]);
+	kill(pids[!is_swapped], SIGKILL);
+	waitpid(pids[!is_swapped], NULL, 0);
+	copy(logged[is_swapped], "");
+	copy(said[is_swapped], "");
+	copy(logged[!is_swapped], "peer: ");
+	copy(said[!is_swapped], "peer: ");
 	_exit(0);
 }

@@ -583,6 +583,7 @@ static void failed_wc_opcode(struct end *a, struct end *b)
 		result = 3;
 }
 
+#include "mistakes_of_connections.h"
 #include "mistakes_of_datagrams.h"
 
 /* The device plays one without SRQs. */
@@ -739,6 +740,10 @@ int main(int argc, char **argv)
 		{ "waits-for-a-datagram", IBV_QPT_UD, waits_for_a_datagram },
 		{ "leaves-a-lost-datagram", IBV_QPT_UD, leaves_a_lost_datagram },
 		{ "pkey-mismatch", IBV_QPT_UD, pkey_mismatch },
+		{ "ends-differ", IBV_QPT_RC, ends_differ },
+		{ "ends-differ-in-psn", IBV_QPT_RC, ends_differ_in_psn },
+		{ "ends-differ-in-mtu", IBV_QPT_RC, ends_differ_in_mtu },
+		{ "ends-differ-in-numbers", IBV_QPT_RC, ends_differ_in_numbers },
 		{ "refused-by-persona", IBV_QPT_RC, refused_by_persona },
 		{ "posts-what-a-persona-lacks", IBV_QPT_RC, posts_what_a_persona_lacks },
 		{ "beyond-limits-of-a-persona", IBV_QPT_RC, beyond_limits_of_a_persona },
@@ -751,6 +756,9 @@ int main(int argc, char **argv)
 		{ "changed-with-work", IBV_QPT_RC, changed_with_work },
 		{ "context-closed-in-use", IBV_QPT_RC, context_closed_in_use },
 		{ "domains-ended-in-use", IBV_QPT_RC, domains_ended_in_use },
+		{ "parts-ended-in-use", IBV_QPT_RC, parts_ended_in_use },
+		{ "domains-left", IBV_QPT_RC, domains_left },
+		{ "identifier-left", IBV_QPT_RC, identifier_left },
 		{ "channel-destroyed-in-use", IBV_QPT_RC, channel_destroyed_in_use },
 		{ "unacknowledged-event-of-an-identifier", IBV_QPT_RC, unacknowledged_event_of_an_identifier },
 		{ "refused-and-then-waits", IBV_QPT_RC, refused_and_then_waits },

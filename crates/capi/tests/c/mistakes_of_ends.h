@@ -88,6 +88,65 @@ static void domains_ended_in_use(struct end *a, struct end *b)
 	OK(ibv_close_xrcd(xrcd));
 }
 
+static void parts_ended_in_use(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_context *ctx = a->cq->context;
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_dm *dm = ibv_alloc_dm(ctx, &(struct ibv_alloc_dm_attr){ .length = 4096 });
+	struct ibv_mr *mr = ibv_reg_dm_mr(a->mr->pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE);
+	TRUE(pd && mw && dm && mr);
+	if (wrong) {
+		EQ(ibv_dealloc_pd(pd), EBUSY);
+		EQ(ibv_free_dm(dm), EBUSY);
+	}
+	OK(ibv_dealloc_mw(mw));
+	OK(ibv_dealloc_pd(pd));
+	OK(ibv_dereg_mr(mr));
+	OK(ibv_free_dm(dm));
+}
+
+/* Domains and device memory. */
+static void domains_left(struct end *a, struct end *b)
+{
+	(void)b;
+	struct ibv_context *ctx = a->cq->context;
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct ibv_td *td = ibv_alloc_td(ctx, &(struct ibv_td_init_attr){ 0 });
+	struct ibv_parent_domain_init_attr init = { .pd = pd, .td = td };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(ctx, &init);
+	struct ibv_xrcd_init_attr attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
+		.oflags = O_CREAT };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(ctx, &attr);
+	struct ibv_dm *dm = ibv_alloc_dm(ctx, &(struct ibv_alloc_dm_attr){ .length = 4096 });
+	TRUE(pd && td && parent && xrcd && dm);
+	if (wrong)
+		return;
+	OK(ibv_free_dm(dm));
+	OK(ibv_close_xrcd(xrcd));
+	OK(ibv_dealloc_pd(parent));
+	OK(ibv_dealloc_td(td));
+	OK(ibv_dealloc_pd(pd));
+}
+
+/* An identifier and its queue pair. The completion queues are the library's. */
+static void identifier_left(struct end *a, struct end *b)
+{
+	(void)a, (void)b;
+	struct rdma_cm_id *id;
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(7471) };
+	OK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	OK(rdma_create_qp(id, NULL, &init));
+	if (wrong)
+		return;
+	rdma_destroy_qp(id);
+	OK(rdma_destroy_id(id));
+}
+
 static void channel_destroyed_in_use(struct end *a, struct end *b)
 {
 	(void)a, (void)b;

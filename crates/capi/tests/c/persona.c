@@ -142,6 +142,28 @@ static void mana(void)
 	TRUE(make(IBV_QPT_RC, SMALL) != NULL);
 }
 
+/* A device of unreliable connections alone. */
+static void uc(void)
+{
+	struct ibv_device_attr_ex attr;
+	OK(ibv_query_device_ex(ctx, NULL, &attr));
+	EQ(attr.packet_pacing_caps.supported_qpts, 1 << IBV_QPT_UC);
+	EQ(attr.odp_caps.per_transport_caps.rc_odp_caps, 0);
+	TRUE(attr.odp_caps.per_transport_caps.uc_odp_caps != 0);
+	EQ(attr.tm_caps.max_num_tags, 0);
+	IS_NULL(make(IBV_QPT_RC, SMALL), EOPNOTSUPP);
+	struct ibv_qp_init_attr_ex ex = { .send_cq = cq, .recv_cq = cq, .cap = SMALL, .qp_type = IBV_QPT_RC, .pd = pd,
+					  .comp_mask = IBV_QP_INIT_ATTR_PD };
+	IS_NULL(ibv_create_qp_ex(ctx, &ex), EOPNOTSUPP);
+	IS_NULL(make(IBV_QPT_UD, SMALL), EOPNOTSUPP);
+	struct end a = make_end(pd, IBV_QPT_UC), b = make_end(pd, IBV_QPT_UC);
+	connect_ends(&a, &b);
+	OK(post_recv(&b, 1, 64));
+	OK(post_send(&a, 1, 8, IBV_SEND_SIGNALED));
+	EQ(poll_one(a.cq).status, IBV_WC_SUCCESS);
+	EQ(poll_one(b.cq).status, IBV_WC_SUCCESS);
+}
+
 int main(int argc, char **argv)
 {
 	EQ(argc, 2);
@@ -151,6 +173,7 @@ int main(int argc, char **argv)
 	TRUE(pd != NULL && cq != NULL);
 	const struct { const char *persona, *device; void (*test)(void); } tests[] = {
 		{ "mlx5", "mlx5_0", mlx5 }, { "irdma", "irdma0", irdma }, { "rxe", "rxe0", rxe }, { "mana", "mana_0", mana },
+		{ "uc", "uc0", uc },
 	};
 	for (unsigned i = 0; i < sizeof tests / sizeof *tests; i++)
 		if (!strcmp(argv[1], tests[i].persona)) {

@@ -1,4 +1,4 @@
-/* Calls that are refused, each twice: the log says once why. Those at the end are what programs try out, and it says nothing. */
+/* Calls that are refused, each twice: the log says once why. */
 #include "check.h"
 #include <stdint.h>
 
@@ -38,10 +38,34 @@ static void creates(void)
 	ah.grh.sgid_index = 0;
 	ah.grh.dgid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff, 10, 9, 8, 7 } };
 	IS_NULL(ibv_create_ah(pd, &ah), ENETUNREACH);
+	ah.grh.dgid = (union ibv_gid){ .raw = { 0xfd, [15] = 1 } };
+	IS_NULL(ibv_create_ah(pd, &ah), ENETUNREACH);
+	ah.grh.dgid = (union ibv_gid){ .raw = { [10] = 0xff, 0xff, 255, 255, 255, 255 } };
+	IS_NULL(ibv_create_ah(pd, &ah), ENETUNREACH);
 	struct ibv_srq_init_attr srq_init = { .attr = { 4, 1, 0 } };
 	struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
 	REFUSES(ibv_modify_srq(srq, &srq_init.attr, 0x14), EINVAL);
 	OK(ibv_destroy_srq(srq));
+}
+
+/* A connection to an address of another family is told at RTR, and the completion has the same cause. */
+static void connects_by_no_way(void)
+{
+	union ibv_gid dgid = { .raw = { 0xfd, [15] = 2 } };
+	struct end e = make_end(pd, IBV_QPT_RC);
+	to_init(e.qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .dest_qp_num = 0x123456, .max_dest_rd_atomic = 1,
+		.min_rnr_timer = 1, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = dgid, .hop_limit = 64 } } };
+	OK(ibv_modify_qp(e.qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 1 };
+	OK(ibv_modify_qp(e.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					      IBV_QP_MAX_QP_RD_ATOMIC));
+	OK(post_send(&e, 1, 8, IBV_SEND_SIGNALED));
+	struct ibv_wc wc = poll_one(e.cq);
+	EQ(wc.status, IBV_WC_RETRY_EXC_ERR);
+	EQ(wc.vendor_err, 1202);
+	free_end(&e);
 }
 
 static void modifies(struct ibv_qp *qp)
@@ -51,6 +75,16 @@ static void modifies(struct ibv_qp *qp)
 	REFUSES(ibv_modify_qp(qp, &attr, 0x7fffffff), EINVAL);
 	REFUSES(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
 		EINVAL);
+	to_init(qp);
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .dest_qp_num = 1 << 24, .max_dest_rd_atomic = 200,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh.dgid = own_gid(ctx) } };
+	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+		   IBV_QP_MIN_RNR_TIMER;
+	REFUSES(ibv_modify_qp(qp, &rtr, mask), EINVAL);
+	rtr.dest_qp_num = 1;
+	REFUSES(ibv_modify_qp(qp, &rtr, mask), EINVAL);
+	rtr.qp_state = IBV_QPS_RESET;
+	OK(ibv_modify_qp(qp, &rtr, IBV_QP_STATE));
 }
 
 /* Each state is another reason. */
@@ -88,17 +122,23 @@ static void posts(struct end *e)
 	REFUSES(ibv_post_send(e->qp, &send, &bad_send), EINVAL);
 }
 
-/* What programs try out. */
-static void tries(struct end *e)
+/* Programs try these out: the first refusal of each object is said. */
+static void tries(struct end *e, struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
 		.cap = { 1, 1, 1, 1, 1 << 30 } };
+	IS_NULL(ibv_create_qp(pd, &init), EINVAL);
+	init.cap.max_inline_data /= 2;
 	IS_NULL(ibv_create_qp(pd, &init), EINVAL);
 	struct ibv_sge sge = { (uintptr_t)e->buf, 8, e->mr->lkey };
 	struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad;
 	int ret = 0;
 	for (int n = 0; !ret && n < 1000; n++)
 		ret = ibv_post_recv(e->qp, &receive, &bad);
+	EQ(ret, ENOMEM);
+	ret = 0;
+	for (int n = 0; !ret && n < 1000; n++)
+		ret = ibv_post_srq_recv(srq, &receive, &bad);
 	EQ(ret, ENOMEM);
 }
 
@@ -113,12 +153,15 @@ int main(void)
 	sends_too_early();
 	struct ibv_qp_attr migrates = { .path_mig_state = IBV_MIG_REARM };
 	REFUSES(ibv_modify_qp(a.qp, &migrates, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
+	struct ibv_srq_init_attr srq_init = { .attr = { 4, 1, 0 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
 	for (int n = 0; n < 2; n++) {
 		registers();
 		creates();
 		modifies(fresh);
 		posts(&a);
-		tries(&a);
+		tries(&a, srq);
 	}
+	connects_by_no_way();
 	return 0;
 }

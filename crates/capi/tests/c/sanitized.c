@@ -5,6 +5,7 @@
  *   sanitized undefined  reads memory that neither the program nor the device has written
  *   sanitized race       two threads write one variable, and no completion orders them
  *   sanitized leak       forgets what it has allocated
+ *   sanitized objects    leaves the objects of the device that it has made
  */
 #include <pthread.h>
 
@@ -142,6 +143,9 @@ int main(int argc, char **argv)
 		if (nobodys[7] > 0)
 			puts("positive");
 		free(nobodys);
+	} else if (strcmp(argv[1], "objects") == 0) {
+		a = make_end(pd, IBV_QPT_RC);
+		return 0;
 	} else if (strcmp(argv[1], "leak") == 0) {
 		for (int n = 0; n < 10; n++)
 			printf("%p\n", malloc(64));

@@ -1,6 +1,9 @@
 /* Mistakes one after the other, of which the log says in a line what was wrong. The test looks at the lines. */
 #include "check.h"
 #include <rdma/rdma_cma.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -117,6 +120,105 @@ static void srq_of_other_pd(void)
 	OK(ibv_dealloc_pd(other));
 }
 
+/* The memory of a region may not be written any more: that of a WRITE, and that of a receive. */
+static void write_protected(void)
+{
+	struct end a, b;
+	for (int receives = 0; receives < 2; receives++) {
+		make_pair(&a, &b, 0);
+		char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct ibv_mr *mr = ibv_reg_mr(pd, page, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		TRUE(mr != NULL);
+		OK(mprotect(page, 4096, PROT_READ));
+		if (receives) {
+			struct ibv_sge sge = { .addr = (uintptr_t)page, .length = 64, .lkey = mr->lkey };
+			struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+			OK(ibv_post_recv(b.qp, &wr, &bad));
+			OK(post_send(&a, 1, 8, IBV_SEND_SIGNALED));
+			EQ(poll_one(a.cq).vendor_err, 1101);
+			EQ(poll_one(b.cq).vendor_err, 409);
+		} else {
+			fails(&a, IBV_WR_RDMA_WRITE, (uintptr_t)page, mr->rkey, 1016);
+		}
+		OK(ibv_dereg_mr(mr));
+		OK(munmap(page, 4096));
+		free_pair(&a, &b);
+	}
+}
+
+/* A range far behind the region, and a SEND that invalidates the key of a region. */
+static void told_by_the_peer(void)
+{
+	struct end a, b;
+	make_pair(&a, &b, 0);
+	fails(&a, IBV_WR_RDMA_WRITE, (uintptr_t)b.buf + (1 << 30), b.mr->rkey, 1005);
+	free_pair(&a, &b);
+	make_pair(&a, &b, 0);
+	OK(post_recv(&b, 1, 64));
+	struct ibv_sge sge = { .addr = (uintptr_t)a.buf, .length = 8, .lkey = a.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED,
+		.invalidate_rkey = b.mr->rkey }, *bad;
+	OK(ibv_post_send(a.qp, &wr, &bad));
+	/* Another one, which finds the peer in ERR. */
+	OK(post_send(&a, 2, 8, IBV_SEND_SIGNALED));
+	struct ibv_wc wc = poll_one(b.cq);
+	EQ(wc.status, IBV_WC_LOC_ACCESS_ERR);
+	EQ(wc.vendor_err, 602);
+	do
+		wc = poll_one(a.cq);
+	while (wc.status == IBV_WC_SUCCESS);
+	EQ(wc.status, IBV_WC_RETRY_EXC_ERR);
+	EQ(wc.vendor_err, 1217);
+	free_pair(&a, &b);
+}
+
+/* A forked child names what its parent made. */
+static void by_a_child(void)
+{
+	struct end e = make_end(pd, IBV_QPT_RC);
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		struct ibv_qp_init_attr init = { .send_cq = e.cq, .recv_cq = e.cq, .qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+		IS_NULL(ibv_create_qp(pd, &init), EIO);
+		REFUSES(post_recv(&e, 1, 8), EIO);
+		_exit(0);
+	}
+	int status;
+	EQ(waitpid(child, &status, 0), child);
+	EQ(status, 0);
+	free_end(&e);
+}
+
+/* More receives of an SRQ complete than the queue has room for, and the program moves the queue pair to ERR at once. */
+static void overrun(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	for (int round = 0; round < 20; round++) {
+		struct ibv_srq *srq = ibv_create_srq(pd, &init);
+		TRUE(srq != NULL);
+		struct end a = make_end(pd, IBV_QPT_RC), b = a;
+		b.cq = ibv_create_cq(ctx, 2, NULL, NULL, 0);
+		b.qp = make_qp(pd, b.cq, IBV_QPT_RC, srq, 0);
+		connect_ends(&a, &b);
+		struct ibv_sge sge = { .addr = (uintptr_t)a.buf, .length = 64, .lkey = a.mr->lkey };
+		struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+		for (int n = 0; n < 4; n++)
+			OK(ibv_post_srq_recv(srq, &wr, &bad));
+		for (int n = 0; n < 4; n++)
+			OK(post_send(&a, n, 8, IBV_SEND_SIGNALED));
+		/* The third one is lost there. */
+		for (int n = 0; n < 3; n++)
+			poll_one(a.cq);
+		to_err(b.qp);
+		OK(ibv_destroy_qp(b.qp));
+		OK(ibv_destroy_cq(b.cq));
+		OK(ibv_destroy_srq(srq));
+		free_end(&a);
+	}
+}
+
 /* Calls that are refused. */
 static void refused(void)
 {
@@ -187,6 +289,47 @@ static void connect_without_queue_pair(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* The program at the other end destroys the id of the request. Then a port that is taken. */
+static void never_accepted(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *listener, *id;
+	OK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP));
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) }, any = to;
+	OK(rdma_bind_addr(listener, (struct sockaddr *)&to));
+	OK(rdma_listen(listener, 1));
+	to.sin_port = rdma_get_src_port(listener);
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000));
+	OK(rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ADDR_RESOLVED)));
+	OK(rdma_resolve_route(id, 2000));
+	OK(rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ROUTE_RESOLVED)));
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	OK(rdma_create_qp(id, NULL, &init));
+	struct rdma_conn_param param = { .retry_count = 7 };
+	OK(rdma_connect(id, &param));
+	struct rdma_cm_event *e = next(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *request = e->id;
+	OK(rdma_ack_cm_event(e));
+	OK(rdma_destroy_id(request));
+	e = next(channel, RDMA_CM_EVENT_REJECTED);
+	EQ(e->status, 28);
+	OK(rdma_ack_cm_event(e));
+	rdma_destroy_qp(id);
+	OK(rdma_destroy_id(id));
+
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	EQ(rdma_bind_addr(id, (struct sockaddr *)&to), -1);
+	EQ(errno, EADDRINUSE);
+	any.sin_addr.s_addr = 0, any.sin_port = to.sin_port;
+	EQ(rdma_bind_addr(id, (struct sockaddr *)&any), -1);
+	EQ(errno, EADDRNOTAVAIL);
+	OK(rdma_destroy_id(id));
+	OK(rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+}
+
 /* Frames that are too short, if the program may send frames at all. */
 static void raw_packet(void)
 {
@@ -229,11 +372,20 @@ static void raw_packet(void)
 	free_end(&e);
 }
 
-int main(void)
+/* The log has twenty lines of failed work in a second. So an argument chooses one half of the mistakes. */
+int main(int argc, char **argv)
 {
 	setlinebuf(stdout);
 	ctx = open_device();
 	pd = ibv_alloc_pd(ctx);
+	if (argc > 1 && !strcmp(argv[1], "second")) {
+		write_protected();
+		told_by_the_peer();
+		by_a_child();
+		overrun();
+		never_accepted();
+		return 0;
+	}
 	windows();
 	zero_based();
 	srq_of_other_pd();

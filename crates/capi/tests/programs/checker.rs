@@ -4,20 +4,30 @@ use super::*;
 
 /// Runs `mistakes.c` under the checker: its exit status, what it said, and the checks that its report names.
 fn check(words: [&str; 3], mode: &str, suppressions: &str) -> (Option<i32>, String, Vec<String>) {
+    check_with(words, mode, suppressions, &[])
+}
+
+/// As [`check`], with a configuration.
+fn check_with(
+    words: [&str; 3],
+    mode: &str,
+    suppressions: &str,
+    configuration: &[(&str, &str)],
+) -> (Option<i32>, String, Vec<String>) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| {
         let program = libraries().join(format!("mistakes.{}", std::process::id()));
         compile("mistakes", &program, &[]);
         program
     });
-    check_program(program, &words, mode, suppressions)
+    check_program(program, &words, (mode, suppressions), configuration)
 }
 
 pub(super) fn check_program(
     program: &Path,
     words: &[&str],
-    mode: &str,
-    suppressions: &str,
+    (mode, suppressions): (&str, &str),
+    configuration: &[(&str, &str)],
 ) -> (Option<i32>, String, Vec<String>) {
     let port = UdpPort::reserve();
     let number = port.number();
@@ -44,6 +54,7 @@ pub(super) fn check_program(
         .env("ANYVERBS_CHECK", mode)
         .env("ANYVERBS_CHECK_REPORT", &report)
         .env("ANYVERBS_CHECK_SUPPRESSIONS", &rules)
+        .envs(configuration.iter().copied())
         .output()
         .unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -58,19 +69,31 @@ pub(super) fn check_program(
     (output.status.code(), said, found)
 }
 
+/// Ways of packets between queue pairs of one process: within it, and by UDP.
+const WAYS: [&[(&str, &str)]; 2] = [&[], &[("ANYVERBS_INPROC", "0")]];
+
 #[test]
 fn the_checker_finds_each_mistake_and_nothing_else() {
+    finds_each_mistake(WAYS[0]);
+}
+
+#[test]
+fn the_checker_finds_each_mistake_where_packets_travel() {
+    finds_each_mistake(WAYS[1]);
+}
+
+fn finds_each_mistake(way: &[(&str, &str)]) {
     for id in checks() {
         // No call reads what `ibv_poll_cq` has written.
         let is_seen = |calls: &&str| id != "failed-wc-opcode" || *calls == "extended";
         for calls in ["plain", "extended"].into_iter().filter(is_seen) {
-            let (status, said, found) = check([&id, "wrong", calls], "1", "");
+            let (status, said, found) = check_with([&id, "wrong", calls], "1", "", way);
             assert_eq!((status, &found[..]), (Some(66), &[id.clone()][..]), "{id} {calls}: {said}");
             // The function of the mistake, with its file and line, stands in a stack.
             let function = id.replace('-', "_");
             let is_named = |line: &str| line.contains(&function) && line.contains("c/mistakes");
             assert!(said.lines().any(is_named), "{id} {calls}: {said}");
-            let (status, said, found) = check([&id, "right", calls], "1", "");
+            let (status, said, found) = check_with([&id, "right", calls], "1", "", way);
             assert_eq!((status, found), (Some(0), Vec::new()), "{id} {calls}: {said}");
         }
     }
@@ -111,13 +134,16 @@ fn the_checker_reports_a_child_that_ends_what_its_parent_made() {
 
 /// A program with a mistake has these findings, in any order, and the look-alike has none.
 fn finds(id: &str, wanted: &[&str]) -> String {
-    let (status, wrong, mut found) = check([id, "wrong", "plain"], "1", "");
-    found.sort();
-    let names: Vec<_> = found.iter().map(String::as_str).collect();
-    assert_eq!((status, &names[..]), (Some(66), wanted), "{id}: {wrong}");
-    let (status, said, found) = check([id, "right", "plain"], "1", "");
-    assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
-    wrong
+    let [within, _] = WAYS.map(|way| {
+        let (status, wrong, mut found) = check_with([id, "wrong", "plain"], "1", "", way);
+        found.sort();
+        let names: Vec<_> = found.iter().map(String::as_str).collect();
+        assert_eq!((status, &names[..]), (Some(66), wanted), "{id} {way:?}: {wrong}");
+        let (status, said, found) = check_with([id, "right", "plain"], "1", "", way);
+        assert_eq!((status, found), (Some(0), Vec::new()), "{id} {way:?}: {said}");
+        wrong
+    });
+    within
 }
 
 #[test]
@@ -139,6 +165,10 @@ fn the_checker_sees_what_ends_before_its_users() {
     assert!(said.contains("was closed before the protection domain ended"), "{said}");
     let said = finds("domains-ended-in-use", &["ended-in-use"; 2]);
     for what in ["since a protection domain uses it", "since a queue pair uses it"] {
+        assert!(said.contains(what), "{said}");
+    }
+    let said = finds("parts-ended-in-use", &["ended-in-use"; 2]);
+    for what in ["since a memory window uses it", "since a memory region uses it"] {
         assert!(said.contains(what), "{said}");
     }
     let said = finds("channel-destroyed-in-use", &["ended-in-use"]);
@@ -244,6 +274,30 @@ fn the_checker_says_whose_datagram_was_dropped() {
 }
 
 #[test]
+fn the_checker_reports_ends_that_differ_at_both() {
+    let said = finds("ends-differ", &["ends-differ"]);
+    let psn = "a packet with PSN 0x64 came from queue pair 0x";
+    assert!(said.contains(psn) && said.contains("and rq_psn is 0x65 here"), "{said}");
+    let said = finds("ends-differ-in-psn", &["ends-differ"; 2]);
+    let begins = "are dropped: they begin at PSN 0x64, and rq_psn is 0x5f\n";
+    assert!(said.contains("does not fit the other end: packets from"), "{said}");
+    assert!(said.contains(begins), "{said}");
+    let said = finds("ends-differ-in-mtu", &["ends-differ"; 2]);
+    assert!(said.contains("path_mtu differs: it is 256 at the responder"), "{said}");
+    // Each requester learns it. Those who answer see nothing wrong.
+    let said = finds("ends-differ-in-numbers", &["ends-differ"; 2]);
+    let pair = |line: &str| {
+        let own = line.split_once("queue pair 0x")?.1.get(..6)?.to_owned();
+        let end = ", and not to this one; see `anyverbs explain AV1210`";
+        let (_, other) = line.strip_suffix(end)?.rsplit_once("queue pair 0x")?;
+        Some((own, other.to_owned()))
+    };
+    let pairs: Vec<_> = said.lines().filter_map(pair).collect();
+    let [(a, of_a), (a2, of_a2)] = &pairs[..] else { panic!("{said}") };
+    assert!(a != a2 && a == of_a2 && a2 == of_a, "{said}");
+}
+
+#[test]
 fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
     for calls in ["plain", "extended"] {
         let (status, said, found) = check(["inline-read-without-fence", "wrong", calls], "1", "");
@@ -332,6 +386,19 @@ fn the_checker_tells_the_protection_domain_of_the_connection_manager_from_a_leak
 }
 
 #[test]
+fn the_checker_knows_what_of_all_kinds_is_left() {
+    let said = finds("domains-left", &["leak"; 5]);
+    for what in ["thread domain", "XRC domain", "device memory"] {
+        assert_eq!(said.matches(&format!("leak: the {what} at 0x")).count(), 1, "{said}");
+    }
+    assert_eq!(said.matches("leak: the protection domain at 0x").count(), 2, "{said}");
+    let said = finds("identifier-left", &["leak"; 2]);
+    for what in ["communication identifier", "queue pair"] {
+        assert_eq!(said.matches(&format!("leak: the {what} at 0x")).count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn the_checker_says_how_many_leaks_it_leaves_out() {
     let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "");
     assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 20]), "{said}");
@@ -360,7 +427,7 @@ fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
         // The parent of a process sees 256 as 0.
         (&["leaves", "256"], 66, leak()),
     ] {
-        let (ended, said, checks) = check_program(&program, words, "1", "");
+        let (ended, said, checks) = check_program(&program, words, ("1", ""), &[]);
         let word = words.join(" ");
         assert_eq!((ended, checks), (Some(status), found), "{word}: {said}");
         for line in ["the destructor has run", "the library's destructor has run"] {
@@ -374,7 +441,10 @@ fn the_checker_lets_destructors_run_and_keeps_the_status_of_a_failure() {
 #[test]
 fn the_checker_says_nothing_of_larger_programs() {
     let rules = env::temp_dir().join(format!("anyverbs-check-rules-{}", std::process::id()));
-    fs::write(&rules, "use-after-destroy:comp_cntr.c\nuse-after-destroy:memory.c").unwrap();
+    // Some refusals are what they test: of counters and regions that are gone, and of device memory in use.
+    let refusals =
+        "use-after-destroy:comp_cntr.c\nuse-after-destroy:memory.c\nended-in-use:memory.c";
+    fs::write(&rules, refusals).unwrap();
     for name in ["cm_threads", "cm_xrc"] {
         run_with(name, &[("ANYVERBS_CHECK", "1")]);
     }

@@ -14,7 +14,36 @@ const LINES: &[(&str, &str, usize)] = &[
     ("the memory window of the key was deallocated ", "AV1002", 2),
     ("the region or window is zero-based: its addresses count from 0 (key ", "AV1015", 2),
     ("and the SRQ of ", "AV0404", 1),
-    ("CQ not destroyed: in use by 1 QP;", "AV8009", 1),
+    (
+        "the peer's memory is mapped without the permission that the operation needs (key ",
+        "AV1016",
+        2,
+    ),
+    ("the memory is mapped without the permission that the operation needs (key ", "AV0409", 1),
+    (
+        "the range is not within the region by far; the log of the peer says by how much (key ",
+        "AV1005",
+        1,
+    ),
+    (" bytes behind the region (key ", "AV1005", 1),
+    (" cannot be invalidated;", "AV0602", 1),
+    ("the peer could not invalidate the key that a SEND names;", "AV1217", 1),
+    ("ibv_create_qp: objects that were inherited across fork do no work;", "EIO", 1),
+    (": objects that were inherited across fork do no work;", "EIO", 2),
+    ("a completion queue of 2 entries has overrun: ", "AV7001", 20),
+    (" requests, of 1 queue pair and 1 SRQ;", "AV7001", 20),
+    (" is taken: another id holds it;", "EADDRINUSE", 1),
+    (
+        " is taken: another id holds it, and one of the two is bound to all addresses;",
+        "EADDRNOTAVAIL",
+        1,
+    ),
+    (
+        "the program there called rdma_reject, or destroyed the id of the request (rdma_destroy_id);",
+        "RDMA_CM_EVENT_REJECTED",
+        1,
+    ),
+    (" (32 entries) is not destroyed: in use by 1 QP;", "AV8009", 1),
     ("opcode is IBV_WR_TSO, which goes with raw packets alone;", "AV8013", 1),
     (
         "send_ops_flags at the creation of the queue pair lacks IBV_QP_EX_WITH_RDMA_WRITE;",
@@ -25,7 +54,7 @@ const LINES: &[(&str, &str, usize)] = &[
     ("the queue is in RESET, and takes no receives before it leaves it;", "AV8013", 1),
     ("sgid_index 0, dgid ::; dgid is no address);", "AV8004", 1),
     ("ibv_create_ah: invalid address: grh.dgid is that of no port (::);", "AV8004", 1),
-    ("no connection to 127.0.0.1:", "RDMA_CM_EVENT_REJECTED", 1),
+    ("no connection to 127.0.0.1:", "RDMA_CM_EVENT_REJECTED", 2),
     (
         "rdma_connect was called for an id without a queue pair, and qp_num of its parameters is 0;",
         "RDMA",
@@ -42,7 +71,8 @@ const OF_RAW_PACKETS: &[(&str, &str, usize)] = &[
 #[test]
 fn the_log_names_what_was_wrong() {
     let merged = ["sh", "-c", "exec \"$@\" 2>&1", "sh"];
-    let said = run_below("told", &merged, &[], &[]);
+    let halves = [&[][..], &["second"]].map(|half| run_below("told", &merged, half, &[]));
+    let said = halves.concat();
     let is_raw = said.contains("\nraw packets\n");
     let all = LINES.iter().chain(OF_RAW_PACKETS.iter().filter(|_| is_raw));
     for (text, page, times) in all {
@@ -58,10 +88,20 @@ fn the_log_names_what_was_wrong() {
 }
 
 #[test]
+fn a_work_queue_that_is_full_says_so() {
+    let merged = ["sh", "-c", "exec \"$@\" 2>&1", "sh"];
+    let said = run_below("wq", &merged, &[], &[]);
+    let full = ": the queue is full: it holds 16 receives; see `anyverbs explain ENOMEM`";
+    let lines: Vec<_> = said.lines().filter(|line| line.ends_with(full)).collect();
+    let is_it = lines.len() == 1 && lines[0].contains("refused: ibv_post_wq_recv to work queue 0x");
+    assert!(is_it, "{said}");
+}
+
+#[test]
 fn the_checker_tells_windows_from_regions_and_srqs_from_queue_pairs() {
     let program = libraries().join(format!("told.{}", std::process::id()));
     compile("told", &program, &[]);
-    let (_, said, found) = checker::check_program(&program, &["told"], "1", "");
+    let (_, said, found) = checker::check_program(&program, &["told"], ("1", ""), &[]);
     let _ = fs::remove_file(&program);
     let reports = |check: &str| found.iter().filter(|name| *name == check).count();
     // The window that lacks a right is reported, and those that are not bound are not.

@@ -1,0 +1,91 @@
+/* Two devices of a configuration file that gives each a GUID, an MTU or limits: what they show, and what they refuse. */
+#include "check.h"
+
+static struct ibv_context *open_named(const char *name)
+{
+	int n;
+	struct ibv_device **list = ibv_get_device_list(&n);
+	TRUE(list != NULL);
+	EQ(n, 2);
+	for (int i = 0; i < n; i++)
+		if (!strcmp(ibv_get_device_name(list[i]), name))
+			return ibv_open_device(list[i]);
+	return NULL;
+}
+
+static struct ibv_qp *make(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t wrs, uint32_t sges)
+{
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					 .cap = { .max_send_wr = wrs, .max_recv_wr = 1, .max_send_sge = sges, .max_recv_sge = 1 } };
+	return ibv_create_qp(pd, &init);
+}
+
+int main(void)
+{
+	struct ibv_context *rails[2] = { open_named("rail0"), open_named("rail1") };
+	struct ibv_device_attr attr;
+	struct ibv_port_attr port;
+
+	TRUE(rails[0] && rails[1]);
+	OK(ibv_query_device(rails[0], &attr));
+	EQ(be64toh(attr.node_guid), 0x0002c90300aabbcc);
+	EQ(attr.sys_image_guid, attr.node_guid);
+	EQ(ibv_get_device_guid(rails[0]->device), attr.node_guid);
+	EQ(attr.max_qp, 2);
+	EQ(attr.max_cqe, 64);
+	EQ(attr.max_sge, 3);
+	EQ(attr.max_sge_rd, 3);
+	EQ(attr.max_cq, 32768);
+	OK(ibv_query_port(rails[0], 1, &port));
+	EQ(port.active_mtu, IBV_MTU_1024);
+	OK(ibv_query_port(rails[1], 1, &port));
+	EQ(port.active_mtu, IBV_MTU_4096);
+	OK(ibv_query_device(rails[1], &attr));
+	EQ(attr.max_qp, 3);
+	EQ(attr.max_sge, 4);
+	EQ(attr.max_srq, 0);
+
+	/* Sizes. */
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(rails[0]), ibv_alloc_pd(rails[1]) };
+	struct ibv_cq *cqs[2] = { ibv_create_cq(rails[0], 64, NULL, NULL, 0), ibv_create_cq(rails[1], 64, NULL, NULL, 0) };
+	TRUE(pds[0] && pds[1] && cqs[0] && cqs[1]);
+	IS_NULL(ibv_create_cq(rails[0], 65, NULL, NULL, 0), EINVAL);
+	IS_NULL(make(pds[0], cqs[0], 9, 1), EINVAL);
+	IS_NULL(make(pds[0], cqs[0], 8, 4), EINVAL);
+	IS_NULL(make(pds[1], cqs[1], 9, 5), EINVAL);
+
+	/* Numbers, which each device counts by itself. */
+	struct ibv_pd *second = ibv_alloc_pd(rails[0]);
+	TRUE(second != NULL);
+	IS_NULL(ibv_alloc_pd(rails[0]), ENOMEM);
+	TRUE(ibv_alloc_pd(rails[1]) != NULL);
+	struct ibv_qp *made[2][3];
+	for (int rail = 0; rail < 2; rail++) {
+		for (int n = 0; n < 2 + rail; n++)
+			TRUE((made[rail][n] = make(pds[rail], cqs[rail], 8, 3)) != NULL);
+		IS_NULL(make(pds[rail], cqs[rail], 8, 3), ENOMEM);
+	}
+	static char bytes[64];
+	for (int n = 0; n < 4; n++)
+		TRUE(ibv_reg_mr(pds[0], bytes, sizeof bytes, 0) != NULL);
+	IS_NULL(ibv_reg_mr(pds[0], bytes, sizeof bytes, 0), ENOMEM);
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	TRUE(ibv_create_srq(pds[0], &srq) != NULL);
+	IS_NULL(ibv_create_srq(pds[0], &srq), ENOMEM);
+	/* One that is destroyed makes room, on its own device. */
+	OK(ibv_destroy_qp(made[0][0]));
+	IS_NULL(make(pds[1], cqs[1], 8, 3), ENOMEM);
+	TRUE(make(pds[0], cqs[0], 8, 3) != NULL);
+
+	/* A path MTU above that of the port. */
+	struct ibv_qp *qp = made[0][1];
+	to_init(qp);
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_2048, .dest_qp_num = qp->qp_num, .max_dest_rd_atomic = 1,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = own_gid(rails[0]), .hop_limit = 64 } } };
+	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+		   IBV_QP_MIN_RNR_TIMER;
+	REFUSES(ibv_modify_qp(qp, &rtr, mask), EINVAL);
+	rtr.path_mtu = IBV_MTU_1024;
+	OK(ibv_modify_qp(qp, &rtr, mask));
+	return 0;
+}
