@@ -62,6 +62,7 @@ checks! {
     FailedWcOpcode "failed-wc-opcode";
     QkeyMismatch "qkey-mismatch";
     PkeyMismatch "pkey-mismatch";
+    EndsDiffer "ends-differ";
     DatagramUnreceived "datagram-without-receive";
     DatagramTooLong "datagram-too-long";
     OutOfOrder "extended-calls-out-of-order";

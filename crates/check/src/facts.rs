@@ -35,6 +35,8 @@ pub enum Kind {
     Td,
     /// `ibv_xrcd`.
     Xrcd,
+    /// `ibv_dm`.
+    Dm,
     /// Any other.
     Other,
 }
@@ -58,6 +60,7 @@ impl Kind {
             "rdma_cm_id" => Self::CmId,
             "ibv_td" => Self::Td,
             "ibv_xrcd" => Self::Xrcd,
+            "ibv_dm" => Self::Dm,
             _ => Self::Other,
         }
     }
@@ -80,6 +83,7 @@ impl Kind {
             Self::CmId => "communication identifier",
             Self::Td => "thread domain",
             Self::Xrcd => "XRC domain",
+            Self::Dm => "device memory",
             Self::Other => "object",
         }
     }
@@ -88,7 +92,7 @@ impl Kind {
     #[must_use]
     pub fn is_kept(self) -> bool {
         // The others may hold what the program ends next.
-        !self.has_descriptor() && !matches!(self, Self::Td | Self::Xrcd | Self::Other)
+        !self.has_descriptor() && !matches!(self, Self::Td | Self::Xrcd | Self::Dm | Self::Other)
     }
 
     /// Whether it has a descriptor, or a part of one that has. It would stay open while the memory is kept.
@@ -110,10 +114,12 @@ impl Kind {
         matches!(self, Self::Context | Self::Channel | Self::EventChannel)
     }
 
-    /// Whether one that is left at the end is a leak. The library has some of the others for itself.
+    /// Whether one that is left at the end is a leak.
     pub(crate) fn can_leak(self) -> bool {
-        !self.has_descriptor()
-            && !matches!(self, Self::CmEvent | Self::Td | Self::Xrcd | Self::Other)
+        !matches!(
+            self,
+            Self::Context | Self::Channel | Self::EventChannel | Self::CmEvent | Self::Other
+        )
     }
 }
 
@@ -290,7 +296,7 @@ pub const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Dropped {
-    /// UC: the number of the cause, and a sentence about the first message.
+    /// UC: the number of the cause, and a sentence about the first message. Of other connections: how the two ends differ.
     Message {
         /// As in `vendor_err`.
         cause: u16,

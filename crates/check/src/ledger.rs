@@ -97,7 +97,7 @@ struct Queues {
     is_unwatched: bool,
     /// The send queue is full for good, and this was reported.
     is_stuck: bool,
-    /// Checks by which dropped datagrams were reported.
+    /// Checks by which dropped datagrams, or a difference between the two ends, were reported.
     dropped: Vec<Check>,
     /// The program read that the queue pair takes no more receives of its SRQ.
     saw_last_wqe: bool,

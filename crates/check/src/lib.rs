@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use anyverbs_sanitizers::Quiet;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use catalogue::Check;
@@ -123,6 +124,7 @@ impl Checker {
         let Some(call) = self.ledger().ends(address, activity, waiting) else { return };
         let stack = Stack::here();
         let report = move || {
+            let _quiet = Quiet::new();
             thread::sleep(LATE);
             self.ledger().is_late(address, call, stack);
         };
@@ -148,6 +150,8 @@ const LATE: Duration = Duration::from_secs(1);
 /// own. Of several statuses the C library takes the last, and goes on with what is to be done at exit.
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
+    // Until this function ends: the program has further work at exit.
+    let quiet = Quiet::new();
     // A thread that is stopped in the middle of a call may hold it.
     let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {
         return;
@@ -158,6 +162,7 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         ledger.end();
         ledger.has_findings()
     };
+    drop(quiet);
     // The parent process sees the lowest byte of a status alone.
     if has_findings && status & 0xff == 0 {
         // SAFETY: within exit(3), of the same thread.

@@ -27,15 +27,22 @@ impl Ledger {
     pub fn dropped(&mut self, address: usize, drops: &DroppedDatagrams) {
         let DroppedDatagrams { reason, count, from } = drops;
         let Some(check) = reason.check() else { return };
-        let Some(queues) = self.queues.get_mut(&address) else { return };
-        let Some(qp) = queues.qp.filter(|_| !queues.dropped.contains(&check)) else { return };
-        queues.dropped.push(check);
+        let Some(qp) = self.queues.get(&address).and_then(|queues| queues.qp) else { return };
+        if !self.is_first_drop(address, check) {
+            return;
+        }
         let why = match *reason {
             Dropped::Message { ref first, .. } => {
-                let what = format!(
-                    "UC queue pair {:#08x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
-                    qp.number
-                );
+                let what = if qp.is_uc {
+                    format!(
+                        "UC queue pair {:#08x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
+                        qp.number
+                    )
+                } else if check == Check::NoReceive {
+                    format!("queue pair {:#08x} had no receive: {first}", qp.number)
+                } else {
+                    format!("queue pair {:#08x} does not fit the other end: {first}", qp.number)
+                };
                 let seen = ("It was seen here, later".into(), Stack::here());
                 let made = self.origin(address, "The queue pair was made here");
                 return self.report(check, what, vec![seen, made]);
@@ -63,11 +70,25 @@ impl Ledger {
         self.report(check, what, vec![seen, made]);
     }
 
-    /// The addresses of the queue pairs of types UD and UC whose receives complete in this queue, or in any.
+    /// Notes that a queue pair is reported for this check. False if it was before.
+    pub(super) fn is_first_drop(&mut self, address: usize, check: Check) -> bool {
+        let Some(queues) = self.queues.get_mut(&address) else { return false };
+        let is_first = !queues.dropped.contains(&check);
+        if is_first {
+            queues.dropped.push(check);
+        }
+        is_first
+    }
+
+    /// The addresses of the queue pairs of types UD and UC whose receives complete in this queue.
     #[must_use]
-    pub fn silent_qps(&self, cq: Option<usize>) -> Vec<usize> {
-        let is_of = |qp: QueuePair| qp.drops_silently() && cq.is_none_or(|cq| qp.recv_cq == cq);
-        let qps = self.queues.iter().filter(|(_, queues)| queues.qp.is_some_and(is_of));
+    pub fn silent_qps(&self, cq: usize) -> Vec<usize> {
+        self.qps_that(|qp| qp.drops_silently() && qp.recv_cq == cq)
+    }
+
+    /// The addresses of these queue pairs.
+    pub(super) fn qps_that(&self, is_of: impl Fn(QueuePair) -> bool) -> Vec<usize> {
+        let qps = self.queues.iter().filter(|(_, queues)| queues.qp.is_some_and(&is_of));
         qps.map(|(address, _)| *address).collect()
     }
 }

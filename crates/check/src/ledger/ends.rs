@@ -250,10 +250,11 @@ impl Ledger {
         self.report(Check::CqOverrun, what, vec![seen, made]);
     }
 
-    /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped.
+    /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped, and nobody at all of other queue
+    /// pairs.
     pub(crate) fn end(&mut self) {
         let deadline = Instant::now() + LONGEST_WAIT;
-        for qp in self.silent_qps(None) {
+        for qp in self.qps_that(|_| true) {
             (self.drops_of)(qp, deadline).iter().for_each(|drops| self.dropped(qp, drops));
         }
         let more = self.report_leaks();

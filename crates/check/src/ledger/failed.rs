@@ -43,6 +43,12 @@ pub(super) fn check_of(cause: Cause) -> Option<Check> {
         Cause::MessageTooLong | Cause::PeerMessageTooLong => Check::ReceiveTooSmall,
         Cause::NoReceive | Cause::UcNoReceive => Check::NoReceive,
         Cause::LkeyDeregistered | Cause::RkeyDeregistered => Check::UseAfterDestroy,
+        Cause::PsnDiffers
+        | Cause::MtuDiffers
+        | Cause::GidDiffers
+        | Cause::QpnDiffers
+        | Cause::TypeDiffers
+        | Cause::PkeyDiffers => Check::EndsDiffer,
         _ => return None,
     })
 }
@@ -52,6 +58,9 @@ impl Ledger {
         let cause = u16::try_from(completion.cause).ok().and_then(Cause::from_number);
         let Some(cause) = cause.filter(|_| completion.status != FLUSHED) else { return };
         let Some(check) = check_of(cause) else { return };
+        if check == Check::EndsDiffer && !self.is_first_drop(qp, check) {
+            return;
+        }
         let Posted { work, stack, .. } = posted;
         let mut what = format!(
             "a {} (wr_id {:#x}) of queue pair {:#08x} failed: {}",
@@ -86,6 +95,10 @@ impl Ledger {
             stacks.push(("The region was registered here".into(), made));
         }
         if let Some((peer, number)) = self.peer_in_process(qp) {
+            // Both ends are here, and learn it. One report names both.
+            if check == Check::NoReceive {
+                self.is_first_drop(peer, check);
+            }
             what.push_str(&format!("; the peer is queue pair {number:#08x} of this process"));
             stacks.push(self.origin(peer, "The peer's queue pair was made here"));
         }
