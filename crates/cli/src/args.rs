@@ -1,6 +1,7 @@
 //! The command line. Help, manual pages and completions all come from here.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -438,6 +439,9 @@ fn number(text: &str) -> Result<u32, &'static str> {
 pub(crate) struct Devices {
     #[command(flatten)]
     pub(crate) settings: Settings,
+    /// Say of each GID whether a route leads from it to this address, or why not
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) to: Option<IpAddr>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,33 +1,66 @@
 //! `anyverbs devices`.
 
 use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::process::ExitCode;
 
 use crate::args::Devices;
-use crate::device::{self, Device, state};
+use crate::device::{self, Device, Gid, state};
 use crate::view_tree::groups;
 
 /// Prints the devices that a program would find.
 pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
     let devices = device::list(&args.settings)?;
     let text = if args.json {
-        as_json(&devices)? + "\n"
+        as_json(&devices, args.to)? + "\n"
     } else {
-        devices.iter().map(describe).collect::<Vec<_>>().join("\n")
+        devices.iter().map(|device| describe(device, args.to)).collect::<Vec<_>>().join("\n")
     };
     crate::write_out(text.as_bytes())
 }
 
 /// The devices as a list. `port` is the first of `ports`, for readers who know no second one.
-fn as_json(devices: &[Device]) -> serde_json::Result<String> {
+fn as_json(devices: &[Device], to: Option<IpAddr>) -> serde_json::Result<String> {
     let mut all = serde_json::to_value(devices)?;
-    for device in all.as_array_mut().into_iter().flatten() {
-        device["port"] = device["ports"][0].clone();
+    for (json, device) in all.as_array_mut().into_iter().flatten().zip(devices) {
+        for (number, port) in device.ports.iter().enumerate() {
+            for (index, gid) in port.gids.iter().enumerate() {
+                let Some(to) = to else { continue };
+                let obstacle = obstacle(gid, to, device.udp_port);
+                json["ports"][number]["gids"][index]["route"] =
+                    serde_json::json!({ "to": to, "obstacle": obstacle });
+            }
+        }
+        json["port"] = json["ports"][0].clone();
     }
     serde_json::to_string_pretty(&all)
 }
 
-fn describe(device: &Device) -> String {
+/// Why no packet of this entry reaches an address; `None` if a route leads there.
+fn obstacle(from: &Gid, to: IpAddr, port: u16) -> Option<String> {
+    if !from.carries {
+        return Some("the entry carries no traffic".into());
+    }
+    if from.address.is_ipv4() != to.is_ipv4() {
+        return Some("the two addresses are of different families".into());
+    }
+    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) || to.is_multicast() {
+        return Some("it is not the address of one port".into());
+    }
+    if from.address.is_loopback() && !to.is_loopback() {
+        return Some("a loopback address reaches this host alone".into());
+    }
+    let at = |ip: IpAddr, port| match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            SocketAddr::V6(SocketAddrV6::new(ip, port, 0, from.ifindex))
+        }
+        ip => SocketAddr::new(ip, port),
+    };
+    let connect = || UdpSocket::bind(at(from.address, 0))?.connect(at(to, port));
+    connect().err().map(|error| error.to_string())
+}
+
+fn describe(device: &Device, to: Option<IpAddr>) -> String {
     let mut text = format!("{}\n", device.name);
     // Writing to a String cannot fail.
     if let Some(persona) = &device.persona {
@@ -59,7 +92,13 @@ fn describe(device: &Device) -> String {
                 false => format!("  {}, carries no traffic", gid.kind),
             };
             let (index, address) = (gid.index, gid.address.to_string());
-            let _ = writeln!(text, "  {index:>5}      {address:<width$}  {}{carries}", gid.ndev);
+            let _ = write!(text, "  {index:>5}      {address:<width$}  {}{carries}", gid.ndev);
+            match to.map(|to| (to, obstacle(gid, to, device.udp_port))) {
+                Some((to, None)) => _ = write!(text, "  a route leads to {to}"),
+                Some((to, Some(why))) => _ = write!(text, "  no route to {to}: {why}"),
+                None => {}
+            }
+            text.push('\n');
         }
     }
     text

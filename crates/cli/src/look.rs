@@ -46,7 +46,7 @@ pub(crate) struct Json<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    page: Option<&'a Snapshot>,
+    page: Option<serde_json::Value>,
 }
 
 impl Process {
@@ -103,7 +103,7 @@ impl Process {
                 .as_ref()
                 .and_then(|page| page.as_ref().err())
                 .map(ToString::to_string),
-            page: self.page(),
+            page: self.page().map(named_page),
         }
     }
 }
@@ -159,8 +159,11 @@ pub(crate) fn find<'a>(
             "no process of yours with this device runs {wanted:?} in this network namespace; `anyverbs show` lists those there are"
         ),
         (several, _) => {
-            let pids: Vec<_> = several.iter().map(|process| process.pid.to_string()).collect();
-            bail!("several processes run {wanted:?}; give the number of one: {}", pids.join(", "))
+            let of = |process: &&Process| {
+                format!("{} ({})", process.pid, cut(&printable(&process.command), 40))
+            };
+            let list: Vec<_> = several.iter().map(of).collect();
+            bail!("several processes run {wanted:?}; give the number of one: {}", list.join(", "))
         }
     }
 }
@@ -175,6 +178,13 @@ fn is_elsewhere(pid: u32) -> bool {
 pub(crate) fn owner(processes: &[Process], number: u32) -> Option<&Process> {
     let has_it = |page: &Snapshot| page.queue_pairs.iter().any(|qp| qp.number == number);
     processes.iter().find(|process| process.page().is_some_and(has_it))
+}
+
+/// The calls of a process that wait until events are acknowledged, in words.
+pub(crate) fn calls(page: &Snapshot) -> impl Iterator<Item = String> {
+    page.calls
+        .iter()
+        .map(|call| format!("{}: {}", span(Duration::from_nanos(call.ns)), printable(&call.what)))
 }
 
 /// The wait of a queue pair, in words. None if there is none, or it will be over in a moment.
@@ -192,17 +202,28 @@ pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
             let why = cause.map_or(String::new(), |cause| format!(", {cause}: {}", cause.text()));
             return Some(format!("failed{why}"));
         }
-        Wait::Answer | Wait::Rate | Wait::Fence | Wait::Room | Wait::Credit if time < INTERVAL => {
+        Wait::FullSends => {
+            let cause = Cause::SendQueueFull;
+            return Some(format!("stuck, {cause}: no request in the full send queue is signaled"));
+        }
+        Wait::Answer | Wait::Rate | Wait::Fence | Wait::Room | Wait::Credit | Wait::Rule
+            if time < INTERVAL =>
+        {
             return None;
         }
         Wait::Answer => format!("an ACK of {}", peer()),
         Wait::PeerReceive => format!("{} to post a receive", peer()),
         Wait::OwnReceive => "a receive that this program must post; the peer waits".into(),
+        Wait::PeerRepeat => "the peer to send again; a receive is posted now".into(),
         Wait::PollSends => format!("its program to poll CQ {}", qp.sends.completion_queue),
         Wait::PollReceives => format!("its program to poll CQ {}", qp.receives.completion_queue),
-        Wait::Rate | Wait::Fence | Wait::Drained | Wait::Room | Wait::Credit | Wait::PeerEnded => {
-            waiting.what.text().into()
-        }
+        Wait::Rate
+        | Wait::Fence
+        | Wait::Drained
+        | Wait::Room
+        | Wait::Credit
+        | Wait::PeerEnded
+        | Wait::Rule => waiting.what.text().into(),
     };
     let over = if waiting.known { "" } else { "over " };
     Some(format!("waits {over}{} for {what}", span(time)))
@@ -211,6 +232,21 @@ pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
 /// `0x030011`.
 pub(crate) fn qpn(number: u32) -> String {
     format!("{number:#08x}")
+}
+
+/// A queue pair for scripts: the codes of its type and state have their names beside them.
+pub(crate) fn named(qp: &QueuePair) -> serde_json::Value {
+    let mut value = serde_json::json!(qp);
+    value["kind_name"] = kind(qp.kind).into();
+    value["state_name"] = state(qp.state).into();
+    value
+}
+
+/// A page whose queue pairs are [`named`].
+fn named_page(page: &Snapshot) -> serde_json::Value {
+    let mut value = serde_json::json!(page);
+    value["queue_pairs"] = page.queue_pairs.iter().map(named).collect();
+    value
 }
 
 pub(crate) fn kind(code: u8) -> &'static str {

@@ -65,7 +65,7 @@ fn escaped(text: &str) -> String {
 
 fn page(story: &Story) -> String {
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>anyverbs report</title>\n<style>\n{STYLE}</style></head><body>\n<h1>anyverbs report</h1>\n"
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><title>anyverbs report</title>\n<style>\n{STYLE}</style></head><body>\n<h1>anyverbs report</h1>\n"
     );
     for file in &story.cut {
         let _ = writeln!(
@@ -74,21 +74,49 @@ fn page(story: &Story) -> String {
             escaped(file)
         );
     }
+    let mut sections = Sections::default();
     if !story.events.is_empty() {
         summary(&mut out, story);
-        times(&mut out, story);
-        latencies(&mut out, story);
-        troubles(&mut out, story);
+        sections.add("Queue pairs", queue_pairs(story));
+        sections.add("Throughput over time", times(story));
+        sections.add("Latencies", latencies(story));
+        sections.add("Retransmissions, waits and errors", troubles(story));
         if let Some((svg, rule)) = diagram::diagram(story) {
-            let _ = write!(
-                out,
-                "<h2>Who sent what to whom</h2>\n<p>{rule}</p>\n<div class=\"wide\">{svg}</div>\n"
-            );
+            let text = format!("<p>{rule}</p>\n<div class=\"wide\">{svg}</div>\n");
+            sections.add("Who sent what to whom", text);
         }
     }
-    findings(&mut out, &story.findings);
+    if !story.findings.is_empty() {
+        sections.add("Findings of --check", findings(&story.findings));
+    }
+    sections.write(&mut out);
     out.push_str("</body></html>\n");
     out
+}
+
+/// Parts of the page with their titles.
+#[derive(Default)]
+struct Sections(Vec<(&'static str, String)>);
+
+impl Sections {
+    fn add(&mut self, title: &'static str, text: String) {
+        self.0.push((title, text));
+    }
+
+    /// The last part may be far below the first one, so links lead to each.
+    fn write(&self, out: &mut String) {
+        let place = |title: &str| title.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "-");
+        if self.0.len() > 1 {
+            out.push_str("<nav>\n");
+            for (title, _) in &self.0 {
+                let _ = writeln!(out, "<a href=\"#{}\">{title}</a>", place(title));
+            }
+            out.push_str("</nav>\n");
+        }
+        for (title, text) in &self.0 {
+            let _ = write!(out, "<h2 id=\"{}\">{title}</h2>\n{text}", place(title));
+        }
+    }
 }
 
 /// Figures of one queue pair.
@@ -154,15 +182,19 @@ fn table(out: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String
 }
 
 fn summary(out: &mut String, story: &Story) {
-    let all = figures(story);
-    let (from, to) = span(story);
+    let (from, to) = story.span();
     let _ = writeln!(
         out,
-        "<p>{} events of {} queue pairs in {}.</p>\n<h2>Queue pairs</h2>",
-        story.events.len(),
-        story.queue_pairs.len(),
+        "<p>{} of {} in {}.</p>",
+        count(story.events.len(), "event"),
+        count(story.queue_pairs.len(), "queue pair"),
         duration(to - from)
     );
+}
+
+fn queue_pairs(story: &Story) -> String {
+    let mut out = String::new();
+    let all = figures(story);
     let heads = [
         "process",
         "queue pair",
@@ -188,8 +220,9 @@ fn summary(out: &mut String, story: &Story) {
         row.push(duration(f.waited));
         row
     });
-    table(out, &heads, rows);
-    left_out(out, story.queue_pairs.len(), "queue pairs");
+    table(&mut out, &heads, rows);
+    left_out(&mut out, story.queue_pairs.len(), "queue pairs");
+    out
 }
 
 fn left_out(out: &mut String, n: usize, what: &str) {
@@ -198,13 +231,7 @@ fn left_out(out: &mut String, n: usize, what: &str) {
     }
 }
 
-/// The moments of the first and the last event.
-fn span(story: &Story) -> (f64, f64) {
-    let at = |event: Option<&read::Event>| event.map_or(0.0, |event| event.at);
-    (at(story.events.first()), at(story.events.last()))
-}
-
-fn times(out: &mut String, story: &Story) {
+fn times(story: &Story) -> String {
     let (mut done, mut troubles) = (Vec::new(), Vec::new());
     for event in &story.events {
         match event.what {
@@ -212,18 +239,23 @@ fn times(out: &mut String, story: &Story) {
             What::Done { operation, bytes, .. } if story.name(operation) != "RECV" => {
                 done.push((event.at, bytes));
             }
-            What::Trouble { .. } => troubles.push(event.at),
+            What::Trouble { is_bad: true, .. } => troubles.push(event.at),
             _ => {}
         }
     }
-    let chart = throughput(&done, &troubles, span(story));
-    let _ = write!(
-        out,
-        "<h2>Throughput over time</h2>\n<p>Bytes of sends when they complete. Red marks below are retries and errors.</p>\n{chart}"
-    );
+    // A queue pair may live long after its work. Its last ACK leaves when it is destroyed.
+    let matters = |event: &&read::Event| {
+        !matches!(event.what, What::Out(_) | What::In(_) | What::Trouble { is_bad: false, .. })
+    };
+    let (from, to) = story.span();
+    let to = story.events.iter().rev().find(matters).map_or(to, |event| event.at);
+    let chart = throughput(&done, &troubles, (from, to.max(from)));
+    format!(
+        "<p>Bytes of sends when they complete. Red marks below are retries and errors.</p>\n{chart}"
+    )
 }
 
-fn latencies(out: &mut String, story: &Story) {
+fn latencies(story: &Story) -> String {
     let mut by_operation: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for event in &story.events {
         if let What::Done { operation, since, status, .. } = event.what
@@ -232,7 +264,9 @@ fn latencies(out: &mut String, story: &Story) {
             by_operation.entry(story.name(operation)).or_default().push(event.at - since);
         }
     }
-    out.push_str("<h2>Latencies</h2>\n<p>From the posting of a work request to its completion, of those that succeeded. The time of a receive is how long it waited for its message.</p>\n");
+    let mut out = String::from(
+        "<p>From the posting of a work request to its completion, of those that succeeded. The time of a receive is how long it waited for its message.</p>\n",
+    );
     for values in by_operation.values_mut() {
         values.sort_by(f64::total_cmp);
     }
@@ -241,19 +275,20 @@ fn latencies(out: &mut String, story: &Story) {
         row.extend([0.0, 0.5, 0.9, 0.99, 1.0].map(|part| duration(quantile(values, part))));
         row
     });
-    table(out, &["operation", "requests", "least", "half", "90%", "99%", "most"], rows);
+    table(&mut out, &["operation", "requests", "least", "half", "90%", "99%", "most"], rows);
     for (operation, values) in by_operation.iter().filter(|(operation, _)| **operation != "RECV") {
         let chart = histogram(&format!("Latencies of {operation}"), values);
         let _ = write!(out, "<h3>{}</h3>\n{chart}", escaped(operation));
     }
+    out
 }
 
-fn troubles(out: &mut String, story: &Story) {
+fn troubles(story: &Story) -> String {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     let mut rows = Vec::new();
-    let (begin, _) = span(story);
+    let (begin, _) = story.span();
     for event in &story.events {
-        let What::Trouble { kind, name, n } = event.what else { continue };
+        let What::Trouble { kind, name, n, .. } = event.what else { continue };
         let (kind, name) = (story.name(kind), story.name(name));
         *counts.entry((kind, name)).or_default() += n;
         if rows.len() < MOST_ROWS {
@@ -262,35 +297,33 @@ fn troubles(out: &mut String, story: &Story) {
         }
     }
     let again = figures(story).iter().map(|f| f.again).sum::<u64>();
-    out.push_str("<h2>Retransmissions, waits and errors</h2>\n");
-    let _ = writeln!(out, "<p>Packets that were sent again: {again}.</p>");
+    let mut out = format!("<p>Packets that were sent again: {again}.</p>\n");
     if counts.is_empty() {
-        return;
+        return out;
     }
     let counted = counts
         .iter()
         .map(|((kind, name), n)| vec![(*kind).to_owned(), (*name).to_owned(), n.to_string()]);
-    table(out, &["kind", "what", "times"], counted);
+    table(&mut out, &["kind", "what", "times"], counted);
     let _ = writeln!(out, "<details><summary>When (the first {MOST_ROWS})</summary>");
-    table(out, &["time", "queue pair", "kind", "what"], rows.into_iter());
+    table(&mut out, &["time", "queue pair", "kind", "what"], rows.into_iter());
     out.push_str("</details>\n");
+    out
 }
 
-fn findings(out: &mut String, findings: &[Finding]) {
-    if findings.is_empty() {
-        return;
-    }
+/// `1 kind`, `2 kinds`.
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn findings(findings: &[Finding]) -> String {
     let kinds: BTreeSet<&str> = findings.iter().map(|finding| &*finding.check).collect();
-    let _ = writeln!(
-        out,
-        "<h2>Findings of --check</h2>\n<p>{} findings of {} kinds.</p>",
-        findings.len(),
-        kinds.len()
-    );
+    let mut out =
+        format!("<p>{} of {}.</p>\n", count(findings.len(), "finding"), count(kinds.len(), "kind"));
     for finding in findings.iter().take(MOST_ROWS) {
         let _ = writeln!(
             out,
-            "<details open><summary><b>{}</b>: {} (process {})</summary><p>{}</p><p><b>What to do:</b> {}</p>",
+            "<details open class=\"finding\"><summary><b>{}</b>: {} (process {})</summary><p>{}</p><p><b>What to do:</b> {}</p>",
             escaped(&finding.check),
             escaped(&finding.message),
             finding.process,
@@ -316,7 +349,8 @@ fn findings(out: &mut String, findings: &[Finding]) {
         }
         out.push_str("</details>\n");
     }
-    left_out(out, findings.len(), "findings");
+    left_out(&mut out, findings.len(), "findings");
+    out
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_DEVICES",
         "",
-        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each (eth0,eth1), with a name if you like (rail0=eth0,rail1=eth1). In the file a list, or a table for each with name, persona, pkeys and interface or address, or with ports, one or two",
+        "Number of devices, at 127.0.0.1, 127.0.0.2 and so on; or an interface or address for each (eth0,eth1), with a name if you like (rail0=eth0,rail1=eth1). In the file a list, or a table for each with name, persona, guid, mtu, limits, pkeys and interface or address, or with ports, one or two",
     ),
     both(
         "ANYVERBS_PERSONA",

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
+use anyverbs::timer_code;
 use anyverbs_causes::Cause;
 use anyverbs_page::{Counter, QueuePair, Snapshot, address};
 use serde_json::json;
@@ -62,6 +63,7 @@ pub(crate) fn print(args: &Show) -> anyhow::Result<ExitCode> {
             if args.json {
                 let groups: Vec<_> =
                     page.groups_of(number).map(|gid| address(gid).to_string()).collect();
+                let qp = look::named(qp);
                 json_text(
                     &json!({ "pid": process.pid, "device": device, "queue_pair": qp, "groups": groups }),
                 )?
@@ -122,6 +124,11 @@ fn describe(process: &Process, processes: &[Process]) -> String {
             look::bytes(objects.region_bytes)
         ),
     );
+    for call in look::calls(page) {
+        let (call, missing) = call.split_once("; ").unwrap_or((&call, ""));
+        line(&mut text, "waits", call);
+        line(&mut text, "", missing);
+    }
     text.push_str("\ncompletion queues\n  CQ      completions   depth   events to acknowledge\n");
     for cq in &page.completion_queues {
         let unpolled = Duration::from_nanos(cq.unpolled_ns);
@@ -155,6 +162,50 @@ fn counters(text: &mut String, counters: &[Counter]) {
     }
 }
 
+/// `655 ms`, or `0.01 ms`.
+fn rnr_time(code: u8) -> String {
+    let ms = timer_code::rnr(code).as_secs_f64() * 1e3;
+    if ms < 10.0 { format!("{ms} ms") } else { format!("{ms:.0} ms") }
+}
+
+/// The attributes of `ibv_modify_qp`, and what the codes stand for.
+fn attributes(text: &mut String, qp: &QueuePair) {
+    let of = &qp.attributes;
+    let is_ud = look::kind(qp.kind) == "UD";
+    if !is_ud {
+        let timeout = match of.timeout {
+            0 => "0 (none)".to_owned(),
+            code => format!("{code} ({} ms)", (4096u64 << code).div_ceil(1_000_000)),
+        };
+        line(
+            text,
+            "retries of it",
+            format_args!(
+                "timeout {timeout}, retry_cnt {}, rnr_retry {}{}, min_rnr_timer {} ({})",
+                of.retry_cnt,
+                of.rnr_retry,
+                if of.rnr_retry == 7 { " (for ever)" } else { "" },
+                of.min_rnr_timer,
+                rnr_time(of.min_rnr_timer)
+            ),
+        );
+        line(
+            text,
+            "READs, atomics",
+            format_args!(
+                "max_rd_atomic {}, max_dest_rd_atomic {}",
+                of.max_rd_atomic, of.max_dest_rd_atomic
+            ),
+        );
+        line(text, "access", of.rights());
+        line(text, "sgid_index", of.sgid_index);
+    }
+    line(text, "P_Key", format_args!("{:#06x}", of.pkey));
+    if is_ud {
+        line(text, "Q_Key", format_args!("{:#010x}", of.qkey));
+    }
+}
+
 fn describe_qp(
     process: &Process,
     page: &Snapshot,
@@ -173,7 +224,8 @@ fn describe_qp(
         return text;
     }
     line(&mut text, "state", look::state(qp.state));
-    line(&mut text, "waits", look::waits(processes, qp).unwrap_or_else(|| "for nothing".into()));
+    let waits = look::waits(processes, qp).unwrap_or_else(|| "for nothing".into());
+    line(&mut text, "waits", waits.strip_prefix("waits ").unwrap_or(&waits));
     if let Some(cause) = Cause::from_number(qp.waiting.cause) {
         line(
             &mut text,
@@ -202,6 +254,7 @@ fn describe_qp(
             ),
         );
     }
+    attributes(&mut text, qp);
     let (sends, receives, traffic) = (&qp.sends, &qp.receives, &qp.traffic);
     line(
         &mut text,

@@ -147,6 +147,11 @@ pub(crate) fn list(processes: &[Process], before: Option<&Before>, columns: usiz
                 ),
             );
         }
+        for call in process.page().into_iter().flat_map(look::calls) {
+            let (call, missing) = call.split_once("; ").unwrap_or((&call, ""));
+            push(&mut text, columns, &format!("  waits {call}"));
+            push(&mut text, columns, &format!("      {missing}"));
+        }
         text.push_str(&self::queue_pairs(process, processes, before, columns));
     }
     text

@@ -6,6 +6,7 @@ mod library_names;
 use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use anyverbs_testing::{isolate, unshare_or_skip};
@@ -95,4 +96,107 @@ fn an_interface_that_does_not_exist_is_named() {
     let said = with_a_missing_interface(&["doctor"]);
     let wanted = "STOP  anyverbs0 has no address: there is no interface \"eth9\", but lo\n";
     assert!(said.contains(wanted) && !said.contains("bring an interface up"), "{said}");
+}
+
+/// Asks what stops a program, in a namespace of its own. `prepare` is a script.
+fn stops(prepare: &str, arguments: &[&str]) -> String {
+    let place = env::temp_dir().join(format!("anyverbs-doctor-shown-{}", std::process::id()));
+    library_names::fill(&place);
+    let mut command = Command::new("unshare");
+    let script = format!("{prepare}; exec \"$0\" doctor \"$@\"");
+    command.args(["--user", "--map-root-user", "--net", "sh", "-c", &script]);
+    command.arg(env!("CARGO_BIN_EXE_anyverbs")).args(arguments).env("ANYVERBS_LIB_DIR", &place);
+    let output = command.output().unwrap();
+    fs::remove_dir_all(place).unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    let mut shown = String::new();
+    for (n, line) in lines.iter().enumerate() {
+        let is_remedy = line.starts_with("      -> ") && lines[n - 1].starts_with("STOP");
+        if line.starts_with("STOP") || is_remedy || n + 1 == lines.len() {
+            shown += &format!("{line}\n");
+        }
+    }
+    shown
+}
+
+/// The page of the book shows why there is no device.
+#[test]
+fn the_book_shows_why_there_is_no_device() {
+    if !unshare_or_skip() {
+        return;
+    }
+    let directory = env::temp_dir().join(format!("anyverbs-doctor-static-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let (source, program) = (directory.join("program.c"), directory.join("program"));
+    fs::write(&source, "int main(void) { return 0; }").unwrap();
+    let built = Command::new("cc").arg("-static").arg(&source).arg("-o").arg(&program).output();
+    if !built.unwrap().status.success() {
+        return anyverbs_testing::skip("no program can be linked statically here");
+    }
+    let there = format!("ip link set lo up; cd {}", directory.display());
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/troubleshooting/examples.md");
+    let mut wanted = fs::read_to_string(&page).unwrap();
+    let mut seen = wanted.clone();
+    for (name, prepare, arguments) in [
+        ("no-interface", ":", &[][..]),
+        ("missing-interface", "ip link set lo up", &["--devices", "eth9"]),
+        ("static-program", &there, &["--", "./program"]),
+    ] {
+        let begin = format!("<!-- doctor {name} -->\n```text\n");
+        let at = seen.find(&begin).unwrap() + begin.len();
+        let end = at + seen[at..].find("```").unwrap();
+        seen.replace_range(at..end, &stops(prepare, arguments));
+    }
+    fs::remove_dir_all(directory).unwrap();
+    if env::var_os("UPDATE_EXAMPLES").is_some() {
+        fs::write(&page, &seen).unwrap();
+        wanted.clone_from(&seen);
+    }
+    assert_eq!(
+        seen, wanted,
+        "write it anew: UPDATE_EXAMPLES=1 cargo test -p anyverbs-cli --test doctor"
+    );
+}
+
+/// Two addresses, and a network behind one of them.
+#[test]
+fn each_gid_says_whether_a_route_leads_to_the_peer() {
+    if !unshare_or_skip() {
+        return;
+    }
+    let ask = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net", "sh", "-c"]).arg(
+            "ip link set lo up && ip link add lan type veth peer name far && ip link set far up && ip addr add 10.1.0.1/24 dev lan && ip link set lan up && \
+             exec \"$0\" devices \"$@\"",
+        );
+        command.arg(env!("CARGO_BIN_EXE_anyverbs")).args(["--devices", "lan,lo"]).args(arguments);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let line = |said: &str, address: &str| {
+        let is_of = |line: &&str| line.split_whitespace().nth(1) == Some(address);
+        said.lines().find(is_of).unwrap_or(said).to_owned()
+    };
+    let plain = ask(&[]);
+    assert!(!plain.contains("route"), "{plain}");
+    let near = ask(&["--to", "10.1.0.2"]);
+    assert!(line(&near, "10.1.0.1").ends_with("lan  a route leads to 10.1.0.2"), "{near}");
+    let why = "lo  no route to 10.1.0.2: a loopback address reaches this host alone";
+    assert!(line(&near, "127.0.0.1").ends_with(why), "{near}");
+    let far = ask(&["--to", "10.2.0.2"]);
+    let why = "lan  no route to 10.2.0.2: Network is unreachable (os error 101)";
+    assert!(line(&far, "10.1.0.1").ends_with(why), "{far}");
+    let other = ask(&["--to", "fd00::1"]);
+    let why = "lan  no route to fd00::1: the two addresses are of different families";
+    assert!(line(&other, "10.1.0.1").ends_with(why), "{other}");
+    let json: serde_json::Value =
+        serde_json::from_str(&ask(&["--to", "10.2.0.2", "--json"])).unwrap();
+    for (device, why) in [
+        (0, "Network is unreachable (os error 101)"),
+        (1, "a loopback address reaches this host alone"),
+    ] {
+        let route = &json[device]["port"]["gids"][0]["route"];
+        assert_eq!(*route, serde_json::json!({ "to": "10.2.0.2", "obstacle": why }), "{json:#}");
+    }
 }

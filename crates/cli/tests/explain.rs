@@ -16,6 +16,7 @@ fn it_prints_the_page_of_a_word() {
         (&["ENOMEM"], "## ENOMEM:"),
         (&["IBV_EVENT_QP_FATAL"], "## IBV_EVENT_QP_FATAL:"),
         (&["buffer-changed"], "# buffer-changed: the buffer of a send"),
+        (&["LEAK"], "# leak: "),
     ] {
         let output = explain(words);
         assert!(output.status.success(), "{words:?}");
@@ -68,6 +69,16 @@ fn pages_fit_80_columns_and_show_the_texts_of_links() {
     }
     assert!(seen > 50, "{seen}");
     assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+#[test]
+fn a_word_that_is_no_name_finds_the_pages_that_have_it() {
+    let output = explain(&["hang"]);
+    assert_eq!(output.status.code(), Some(125));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("\n  AV8010: ") && error.contains("\n  AV8007: "), "{error}");
+    assert!(!error.contains("IBV_EVENT_GID_CHANGE"), "{error}");
+    assert!(error.lines().count() < 16, "{error}");
 }
 
 #[test]

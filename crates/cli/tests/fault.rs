@@ -132,6 +132,51 @@ fn rules_come_to_a_process_and_go() {
     assert_eq!(works.ask("pd"), "the device has failed");
 }
 
+/// Waits until the wait of a queue pair is shown.
+fn shows_a_rule(number: &str, script: &str) {
+    let begin = Instant::now();
+    loop {
+        let mut show = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+        let (_, shown) = told(show.args(["show", "qp", number]));
+        if shown.contains(" for a rule of a script of faults") {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{script}: {shown}");
+    }
+}
+
+#[test]
+fn what_a_rule_holds_is_shown() {
+    for (script, work, holder) in [
+        ("on qp 1: send 1 never completes", "write", "number"),
+        ("on qp 1: send 1 completes after 1000s", "write", "number"),
+        ("on qp 1: send 1 completes with RETRY_EXC_ERR after 1000s", "write", "number"),
+        ("on qp 2: rnr received send packets", "send", "number"),
+        // The first queue pair fails soon.
+        ("on qp 2: delay packets by 1000s", "write", "number of the peer"),
+    ] {
+        let mut works = Works::start(script);
+        assert_eq!(works.ask(work), "nothing", "{script}");
+        shows_a_rule(&works.ask(holder), script);
+    }
+}
+
+#[test]
+fn a_queue_pair_is_named_by_the_number_that_is_shown() {
+    let mut works = Works::start("seed 1");
+    let number = works.ask("number");
+    let rule = format!("on qp {number}: send 1 never completes");
+    works.fault(&rule);
+    assert_eq!(works.ask("write"), "nothing");
+    works.fault("clear");
+    works.wait_for("poll", "Success");
+    let decimal = u32::from_str_radix(number.strip_prefix("0x").unwrap(), 16).unwrap();
+    let said = works.refuses(&rule.replace(&number, &decimal.to_string()));
+    assert!(said.ends_with(&format!("not its place in their order: write {number}")), "{said}");
+    let said = works.refuses("on qp 0xfffff1: drop packets");
+    assert!(said.ends_with("line 1: the process has no queue pair 0xfffff1"), "{said}");
+}
+
 #[test]
 fn an_address_goes_while_a_program_runs_and_comes_back() {
     let mut works = Works::start("seed 1");
@@ -288,6 +333,13 @@ fn in_a_role() {
                 a.write(1, &memory.slice(..8), &memory.remote(2048..)).unwrap();
                 poll()
             }
+            "send" => {
+                b.recv(2, &memory.slice(1024..)).unwrap();
+                a.send(1, &memory.slice(..8)).unwrap();
+                poll()
+            }
+            "number" => format!("{:#08x}", a.qpn().get()),
+            "number of the peer" => format!("{:#08x}", b.qpn().get()),
             "poll" => poll(),
             "port" => format!("{:?}", context.port_attr(1).unwrap().state),
             "event" => format!("{:?}", context.get_async_event().unwrap().kind()),

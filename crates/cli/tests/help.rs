@@ -49,6 +49,19 @@ fn examples_are_whole_lines_in_80_columns() {
 }
 
 #[test]
+fn help_fits_80_columns() {
+    let mut long = Vec::new();
+    for command in COMMANDS {
+        for help in ["-h", "--help"] {
+            let text = said(&[command, help], 80);
+            let lines = text.lines().filter(|line| line.chars().count() > 80);
+            long.extend(lines.map(|line| format!("{command} {help}: {line}")));
+        }
+    }
+    assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+#[test]
 fn completions_offer_no_hidden_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = said(&["completions", shell], 80);

@@ -125,12 +125,37 @@ fn a_queue_pair_says_that_its_peer_must_post_a_receive() {
         let text = output(&mut anyverbs(&["show", "qp", &number]));
         let line = format!(" for process {} (", receiver.pid());
         assert!(text.contains(&line) && text.contains(") to post a receive\n"), "{text}");
+        for word in
+            ["retry_cnt ", "rnr_retry ", "max_rd_atomic ", "access ", "sgid_index ", "P_Key  "]
+        {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert!(!text.contains("waits          waits"), "{text}");
+        let of = output(&mut anyverbs(&["show", "qp", &number, "--json"]));
+        let of: Value = serde_json::from_str(&of).unwrap();
+        let names = [&of["queue_pair"]["kind_name"], &of["queue_pair"]["state_name"]];
+        assert_eq!(names, ["RC", "RTS"], "{of:#}");
     }
+    assert_eq!((&qp["kind_name"], &qp["state_name"]), (&"RC".into(), &"RTS".into()), "{qp:#}");
     let text = output(&mut anyverbs(&["top", "--once"]));
     assert!(text.contains("for a receive that this program must post; the peer waits\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     let text = output(&mut anyverbs(&["show", "process", &sender.pid().to_string()]));
     assert!(text.contains("rcvd_rnr_err") && text.contains("1 region, 4.0KiB"), "{text}");
+}
+
+#[test]
+fn a_process_says_that_a_call_waits_for_an_acknowledgement() {
+    let mut ender = Role::start("ender");
+    ender.hear();
+    let calls = |process: &Value| process["page"]["calls"].as_array().map_or(0, Vec::len);
+    seen_when(ender.pid(), |process| calls(process) == 1);
+    for arguments in [&["top", "--once"][..], &["show", "process", &ender.pid().to_string()]] {
+        let text = output(&mut anyverbs(arguments));
+        assert!(text.contains(" is ending an id") && text.contains("(AV8010)\n"), "{text}");
+        let mut lines = text.lines().filter(|line| !line.starts_with("process "));
+        assert!(lines.all(|line| line.chars().count() <= 80), "{text}");
+    }
 }
 
 #[test]
@@ -372,6 +397,7 @@ fn in_a_role() {
         Ok("last") => last(),
         Ok("member") => member(),
         Ok("forks") => forks(),
+        Ok("ender") => ender(),
         Ok("hostile") => hostile(),
         _ => {}
     }
@@ -427,6 +453,26 @@ fn member() {
     qp.attach_mcast(Gid(group.octets()), 0).unwrap();
     println!("@ ready");
     read_line();
+}
+
+/// It reads an event of an id, and destroys the id.
+fn ender() {
+    use anyverbs::cm::*;
+    let channel = create_event_channel().unwrap();
+    let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
+    let event = Event {
+        kind: EventKind::User,
+        status: 0,
+        cookie: 0,
+        new_id: None,
+        param: EventParam::None,
+        join_cookie: 0,
+        ece: Ece::default(),
+    };
+    id.write_event(event).unwrap();
+    channel.get_event().unwrap();
+    println!("@ ready");
+    id.destroy().unwrap();
 }
 
 fn many() {

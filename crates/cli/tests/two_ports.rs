@@ -206,6 +206,65 @@ fn programs_find_both_ports() {
     }
 }
 
+/// iproute2 asks by netlink. The objects are those of the processes that live, each under the port that it uses.
+#[test]
+fn iproute2_shows_the_objects_of_each_port() {
+    if !is_there("rdma") || !is_there("ib_write_bw") {
+        return skip("no rdma (iproute2) or ib_write_bw (perftest)");
+    }
+    let scratch = Scratch::new();
+    let tcp = scratch.port.number();
+    let write = format!("ib_write_bw -d dual0 -i 2 -q 3 -D 60 -p {tcp}");
+    // The client ends where its server does not listen yet. The server's queue pairs stay in RTR.
+    let seen = scratch.prints(&format!(
+        "state() {{ rdma resource show qp | grep -c \"state $1\"; }}
+         {write} >server.log 2>&1 & server=$! n=0
+         until {{ {write} 127.0.0.2 >client.log 2>&1 & client=$!
+             while kill -0 $client 2>/dev/null && [ $(state RTS),$(state RTR) != 3,3 ]; do sleep 0.05; done
+             kill -0 $client 2>/dev/null; }}; do
+             n=$((n + 1)); [ $n -lt 300 ] || {{ cat server.log client.log >&2; exit 1; }}
+         done
+         echo all; rdma resource show; echo qps; rdma resource show qp
+         echo port; rdma resource show qp link dual0/2
+         echo other; rdma resource show qp link dual0/1; rdma resource show qp link plain0/1
+         echo ready; rdma resource show qp link dual0/2 state RTS; echo cqs; rdma resource show cq dev dual0
+         kill $server $client; wait; true"
+    ));
+    let part = |from: &str, to: &str| {
+        let (_, rest) = seen.split_once(&format!("{from}\n")).unwrap_or_else(|| panic!("{seen}"));
+        let (part, _) = rest.split_once(&format!("{to}\n")).unwrap_or((rest, ""));
+        part.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let number = |line: &str, name: &str| -> u64 {
+        let mut words = line.split(' ').skip_while(|word| *word != name);
+        words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{name}: {line}"))
+    };
+    let all = part("all", "qps");
+    let of = |name: &str| all.iter().find(|line| line.contains(&format!(" {name}: "))).unwrap();
+    // The summary of each device is that of all.
+    for device in ["dual0", "plain0"] {
+        let counts = ["pd", "cq", "qp", "mr"].map(|kind| number(of(device), kind));
+        assert_eq!(counts, [2, 2, 6, 2], "{all:?}");
+    }
+    let qps = part("qps", "port");
+    assert_eq!(qps.len(), 6, "{qps:?}");
+    assert_eq!(part("port", "other"), qps);
+    assert_eq!(part("other", "ready"), [""; 0]);
+    for qp in &qps {
+        assert!(qp.starts_with("link dual0/2 lqpn "), "{qp}");
+        assert!(qp.contains(" type RC state RT") && qp.contains(" comm ib_write_bw"), "{qp}");
+        // Its peer is the other process's, whose peer it is.
+        let (own, peer) = (number(qp, "lqpn"), number(qp, "rqpn"));
+        let back = qps.iter().find(|other| number(other, "lqpn") == peer).unwrap();
+        assert_eq!(number(back, "rqpn"), own);
+        assert_ne!(number(back, "pid"), number(qp, "pid"));
+    }
+    let ready = qps.iter().filter(|qp| qp.contains(" state RTS ")).cloned().collect::<Vec<_>>();
+    assert_eq!((ready.len(), part("ready", "cqs")), (3, ready));
+    let cqs = part("cqs", "end");
+    assert!(cqs.len() == 2 && cqs.iter().all(|cq| cq.starts_with("dev dual0 cqn ")), "{cqs:?}");
+}
+
 #[test]
 fn traffic_is_that_of_the_port() {
     if !is_there("ib_write_lat") || !is_there("rping") {

@@ -3,6 +3,8 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use anyverbs_sanitizers::Quiet;
+
 use crate::path::{self, Inside};
 use crate::tree;
 
@@ -28,6 +30,8 @@ pub(crate) unsafe fn inside<'a>(
     if path.is_null() {
         return None;
     }
+    // MemorySanitizer does not know who has written a path that comes from a library without it.
+    let _quiet = Quiet::new();
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     let inside = path::find(bytes, tree::has_pci())?;
@@ -86,6 +90,7 @@ unsafe fn freshen(at: c_int, path: *const c_char) {
     if path.is_null() {
         return;
     }
+    let quiet = Quiet::new();
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     if path.first() == Some(&b'/') {
@@ -99,7 +104,10 @@ unsafe fn freshen(at: c_int, path: *const c_char) {
     }
     buffer[len] = b'/';
     buffer[len + 1..end].copy_from_slice(path);
-    if path::changes(&buffer[dir.len()..end]) {
+    let changes = path::changes(&buffer[dir.len()..end]);
+    // Not around a call where the thread may be cancelled.
+    drop(quiet);
+    if changes {
         tree::refresh();
     }
 }
@@ -152,11 +160,16 @@ pub(crate) fn in_tree<R>(
     f: impl FnOnce(*const c_char) -> R,
 ) -> R {
     MAY_BE_INSIDE.store(true, Ordering::Relaxed);
-    if path::changes(inside.rest) {
+    let mut buffer = [0u8; PATH_MAX];
+    // Not around the calls of libc: a thread may be cancelled there.
+    let (changes, fits) = {
+        let _quiet = Quiet::new();
+        (path::changes(inside.rest), inside.write_below(dir, &mut buffer).is_some())
+    };
+    if changes {
         tree::refresh();
     }
-    let mut buffer = [0u8; PATH_MAX];
-    if inside.write_below(dir, &mut buffer).is_none() {
+    if !fits {
         set_errno(libc::ENAMETOOLONG);
         return fails;
     }
@@ -194,6 +207,7 @@ pub(crate) unsafe fn strip(path: *mut c_char) {
     if path.is_null() {
         return;
     }
+    let _quiet = Quiet::new();
     // SAFETY: the caller's promise; the borrow ends before the memory is written.
     let (prefixed, len) = unsafe {
         let bytes = CStr::from_ptr(path).to_bytes();

@@ -28,6 +28,7 @@ mod tests;
 
 /// Resolves everything before `main`, so that later calls, in a `vfork` child above all, need no dynamic linker.
 extern "C" fn init() {
+    anyverbs_sanitizers::init();
     tree::init();
     answer::init();
     for function in real::ALL {

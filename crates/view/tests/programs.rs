@@ -115,6 +115,26 @@ fn every_call_from_c() {
     }
 }
 
+/// The sanitizer does not see what a library without it writes. So it takes the paths that come from there for undefined.
+#[test]
+fn memory_sanitizer_sees_no_mistake_in_a_look_at_a_path() {
+    let tree = Tree::new("msan");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign_path.c");
+    let build = |compiler: &str, options: &[&str], to: &Path| {
+        let mut command = Command::new(compiler);
+        let built = command.args(options).arg("-o").arg(to).arg(&source).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    };
+    let library = tree.0.join("libforeign.so");
+    build("cc", &["-DLIBRARY", "-shared", "-fPIC"], &library);
+    let program = tree.0.join("sanitized");
+    let (library, program) = (library.to_str().unwrap(), program.to_str().unwrap());
+    let rpath = format!("-Wl,--no-as-needed,-rpath,{}", tree.0.display());
+    build("clang", &["-fsanitize=memory", &rpath, library], Path::new(program));
+    // The shadow memory of older sanitizers does not fit into an address space with many random bits.
+    assert_eq!(text(&tree.run("setarch", &["-R", program])), "");
+}
+
 #[test]
 fn shell_and_coreutils() {
     let tree = Tree::new("shell");

@@ -5,17 +5,20 @@ use std::fmt::Write as _;
 
 use super::charts::duration;
 use super::escaped;
-use super::read::{Event, Packet, Story, What};
+use super::read::{Packet, Story, What};
 
-/// Rows from the beginning, and rows around the first trouble.
+/// Rows from the beginning, and rows around the first trouble or lost packet.
 pub(super) const FIRST: usize = 80;
 pub(super) const AROUND: usize = 80;
 /// Most columns.
 pub(super) const COLUMNS: usize = 8;
 
-const ROW: f64 = 20.0;
+/// High enough for the label of an arrow and the one of a mark in the row above it.
+const ROW: f64 = 22.0;
 const TOP: f64 = 44.0;
 const LEFT: f64 = 90.0;
+/// The width of a character, in fonts that are rather wide.
+const CHARACTER: f64 = 7.0;
 
 /// One row: an arrow from a column to another, or a word at a column.
 struct Row {
@@ -24,6 +27,18 @@ struct Row {
     to: Option<Column>,
     label: String,
     class: &'static str,
+}
+
+impl Row {
+    /// Where its label ends at the right.
+    fn end(&self, x_of: impl Fn(Column) -> f64) -> f64 {
+        let length = CHARACTER * self.label.chars().count() as f64;
+        let from = x_of(self.from);
+        match self.to.map(x_of) {
+            Some(to) if (to - from).abs() > 1.0 => f64::midpoint(from, to) + length / 2.0,
+            _ => from + 8.0 + length,
+        }
+    }
 }
 
 /// A queue pair of the trace, or one that only its peer's packets name.
@@ -60,6 +75,11 @@ impl Fates {
         }
         fates
     }
+
+    /// Whether a packet that was sent to `to` is lost. Nothing is known of a receiver that is not traced.
+    fn is_lost(&self, place: usize, to: Column) -> bool {
+        !self.arrived[place] && matches!(to, Column::Traced(_))
+    }
 }
 
 fn key(packet: &Packet) -> (u32, u32, u32) {
@@ -88,7 +108,12 @@ pub(super) fn diagram(story: &Story) -> Option<(String, String)> {
         _ => true,
     };
     let all: Vec<usize> = (0..story.events.len()).filter(is_shown).collect();
-    let is_trouble = |i: &usize| matches!(story.events[*i].what, What::Trouble { .. });
+    let is_trouble = |i: &usize| match story.events[*i].what {
+        What::Trouble { is_bad, .. } => is_bad,
+        // It comes before all that follows from it.
+        What::Out(packet) => fates.is_lost(*i, column(packet.dest)),
+        _ => false,
+    };
     let mut chosen: Vec<usize> = all.iter().copied().take(FIRST).collect();
     let mut cut = None;
     if let Some(at) = all.iter().position(is_trouble) {
@@ -96,10 +121,8 @@ pub(super) fn diagram(story: &Story) -> Option<(String, String)> {
         cut = (from > chosen.len()).then(|| all[from]);
         chosen.extend(all.iter().copied().skip(from).take(AROUND));
     }
-    let rows: Vec<(usize, Row)> = chosen
-        .iter()
-        .map(|i| (*i, row(story, &story.events[*i], fates.arrived[*i], &column, &peers)))
-        .collect();
+    let rows: Vec<(usize, Row)> =
+        chosen.iter().map(|i| (*i, row(story, *i, &fates, &column, &peers))).collect();
     let mut columns: Vec<Column> = Vec::new();
     for (_, row) in &rows {
         for end in [Some(row.from), row.to].into_iter().flatten() {
@@ -119,7 +142,7 @@ pub(super) fn diagram(story: &Story) -> Option<(String, String)> {
         })
         .collect();
     let rule = format!(
-        "{} of {} events: the first {FIRST}, and up to {AROUND} around the first retry or error; at most {COLUMNS} queue pairs. A packet that came is one row with its sending; postings of receives are left out.",
+        "{} of {} events: the first {FIRST}, and up to {AROUND} around the first loss, retry or error; at most {COLUMNS} queue pairs. A packet that came is one row with its sending; postings of receives are left out.",
         shown.len(),
         all.len()
     );
@@ -128,11 +151,12 @@ pub(super) fn diagram(story: &Story) -> Option<(String, String)> {
 
 fn row(
     story: &Story,
-    event: &Event,
-    arrived: bool,
+    place: usize,
+    fates: &Fates,
     column: &impl Fn(u32) -> Column,
     peers: &HashMap<usize, u32>,
 ) -> Row {
+    let event = &story.events[place];
     let own = Column::Traced(event.queue_pair);
     let packet = |packet: &Packet| {
         let again = if packet.is_again { ", again" } else { "" };
@@ -142,14 +166,14 @@ fn row(
     let (from, to, label, class) = match event.what {
         What::Out(sent) => {
             let to = column(sent.dest);
-            // Nothing is known of a receiver that is not traced.
-            let is_lost = !arrived && matches!(to, Column::Traced(_));
+            let is_lost = fates.is_lost(place, to);
             let class = match (is_lost, sent.is_again) {
                 (true, _) => "lost",
                 (false, true) => "again",
                 (false, false) => "packet",
             };
-            (own, Some(to), packet(&sent), class)
+            let fate = if is_lost { " (lost)" } else { "" };
+            (own, Some(to), packet(&sent) + fate, class)
         }
         What::In(came) => {
             let from = peers.get(&event.queue_pair).map_or(Column::Untraced(0), |n| column(*n));
@@ -168,7 +192,10 @@ fn row(
         What::Waited { name, micros } => {
             (own, None, format!("{} {}", story.name(name), duration(micros)), "wait")
         }
-        What::Trouble { name, .. } => (own, None, story.name(name).to_owned(), "trouble"),
+        What::Trouble { name, is_bad, .. } => {
+            let class = if is_bad { "trouble" } else { "work" };
+            (own, None, story.name(name).to_owned(), class)
+        }
     };
     Row { at: event.at, from, to, label, class }
 }
@@ -180,7 +207,8 @@ fn draw(story: &Story, columns: &[Column], rows: &[(usize, Row)], cut: Option<us
         LEFT + gap * (at as f64 + 0.5)
     };
     let height = TOP + ROW * rows.len() as f64 + 20.0;
-    let width = LEFT + gap * columns.len() as f64 + 20.0;
+    let ends = rows.iter().map(|(_, row)| row.end(x_of));
+    let width = ends.fold(LEFT + gap * columns.len() as f64, f64::max) + 20.0;
     let mut out = format!(
         "<svg class=\"sequence\" viewBox=\"0 0 {width:.0} {height:.0}\" style=\"min-width:{width:.0}px\" role=\"img\"><title>Sequence diagram</title>\n"
     );
@@ -205,7 +233,7 @@ fn draw(story: &Story, columns: &[Column], rows: &[(usize, Row)], cut: Option<us
             height - 8.0
         );
     }
-    let begin = story.events.first().map_or(0.0, |event| event.at);
+    let (begin, _) = story.span();
     for (n, (place, row)) in rows.iter().enumerate() {
         let y = TOP + ROW * (n as f64 + 0.7);
         let _ = writeln!(
@@ -240,9 +268,8 @@ fn draw_row(out: &mut String, row: &Row, y: f64, x_of: impl Fn(Column) -> f64) {
             let _ = writeln!(
                 out,
                 "<line class=\"{class}\" x1=\"{begin:.0}\" x2=\"{end:.0}\" y1=\"{y:.0}\" y2=\"{y:.0}\" marker-end=\"url(#tip)\"/>\
-                 <text class=\"{class}\" x=\"{middle:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{label}{}</text>",
-                y - 4.0,
-                if class == "lost" { " (lost)" } else { "" }
+                 <text class=\"{class}\" x=\"{middle:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{label}</text>",
+                y - 5.0
             );
         }
         _ => {
@@ -250,7 +277,7 @@ fn draw_row(out: &mut String, row: &Row, y: f64, x_of: impl Fn(Column) -> f64) {
                 out,
                 "<circle class=\"{class}\" cx=\"{from:.0}\" cy=\"{y:.0}\" r=\"3\"/><text class=\"{class}\" x=\"{:.0}\" y=\"{:.0}\">{label}</text>",
                 from + 8.0,
-                y + 4.0
+                y + 3.0
             );
         }
     }

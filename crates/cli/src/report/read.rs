@@ -73,6 +73,8 @@ pub(super) enum What {
         kind: u32,
         name: u32,
         n: u64,
+        /// Not of those that a good run has as well.
+        is_bad: bool,
     },
 }
 
@@ -125,6 +127,14 @@ impl Names {
     }
 }
 
+/// Whether something has gone wrong. A connection comes up, a queue runs empty, an ACK comes late: these go as they should.
+fn is_bad(kind: &str, name: &str) -> bool {
+    !matches!(
+        (kind, name),
+        ("event", "CommEst" | "SqDrained" | "LastWqeReached") | ("drop", "drop_stale_ack")
+    )
+}
+
 /// Spans that have begun, by process and number: when, and with what.
 type Open = HashMap<(u64, u64), (f64, u32, u64, u64)>;
 
@@ -159,6 +169,18 @@ impl Story {
             event.queue_pair = places[event.queue_pair];
         }
         self.events.sort_by(|a, b| a.at.total_cmp(&b.at));
+    }
+
+    /// The moments of the first event and the last one. Receives that are posted in advance do not begin it: a program may
+    /// post them long before its peer is there.
+    pub(super) fn span(&self) -> (f64, f64) {
+        let is_advance = |event: &&Event| match event.what {
+            What::Posted { operation, .. } => self.name(operation) == "RECV",
+            _ => false,
+        };
+        let first = self.events.iter().find(|event| !is_advance(event));
+        let at = |event: Option<&Event>| event.map_or(0.0, |event| event.at);
+        (at(first.or(self.events.first())), at(self.events.last()))
     }
 
     /// A name of an event.
@@ -256,8 +278,9 @@ impl Story {
             ("i", "packet") if line.args["direction"] == "out" => What::Out(packet),
             ("i", "packet") => What::In(packet),
             ("i", kind) => {
+                let is_bad = is_bad(kind, &line.name);
                 let kind = self.names.place(kind);
-                What::Trouble { kind, name: packet.opcode, n: number("n").max(1) }
+                What::Trouble { kind, name: packet.opcode, n: number("n").max(1), is_bad }
             }
             ("X", _) => What::Waited { name: packet.opcode, micros: line.dur },
             // Others' events.

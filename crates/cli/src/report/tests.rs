@@ -158,7 +158,7 @@ fn findings_are_shown_with_their_stacks() {
         "<b>leak</b>: a &lt;QP&gt; was not destroyed",
         "main a.c:3",
         "?? (/usr/bin/a+0x34)",
-        "1 findings of 1 kinds",
+        "1 finding of 1 kind",
     ] {
         assert!(page.contains(words), "{words}: {page}");
     }
@@ -190,6 +190,36 @@ fn a_file_that_is_broken_is_refused_with_the_place() {
     assert!(format!("{missing:#}").contains("missing: No such file"));
     let directory = Story::read(&[&scratch.0]).unwrap_err();
     assert!(format!("{directory:#}").contains("Is a directory"));
+}
+
+#[test]
+fn what_a_good_run_has_as_well_is_no_trouble() {
+    let scratch = Scratch::new("good");
+    let receive = json!({ "operation": "RECV", "wr_id": 9, "bytes": 64 });
+    let receive = json!({ "ph": "b", "cat": "work", "name": "x", "pid": 5, "tid": 17, "ts": 0.0, "id2": { "local": 9 }, "args": receive });
+    let other = |kind: &str, name: &str, at: f64| {
+        json!({ "ph": "i", "cat": kind, "name": name, "pid": 5, "tid": 17, "ts": at, "args": {} })
+            .to_string()
+    };
+    let events = |event: &str| {
+        trace(&[
+            receive.to_string(),
+            begin(1, 1e6),
+            packet((5, 17), "out", 18, 100, 1e6 + 1.0),
+            other("event", event, 1e6 + 2.0),
+            end(1, 1e6 + 9.0, "IBV_WC_SUCCESS"),
+            other("drop", "drop_stale_ack", 5e6),
+        ])
+    };
+    let page = report(&[scratch.file("good", &events("CommEst"))]);
+    assert_whole(&page);
+    assert!(!page.contains("class=\"bad\"") && !page.contains("class=\"trouble\""), "{page}");
+    // Neither a receive that waits for the first message nor the last ACK stretches the chart.
+    let chart = &page[page.find("Throughput over time</title>").unwrap()..];
+    let chart = &chart[..chart.find("</svg>").unwrap()];
+    assert!(chart.contains(">0 ns<") && chart.contains(">9.00 us<"), "{chart}");
+    let page = report(&[scratch.file("bad", &events("Fatal"))]);
+    assert!(page.contains("class=\"bad\"") && page.contains("class=\"trouble\""), "{page}");
 }
 
 #[test]
