@@ -89,7 +89,8 @@
 //!   without the type beside the one with it.
 //! - The transport decides few of the mistakes. State, sizes, rights of memory and the peer decide the others, when the program runs.
 //!
-//! A request that a transport does not have completes with an error, as on hardware. `anyverbs explain` tells more of the vendor error.
+//! A request that a transport does not have completes with an error, as on hardware. `anyverbs explain` tells more of its
+//! [cause](CompletionError::cause).
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -113,6 +114,7 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[doc(hidden)] // for launchers: the command `anyverbs run`
 pub mod abandoned;
 mod acknowledged;
 pub mod cm;
@@ -139,10 +141,8 @@ pub use region::{AllocError, MrExt, Region, RemoteSlice, Slice};
 pub use start::{Ah, AsyncEvent, CompChannel, Cq, Mr, Mw, Pd, Poster, Qp, Srq};
 pub use verbs::{Memory, Verbs};
 
-pub use anyverbs_net::{
-    Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,
-};
-pub use anyverbs_objects::{config, error, limits, persona, say_again};
+pub use anyverbs_causes::Cause;
+pub use anyverbs_objects::{config, error, limits, persona};
 pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::cq::Moderation;
@@ -156,21 +156,55 @@ pub use anyverbs_proto::qp::drops::{DropReason, Drops, Lost};
 pub use anyverbs_proto::qp::pacing::{RateLimit, static_rate_mbps};
 pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};
-pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
+pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn, timer_code};
 pub use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx, WcFlags, WcOpcode, WcStatus};
 pub use anyverbs_proto::wire::feth::{Feth, Placement, Selectivity};
 pub use anyverbs_proto::wr::{
     AddressVector, MAX_MESSAGE, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 
-pub use anyverbs_queue_memory::{Lender, OutOfMemory, Queue, QueueMemory};
+/// A program's own allocator, for the queues of objects that are made on a parent domain (`ibv_alloc_parent_domain(3)`).
+///
+/// Where [`lend`](Lender::lend) returns `None`, the call that makes or resizes the object fails with `ENOMEM`. Both methods may be called by
+/// any thread that makes, resizes, destroys or drops an object. They may use the device, since no queue is locked meanwhile.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::alloc::{self, Layout};
+/// use std::ptr::NonNull;
+/// use std::sync::Arc;
+/// use anyverbs::prelude::*;
+/// use anyverbs::{Lender, Queue, QueueMemory, SrqInitAttr};
+///
+/// struct Heap;
+///
+/// // SAFETY: the heap gives memory of the layout, to nobody else meanwhile.
+/// unsafe impl Lender for Heap {
+///     fn lend(&self, queue: Queue, layout: Layout) -> Option<NonNull<u8>> {
+///         println!("{} bytes for a queue of {queue:?}", layout.size());
+///         // SAFETY: queues of no size are not asked for.
+///         NonNull::new(unsafe { alloc::alloc(layout) })
+///     }
+///
+///     unsafe fn take_back(&self, _: Queue, at: NonNull<u8>, layout: Layout) {
+///         // SAFETY: `lend` took it from there with this layout.
+///         unsafe { alloc::dealloc(at.as_ptr(), layout) };
+///     }
+/// }
+///
+/// let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// let pd = context.alloc_pd()?.parent_domain(None, QueueMemory::lent(Arc::new(Heap)))?;
+/// let srq = pd.create_srq(&SrqInitAttr { max_wr: 8, max_sge: 1, cookie: 0 })?;
+/// # let _ = srq;
+/// # Ok(())
+/// # }
+/// ```
+pub use anyverbs_queue_memory::Lender;
+pub use anyverbs_queue_memory::{OutOfMemory, Queue, QueueMemory};
 
-pub use anyverbs_objects::Repeats;
 pub use anyverbs_objects::advise::Advice;
 pub use anyverbs_objects::ah::AhAttr;
 pub use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
-#[doc(hidden)]
-pub use anyverbs_objects::base::AT_EXIT;
 pub use anyverbs_objects::buf::Buf;
 pub use anyverbs_objects::comp_channel::CompEvent;
 pub use anyverbs_objects::comp_cntr::{CompCntr, CompCntrKind};
@@ -178,19 +212,26 @@ pub use anyverbs_objects::cq::{CqFields, CqInitAttr};
 pub use anyverbs_objects::dm::Dm;
 pub use anyverbs_objects::dmah::{Dmah, DmahAttr};
 pub use anyverbs_objects::gid::{GidEntry, GidKind};
-pub use anyverbs_objects::memory::copy_guarded;
 pub use anyverbs_objects::mr::Rereg;
 pub use anyverbs_objects::mw::BindInfo;
 pub use anyverbs_objects::srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use anyverbs_objects::srq::{SrqAttr, SrqInitAttr, SrqPoster};
 pub use anyverbs_objects::td::Td;
-#[doc(hidden)]
-pub use anyverbs_transport::process::strike as strike_process;
 pub use anyverbs_transport::qp::{QpInitAttr, XrcSendInitAttr};
-#[doc(hidden)]
-pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
 pub use anyverbs_xrc::{Xrcd, XrcdInitAttr};
 pub use context::Context;
-pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices, note_injected};
+pub use device::{Details, DeviceInfo, PortAttr, PortDetails, PortState, devices};
+
+// For the C interface, the rsockets and the command: none of these is part of the Rust API.
 #[doc(hidden)]
-pub use device::{all_devices, device_age, has_failed, is_removed};
+pub use anyverbs_net::{
+    Uncancelled, bound_udp_socket, cancellable, check_room, udp_socket, undone_if_cancelled,
+};
+#[doc(hidden)]
+pub use anyverbs_objects::{base::AT_EXIT, memory::copy_guarded, say_again};
+#[doc(hidden)]
+pub use anyverbs_transport::process::strike as strike_process;
+#[doc(hidden)]
+pub use anyverbs_transport::{FaultyCalls, take_faulty_calls};
+#[doc(hidden)]
+pub use device::{all_devices, device_age, has_failed, is_removed, note_injected};

@@ -1,8 +1,10 @@
 //! Ordinary use in one call each: regions, single requests, waiting for completions, errors that say where.
 
+use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyverbs_causes::Cause;
 use anyverbs_objects::cq::Cq;
 use anyverbs_objects::error::{CqError, PostError};
 use anyverbs_objects::pd::Pd;
@@ -34,19 +36,54 @@ impl From<(usize, PostError)> for PostFailure {
 }
 
 /// A work request that completed with an error.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::time::Duration;
+/// use anyverbs::prelude::*;
+/// use anyverbs::{Cause, WaitError};
+///
+/// # let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// # let pd = context.alloc_pd()?;
+/// # let cq = context.create_default_cq(16)?;
+/// # let a = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+/// # let b = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+/// # let (of_a, of_b) = (context.endpoint(&a)?, context.endpoint(&b)?);
+/// # context.connect(&a, &of_a, &of_b)?;
+/// # context.connect(&b, &of_b, &of_a)?;
+/// # let memory = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// let behind = RemoteSlice { va: 1 << 60, ..memory.remote(..8) };
+/// a.read(1, &memory.slice(8..16), &behind)?;
+/// let Err(WaitError::Failed(failure)) = cq.wait(Duration::from_secs(10)) else { panic!() };
+/// assert_eq!((failure.status, failure.cause()), (WcStatus::RemAccessErr, Some(Cause::RkeyRange)));
+/// let text = "failed: RemAccessErr (AV1005: the range is not within the region)";
+/// assert!(failure.to_string().ends_with(text)); // `anyverbs explain AV1005` tells more
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "work request {wr_id:#x} of queue pair {qpn} failed: {status:?} (vendor error {vendor_err:#x})"
-)]
 pub struct CompletionError {
     /// The request's ID.
     pub wr_id: u64,
     /// The status.
     pub status: WcStatus,
-    /// The device's own code.
+    /// The device's own code. On this device it is the number of the [`cause`](Self::cause), or 0.
     pub vendor_err: u32,
     /// The queue pair.
     pub qpn: Qpn,
+    pub(crate) cause: Option<Cause>,
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wr_id, status, vendor_err, qpn, cause } = self;
+        write!(f, "work request {wr_id:#x} of queue pair {qpn} failed: {status:?}")?;
+        match cause {
+            Some(cause) => write!(f, " ({cause}: {})", cause.text()),
+            None if *vendor_err != 0 => write!(f, " (vendor error {vendor_err:#x})"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl CompletionError {
@@ -59,8 +96,16 @@ impl CompletionError {
         if status == WcStatus::Success {
             Ok(wc)
         } else {
-            Err(Self { wr_id, status, vendor_err, qpn })
+            let cause = u16::try_from(vendor_err).ok().and_then(Cause::from_number);
+            Err(Self { wr_id, status, vendor_err, qpn, cause })
         }
+    }
+
+    /// Why it failed. A request that was flushed has the cause of the failure that came first. There is none for a failure of another
+    /// device, whose `vendor_err` has a meaning of its own.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        self.cause
     }
 }
 

@@ -274,6 +274,13 @@ impl Device {
 }
 
 impl Opened {
+    /// The completion, or an error. Hardware's own codes are no causes.
+    fn checked(&self, wc: Wc) -> Result<Wc, CompletionError> {
+        let is_ours = self.library.0.is_ours;
+        let own = |error: CompletionError| error.cause.filter(|_| is_ours);
+        CompletionError::check(wc).map_err(|error| CompletionError { cause: own(error), ..error })
+    }
+
     /// The GIDs of the port that carry RoCEv2, with their places in its table.
     fn gids(&self) -> impl Iterator<Item = (u8, Gid)> {
         let Self { library, context, port, .. } = self;
@@ -578,7 +585,7 @@ impl Verbs for Device {
         polled(|| match cq.poll() {
             Ok(None) if started.elapsed() >= timeout => Some(Err(WaitError::Timeout(timeout))),
             Ok(None) => None,
-            Ok(Some(wc)) => Some(CompletionError::check(wc).map_err(WaitError::from)),
+            Ok(Some(wc)) => Some(self.0.checked(wc).map_err(WaitError::from)),
             Err(error) => Some(Err(error.into())),
         })
         .await

@@ -18,7 +18,7 @@ use anyverbs_objects::persona::Persona;
 pub use anyverbs_page::{INTERVAL, Snapshot, Unreadable};
 use anyverbs_proto::counters::Counter;
 
-use crate::abandoned::Membership;
+pub use crate::abandoned::Membership;
 use crate::device::{PortState, guid, lid_of};
 
 /// The addresses of a configuration's ports, as a process has them that began when this did. They follow those of the host.

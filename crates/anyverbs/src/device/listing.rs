@@ -148,7 +148,7 @@ pub fn all_devices() -> Result<Vec<DeviceInfo>, OpenError> {
     };
     let info = |(at, device): (usize, &PortConfig)| {
         let PortConfig { name, persona, .. } = device.clone();
-        let node_guid = guid(persona.as_deref(), at as u64);
+        let node_guid = config.guid_of(at, guid);
         DeviceInfo { name, node_guid, sys_image_guid: node_guid, persona }
     };
     Ok(config.devices().map(info).collect())

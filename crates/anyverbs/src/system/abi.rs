@@ -251,15 +251,20 @@ pub(super) struct ibv_gid_entry {
 /// The functions of `libibverbs.so.1`, each by its name there.
 macro_rules! functions {
     ($($name:ident ( $($argument:ty),* ) -> $result:ty;)*) => {
-        pub(super) struct Functions { $( pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result, )* }
+        pub(super) struct Functions {
+            $( pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result, )*
+            /// The library is that of this device: it alone has the calls of librdmacm, too.
+            pub(super) is_ours: bool,
+        }
 
         impl Functions {
             /// From what finds a symbol. An error is the name of the one that is missing.
             ///
             /// # Safety
-            /// `find` returns the addresses of libibverbs' functions of these names, or NULL.
+            /// `find` returns the addresses of the library's functions of these names, or NULL.
             pub(super) unsafe fn load(find: impl Fn(&str) -> *mut c_void) -> Result<Self, &'static str> {
-                Ok(Self { $( $name: {
+                let is_ours = !find("rdma_create_event_channel\0").is_null();
+                Ok(Self { is_ours, $( $name: {
                     let address = find(concat!(stringify!($name), "\0"));
                     if address.is_null() {
                         return Err(stringify!($name));

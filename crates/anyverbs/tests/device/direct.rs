@@ -159,7 +159,8 @@ fn forbidden_operations_end_as_they_would_by_messages() {
 fn changes_between_operations_show_at_the_next() {
     let _turn = turn();
     let by_peer = ["region", "rights", "no rights", "address", "address and back"];
-    for change in by_peer.into_iter().chain(["beyond", "before", "key", "much"]) {
+    let by_us = ["beyond", "before", "key", "much", "other address", "other address and back"];
+    for change in by_peer.into_iter().chain(by_us) {
         let mut peer = Peer::spawn("rc direct change", &[]);
         let e = Endpoint::new(QpType::Rc);
         let buffer = Buffer::new(&e.pd, SIZE);
@@ -181,12 +182,18 @@ fn changes_between_operations_show_at_the_next() {
             "before" => at.va -= 1,
             "key" => at.rkey ^= 1,
             "much" => at.va = at.va.wrapping_add(u64::MAX / 2),
+            "other address" => move_peer(&e, &[ELSEWHERE]),
+            "other address and back" => move_peer(&e, &[ELSEWHERE, e.address().gid]),
             _ => {
                 peer.say(change);
                 assert_eq!(peer.hear(), "@ changed");
             }
         }
-        if change == "rights" || change == "address and back" {
+        if change.starts_with("other address") {
+            let ready = QpAttr { state: QpState::Rts, ..QpAttr::default() };
+            e.qp.modify(&ready, QpAttrMask::STATE).unwrap();
+        }
+        if change == "rights" || change.ends_with("and back") {
             // The rights or the address went, and came back.
             assert_eq!(done(SendOp::Write(at), 8), WcStatus::Success);
             continue;
@@ -198,8 +205,8 @@ fn changes_between_operations_show_at_the_next() {
         let refused = done(SendOp::Write(at), 8);
         let expected = match change {
             "no rights" => WcStatus::RemInvReqErr,
-            // The peer knows this address no more, so it drops the packets.
-            "address" => WcStatus::RetryExcErr,
+            // The peer drops packets that come from another address, or go to one.
+            "address" | "other address" => WcStatus::RetryExcErr,
             _ => WcStatus::RemAccessErr,
         };
         assert_eq!(refused, expected, "{change}");

@@ -21,9 +21,11 @@ mod flushed;
 mod lossless;
 mod memory;
 mod one_end;
+mod port_events;
 mod queues;
 mod received;
 mod stopped;
+mod together;
 
 /// Runs a test of this module in a process of its own, with a script and variables.
 fn with(name: &str, script: &str, variables: &[(&str, &str)], test: impl FnOnce()) {

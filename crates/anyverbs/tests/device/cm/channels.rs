@@ -97,6 +97,29 @@ fn destroying_waits_for_acknowledgements() {
     assert!(is_quiet(&node.channel), "the third was withdrawn");
 }
 
+/// A reader of the new channel may need what the caller of `migrate` holds, before it acknowledges.
+#[test]
+fn a_migration_waits_for_the_events_that_were_read_before_it() {
+    let node = Node::tcp();
+    let to = create_event_channel().unwrap();
+    node.id.write_event(note(1)).unwrap();
+    node.channel.get_event().unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            node.id.migrate(&to).unwrap();
+            tell.send(()).unwrap();
+        });
+        assert!(told.recv_timeout(Duration::from_millis(30)).is_err());
+        node.id.write_event(note(2)).unwrap();
+        assert_eq!(arg(&to.get_event().unwrap()), 2);
+        node.id.ack_events(1);
+        let is_done = told.recv_timeout(Duration::from_secs(20));
+        node.id.ack_events(1);
+        is_done.expect("it waits for the event that was read later");
+    });
+}
+
 #[test]
 fn a_request_is_acknowledged_at_its_listener() {
     let listener = Node::listener(&at("127.0.0.1", 0));
@@ -274,7 +297,7 @@ fn a_forked_child_leaves_what_it_inherited_alone() {
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     let port = listener.port();
-    assert_eq!(Node::tcp().id.bind_addr(&at("127.0.0.1", port)).unwrap_err(), CmError::InUse);
+    assert_eq!(Node::tcp().id.bind_addr(&at("127.0.0.1", port)).unwrap_err(), CmError::InUse(port));
     active.id.disconnect().unwrap();
     passive.expect(EventKind::Disconnected);
 }

@@ -59,17 +59,17 @@ fn a_port_is_taken_once_for_each_address() {
     };
     let first = bound(&at("127.0.0.1", 0));
     let port = first.port();
-    assert_eq!(refused(&at("127.0.0.1", port)), CmError::InUse);
-    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable);
-    assert_eq!(refused(&at("::", port)), CmError::NotAvailable);
-    assert_eq!(CmError::NotAvailable.errno(), libc::EADDRNOTAVAIL);
+    assert_eq!(refused(&at("127.0.0.1", port)), CmError::InUse(port));
+    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable(port));
+    assert_eq!(refused(&at("::", port)), CmError::NotAvailable(port));
+    assert_eq!(CmError::NotAvailable(port).errno(), libc::EADDRNOTAVAIL);
     let _other_address = bound(&at("::1", port));
     Node::new(PortSpace::Udp, QpType::Ud).id.bind_addr(&at("127.0.0.1", port)).unwrap();
     // The port is free again when its id is gone.
     first.id.destroy().unwrap();
     let any = bound(&at("0.0.0.0", port));
-    assert_eq!(refused(&at("127.0.0.1", port)), CmError::NotAvailable);
-    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable);
+    assert_eq!(refused(&at("127.0.0.1", port)), CmError::NotAvailable(port));
+    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable(port));
     drop(any);
     bound(&at("127.0.0.1", port));
 }
@@ -83,14 +83,14 @@ fn sharers_of_a_port_share_it_until_one_listens() {
     };
     let first = sharing();
     first.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
-    let address = first.on("127.0.0.1");
-    assert_eq!(Node::tcp().id.bind_addr(&address).unwrap_err(), CmError::InUse);
+    let (address, port) = (first.on("127.0.0.1"), first.port());
+    assert_eq!(Node::tcp().id.bind_addr(&address).unwrap_err(), CmError::InUse(port));
     let second = sharing();
     second.id.bind_addr(&address).unwrap();
-    assert_eq!(first.id.listen(0).unwrap_err(), CmError::InUse);
+    assert_eq!(first.id.listen(0).unwrap_err(), CmError::InUse(port));
     drop(second);
     first.id.listen(0).unwrap();
-    assert_eq!(sharing().id.bind_addr(&address).unwrap_err(), CmError::InUse);
+    assert_eq!(sharing().id.bind_addr(&address).unwrap_err(), CmError::InUse(port));
     let active = Node::towards(&address);
     active.id.connect(&PARAM).unwrap();
     first.request();
@@ -212,7 +212,7 @@ fn gids_and_service_ids_are_addresses_too() {
     assert_ne!(bound.sid & 0xffff, 0);
     // The port is one with that of an IP address.
     let same = Node::tcp().id.bind_addr(&at("127.0.0.1", bound.sid as u16));
-    assert_eq!(same.unwrap_err(), CmError::InUse);
+    assert_eq!(same.unwrap_err(), CmError::InUse(bound.sid as u16));
     let mut active = ib_id();
     active.resolve(&ib("127.0.0.1", bound.sid, u64::MAX));
     active.attach(QpType::Rc);

@@ -184,7 +184,7 @@ fn two_processes_connect_send_and_part() {
         let node = echo(&at(ip, port));
         part(&node, &mut server);
         // A port is taken once on a host.
-        assert_eq!(Node::tcp().id.bind_addr(&at(ip, port)).unwrap_err(), CmError::InUse);
+        assert_eq!(Node::tcp().id.bind_addr(&at(ip, port)).unwrap_err(), CmError::InUse(port));
     }
     let ours = Node::listener(&at("0.0.0.0", 0));
     let taken = server.ask(&format!("listen 127.0.0.1:{}", ours.port()));

@@ -160,17 +160,22 @@ fn a_port_that_goes_down_is_the_cause_for_packets_that_were_late() {
     });
 }
 
-fn lose_the_peer() {
-    let [a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
-    a.connect_with(b.address(), 12, 2);
-    b.connect(a.address());
-    let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+/// The status and the vendor error of the first WRITE that fails.
+fn write_until_it_fails(a: &Endpoint, b: &Endpoint) -> (WcStatus, u32) {
+    let [src, dst] = [a, b].map(|e| Buffer::new(&e.pd, 64));
     let mut ends = std::iter::repeat_with(|| {
         a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
         a.poll(1)[0]
     });
     let end = ends.find(|wc| wc.status != WcStatus::Success).unwrap();
-    assert_eq!((end.status, end.vendor_err), (WcStatus::RetryExcErr, 9901));
+    (end.status, end.vendor_err)
+}
+
+fn lose_the_peer() {
+    let [a, b] = [(); 2].map(|()| Endpoint::new(QpType::Rc));
+    a.connect_with(b.address(), 12, 2);
+    b.connect(a.address());
+    assert_eq!(write_until_it_fails(&a, &b), (WcStatus::RetryExcErr, 9901));
     assert_eq!(b.qp.state().unwrap(), QpState::Err);
 }
 
@@ -179,6 +184,34 @@ fn lose_the_peer() {
 fn a_queue_pair_that_fails_by_a_rule_says_so_to_its_peer() {
     let name = "at_a_time::a_queue_pair_that_fails_by_a_rule_says_so_to_its_peer";
     with(name, "on qp 2: fails after 300ms", &[], lose_the_peer);
+}
+
+/// The peer's rule is told beside rules of this end that let packets pass.
+#[test]
+fn a_queue_pair_that_fails_by_a_rule_says_so_to_a_peer_with_rules_of_its_own() {
+    let name =
+        "at_a_time::a_queue_pair_that_fails_by_a_rule_says_so_to_a_peer_with_rules_of_its_own";
+    let script =
+        "on qp 2: fails after 300ms; on qp 1: delay packets by 1ms; on qp 1: drop 0.1% of packets";
+    with(name, script, &[], lose_the_peer);
+}
+
+#[test]
+fn a_port_that_is_down_by_a_rule_says_so_to_a_peer_with_rules_of_its_own() {
+    let name = "at_a_time::a_port_that_is_down_by_a_rule_says_so_to_a_peer_with_rules_of_its_own";
+    let script = "on device anyverbs1: down after 1s; on qp 1: delay packets by 1ms";
+    let devices = [&BY_UDP[..], &[("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")]].concat();
+    with(name, script, &devices, || {
+        let open = |n: usize| Context::open(&devices_of()[n]).unwrap();
+        let [a, b] = [0, 1].map(|n| Endpoint::on(open(n), QpType::Rc));
+        a.connect_with(b.address(), 12, 2);
+        b.connect(a.address());
+        assert_eq!(write_until_it_fails(&a, &b), (WcStatus::RetryExcErr, 9901));
+    });
+}
+
+fn devices_of() -> Vec<String> {
+    devices().unwrap().into_iter().map(|device| device.name).collect()
 }
 
 #[test]

@@ -126,3 +126,70 @@ fn packets_of_one_opcode_are_lost() {
 fn packets_of_one_opcode_are_lost_by_udp() {
     with("one_end::packets_of_one_opcode_are_lost_by_udp", SINGLE, &BY_UDP, lose_single_opcodes);
 }
+
+/// UC tells its sender nothing, and its receiver not that the network lost what a rule took away.
+#[test]
+fn messages_of_uc_that_a_rule_takes_away_are_lost_by_an_injected_fault() {
+    let name = "one_end::messages_of_uc_that_a_rule_takes_away_are_lost_by_an_injected_fault";
+    with(name, "on qp 2: drop received packets 2 to 3; on qp 1: drop packet 6", &[], || {
+        let (a, b) = pair(QpType::Uc);
+        let [src, dst] = [&a, &b].map(|e| Buffer::new(&e.pd, 64));
+        for n in 1..=8 {
+            b.recv(n, &[dst.sge(0, 64)]);
+            a.send(n, SendOp::Send, &[src.sge(0, 8)]);
+            a.poll(1);
+        }
+        b.poll(5);
+        let lost = b.qp.lost(Duration::from_secs(9));
+        let causes: Vec<_> = lost.iter().map(|lost| (lost.cause.number(), lost.count)).collect();
+        assert_eq!(causes, [(9901, 1), (6002, 1)]);
+        let said = &lost[0].first;
+        assert!(said.contains("by an injected fault (line 1 of the script, rule 1)"), "{said}");
+    });
+}
+
+const LONG: usize = 32 << 10;
+
+/// A READ of a peer that has no script: its answers come as packets, so a rule finds the third of those in the middle.
+#[test]
+fn a_peer_without_a_script_answers_in_packets() {
+    let name = "one_end::a_peer_without_a_script_answers_in_packets";
+    with(name, "drop received RC_RDMA_READ_RESPONSE_MIDDLE packet 3", &[], || {
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", "")]);
+        let e = Endpoint::new(QpType::Rc);
+        let [src, dst] = [(); 2].map(|()| Buffer::new(&e.pd, OFFERED));
+        let (_, remote) = peer.connect(&e, &dst);
+        src.write(0, &pattern(LONG, 3));
+        e.send(1, SendOp::Write(remote), &[src.sge(0, LONG)]);
+        e.send(2, SendOp::Read(remote), &[dst.sge(0, LONG)]);
+        assert!(e.poll(2).iter().all(|wc| wc.status == WcStatus::Success));
+        assert_eq!(dst.read(0, LONG), pattern(LONG, 3));
+        assert_eq!(injected(&e.context), 1);
+        let counters = e.context.counters().unwrap();
+        assert!(counters.read(Counter::ShmSentPkts) > 0, "it is no matter of UDP");
+    });
+}
+
+/// This process has no script, and its peer's has rules about what it receives.
+#[test]
+fn requests_to_a_peer_with_a_script_are_packets() {
+    let name = "one_end::requests_to_a_peer_with_a_script_are_packets";
+    with(name, "", &[], || {
+        for rule in ["RC_RDMA_WRITE_FIRST packet 1", "RC_RDMA_WRITE_MIDDLE packet 3"] {
+            let script = format!("drop received {rule}");
+            let mut peer = Peer::spawn("rc", &[("ANYVERBS_FAULTS", &script)]);
+            let e = Endpoint::new(QpType::Rc);
+            let [src, dst] = [(); 2].map(|()| Buffer::new(&e.pd, OFFERED));
+            let (_, remote) = peer.connect(&e, &dst);
+            let count = |counter| e.context.counters().unwrap().read(counter);
+            let before = count(Counter::Retransmitted);
+            src.write(0, &pattern(LONG, 5));
+            e.send(1, SendOp::Write(remote), &[src.sge(0, LONG)]);
+            e.send(2, SendOp::Read(remote), &[dst.sge(0, LONG)]);
+            assert!(e.poll(2).iter().all(|wc| wc.status == WcStatus::Success));
+            assert_eq!(dst.read(0, LONG), pattern(LONG, 5));
+            assert!(count(Counter::Retransmitted) > before, "{rule} was lost");
+            assert!(count(Counter::ShmSentPkts) > 0, "it is no matter of UDP");
+        }
+    });
+}
