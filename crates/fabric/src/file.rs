@@ -207,7 +207,7 @@ const USUAL: [(&str, &str); 8] = [
     ("window 64 KiB", "window_bytes = 65536"),
 ];
 
-const UNUSED: &str = "dcqcn has no meaning where no setting has control = \"dcqcn\"";
+const UNUSED: &str = "dcqcn has no meaning where nothing has control = \"dcqcn\"";
 
 /// Says in which line something is wrong.
 struct Lines<'a>(&'a str);
@@ -270,6 +270,11 @@ impl Plan {
             }
             settings.push((name, setting));
         }
+        let is_dcqcn = |setting: &Transport| setting.control == Control::Dcqcn;
+        let has_dcqcn = is_dcqcn(&base) || settings.iter().any(|(_, setting)| is_dcqcn(setting));
+        if own.get_ref().contains_key("dcqcn") && !has_dcqcn {
+            return Err(lines.at(own.span(), UNUSED));
+        }
         if settings.is_empty() {
             settings.push(("as given".to_owned(), base));
             for (name, change) in USUAL {
@@ -279,10 +284,6 @@ impl Plan {
                     settings.push((name.to_owned(), changed));
                 }
             }
-        }
-        let has_dcqcn = settings.iter().any(|(_, setting)| setting.control == Control::Dcqcn);
-        if own.get_ref().contains_key("dcqcn") && !has_dcqcn {
-            return Err(lines.at(own.span(), UNUSED));
         }
         Ok(Self { seed: file.seed, topology, workload, transport: base, settings })
     }
@@ -504,12 +505,17 @@ mod tests {
             (
                 "size = 1000",
                 "size = 1\n[[setting]]\nname = 'a'\ncontrol = 'window'\ndcqcn = { f = 3 }",
-                "line 7: dcqcn has no meaning where no setting has control = \"dcqcn\"",
+                "line 7: dcqcn has no meaning where nothing has control = \"dcqcn\"",
+            ),
+            (
+                "size = 1000",
+                "size = 1\n[transport]\ncontrol = 'window'\ndcqcn = { f = 3 }",
+                "line 7: dcqcn has no meaning where nothing has control = \"dcqcn\"",
             ),
             (
                 "size = 1000",
                 "size = 1\n[transport]\ndcqcn = { f = 3 }\n[[setting]]\nname = 'a'",
-                "line 7: dcqcn has no meaning where no setting has control = \"dcqcn\"",
+                "line 7: dcqcn has no meaning where nothing has control = \"dcqcn\"",
             ),
             ("[workload]", "[network.link]\nloss = 2\n[workload]", "line 4: loss = 2"),
         ] {

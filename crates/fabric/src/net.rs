@@ -61,6 +61,8 @@ pub(crate) struct Counts {
     pub(crate) marks: u64,
     /// Most bytes in a queue of a switch.
     pub(crate) longest_queue: u64,
+    /// The longest wait of a packet in one.
+    pub(crate) longest_wait: u64,
 }
 
 /// One direction of a link.
@@ -164,6 +166,7 @@ impl Net {
             return self.unused.push(number);
         }
         self.counts.longest_queue = self.counts.longest_queue.max(with_this);
+        self.counts.longest_wait = self.counts.longest_wait.max(backlog);
         let can_be_marked = packet.traffic_class & 3 != 0;
         if can_be_marked && queued >= link.kmin_bytes {
             let range = (link.kmax_bytes - link.kmin_bytes) as f64;

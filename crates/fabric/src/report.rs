@@ -94,6 +94,13 @@ pub fn table(outcomes: &[Outcome]) -> String {
                 counted(o.messages, "message")
             );
         }
+        if o.retransmitted > 0 && o.drops + o.losses == 0 {
+            let _ = writeln!(
+                text,
+                "  nothing was lost: answers took longer than probe_us, with up to {} in one queue",
+                time(o.longest_wait_us)
+            );
+        }
         if let Some(twin) = twin(&outcomes[..n], o) {
             let _ = writeln!(
                 text,
@@ -293,6 +300,47 @@ mod tests {
         }
         assert_ne!(best(&outcomes).unwrap().setting, first);
         assert!(table(&outcomes).contains("  1 connection gave up; the times are those of "));
+    }
+
+    #[test]
+    fn what_is_sent_again_without_a_loss_is_explained() {
+        let text = "[network]\nshape = 'star'\nhosts = 9\nlink = { queue_bytes = 100_000_000 }
+            [workload]\nkind = 'incast'\nsize = 500_000\n[transport]\nprobe_us = 1\ncontrol = 'none'";
+        let plan = Plan::parse(text).unwrap();
+        let outcome = plan.run("a", plan.transport);
+        assert!(outcome.retransmitted > 0 && outcome.drops + outcome.losses == 0, "{outcome:?}");
+        assert!(outcome.longest_wait_us > 1.0);
+        let table = table(&[outcome]);
+        assert!(
+            table.contains("\n  nothing was lost: answers took longer than probe_us, "),
+            "{table}"
+        );
+        assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    }
+
+    /// The switches mark long before the wait in their queues is as long as the probe timeout.
+    #[test]
+    fn marks_make_nothing_leave_again() {
+        let text = "[network]\nshape = 'two-tier'\nhosts = 8\nhosts_per_leaf = 4\nspines = 1\nlink = { gbps = 100 }
+            uplink = { gbps = 25, queue_bytes = 100_000_000 }\n[workload]\nkind = 'all-to-all'\nsize = 500_000";
+        let plan = Plan::parse(text).unwrap();
+        let outcome = plan.run("a", plan.transport);
+        assert!(outcome.marks > 0 && outcome.longest_wait_us > 400.0, "{outcome:?}");
+        assert_eq!((outcome.retransmitted, outcome.drops), (0, 0));
+    }
+
+    /// With these seeds a window became so small that it closed over packets of which none asked for an ACK.
+    #[test]
+    fn a_window_that_shrinks_leaves_nobody_waiting() {
+        let text = "[network]\nshape = 'two-tier'\nhosts = 16\nhosts_per_leaf = 4\nspines = 2
+            uplink = { gbps = 50 }\n[workload]\nkind = 'all-to-all'\nsize = 1_000_000";
+        let mut plan = Plan::parse(text).unwrap();
+        for seed in [4, 6, 7, 8] {
+            plan.seed = seed;
+            let outcome = plan.run("a", plan.transport);
+            assert!(outcome.marks > 0 && outcome.drops == 0, "{outcome:?}");
+            assert_eq!(outcome.retransmitted, 0, "seed {seed}");
+        }
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Outcome {
     pub retransmitted: u64,
     /// Most bytes in a queue of a switch.
     pub longest_queue_bytes: u64,
+    /// The longest wait of a packet in a queue of a switch.
+    pub longest_wait_us: f64,
     /// Events of the simulation.
     pub events: u64,
     /// All flow completion times, the shortest first.
@@ -291,6 +293,7 @@ impl Run<'_> {
             packets: net.counts.requests,
             retransmitted: net.counters.read(Counter::Retransmitted),
             longest_queue_bytes: net.counts.longest_queue,
+            longest_wait_us: us(net.counts.longest_wait),
             events: net.counts.events,
             times_us,
         }

@@ -19,8 +19,8 @@ pub enum Finding {
     Ended(Duration),
     /// The window was deallocated this long ago.
     WindowEnded(Duration),
-    /// It is the other key of a region: an rkey in place of an lkey, or the reverse.
-    OtherKey,
+    /// It is the other key of a region: an rkey in place of an lkey, or the reverse. This is the one that belongs there.
+    OtherKey(u32),
     /// The region is of this protection domain.
     Pd(u32),
     /// The window is of this protection domain.
@@ -118,9 +118,10 @@ impl MrTable {
     #[must_use]
     pub fn diagnose_local(&self, lkey: u32, pd: u32, range: (u64, u64), need: Access) -> Finding {
         let Some(held) = self.slot(lkey).and_then(Slot::hold) else { return self.dead(lkey) };
-        if held.slot.lkey.load(Ordering::Relaxed) != lkey {
+        let its = held.slot.lkey.load(Ordering::Relaxed);
+        if its != lkey {
             let is_rkey = held.slot.rkey.load(Ordering::Relaxed) == lkey;
-            return if is_rkey { Finding::OtherKey } else { self.dead(lkey) };
+            return if is_rkey { Finding::OtherKey(its) } else { self.dead(lkey) };
         }
         self.fault(&held, pd, range, need)
     }
@@ -142,7 +143,7 @@ impl MrTable {
         if rkey == 0 || key != rkey {
             let is_lkey = rkey != 0 && slot.lkey.load(Ordering::Relaxed) == rkey;
             return match is_lkey {
-                true => Finding::OtherKey,
+                true => Finding::OtherKey(key),
                 false if is_window && is_same_window(key, rkey) => self.rebound(slot, key),
                 false => self.dead(rkey),
             };
@@ -244,13 +245,13 @@ mod tests {
         assert_eq!(remote(keys.rkey, 7, (0, 8), read), Finding::Before(0x1000));
         assert_eq!(remote(keys.rkey, 7, (u64::MAX, 8), read), Finding::Behind(u64::MAX - 0x10f8));
         assert_eq!(remote(keys.rkey, 8, (0x1000, 8), read), Finding::Pd(7));
-        assert_eq!(remote(keys.lkey, 7, (0x1000, 8), read), Finding::OtherKey);
+        assert_eq!(remote(keys.lkey, 7, (0x1000, 8), read), Finding::OtherKey(keys.rkey));
         assert_eq!(remote(keys.rkey ^ keys.lkey, 7, (0x1000, 8), read), Finding::Unknown);
         let write = Access::REMOTE_WRITE;
         assert_eq!(remote(keys.rkey, 7, (0x1000, 8), write), Finding::Lacks(write));
         let local = |key| table.diagnose_local(key, 7, (0x1000, 8), Access::LOCAL_WRITE);
         assert_eq!(local(keys.lkey), Finding::Nothing);
-        assert_eq!(local(keys.rkey), Finding::OtherKey);
+        assert_eq!(local(keys.rkey), Finding::OtherKey(keys.lkey));
         assert_eq!(local(0), Finding::Unknown);
     }
 
@@ -356,7 +357,7 @@ mod tests {
         // Another key of the same place.
         let other = keys.lkey ^ 1;
         let remote = |key| table.diagnose_remote(key, (7, 1), (0x1000, 8), Access::empty());
-        assert_eq!(remote(keys.lkey), Finding::OtherKey);
+        assert_eq!(remote(keys.lkey), Finding::OtherKey(0));
         assert_eq!((remote(0), remote(other)), (Finding::Unknown, Finding::Unknown));
         let local = |key, need| table.diagnose_local(key, 7, (0x1000, 8), need);
         assert_eq!(local(keys.lkey, Access::empty()), Finding::Nothing);

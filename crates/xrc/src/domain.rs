@@ -150,9 +150,7 @@ impl Xrcd {
         let ticket = shared
             .transport
             .core
-            .quotas
-            .xrcd
-            .take()
+            .take(context.device, |all| &all.xrcd)
             .ok_or(CreateError::Exhausted("XRC domains"))?;
         let (domain, file) = shared.domains.open(shared, init)?;
         Ok(Self(Arc::new(XrcdCell {

@@ -77,6 +77,10 @@ fn queue_pairs_of_both_sides_fit_together() {
     w.tear_down();
 }
 
+fn too_long(len: usize, room: usize) -> CmError {
+    CmError::PrivateDataTooLong { len, room }
+}
+
 #[test]
 fn private_data_of_every_size_goes_through_whole() {
     let pattern: Vec<u8> = (1..=255).collect();
@@ -89,7 +93,7 @@ fn private_data_of_every_size_goes_through_whole() {
         assert_eq!(request.private_data[..], padded(&pattern[..len], 56));
         let no = RejReason::Consumer;
         let cm = &mut w.hosts[1].cm;
-        assert_eq!(cm.reject(w.now, id, no, &[], &[1; 149]), Err(CmError::PrivateDataTooLong));
+        assert_eq!(cm.reject(w.now, id, no, &[], &[1; 149]), Err(too_long(149, 148)));
         assert_eq!(cm.reject(w.now, id, no, &[1; 73], &[]), Err(CmError::Value));
         cm.reject(w.now, id, no, &pattern[..72], &pattern[..148 - len]).unwrap();
         w.run();
@@ -111,16 +115,16 @@ fn too_much_private_data_is_refused_and_changes_nothing() {
     let long = anyverbs_proto::cm::AcceptParams { private_data: &[1; 197], ..accept_params(qpn) };
     let now = w.now;
     let accepted = w.hosts[1].cm.accept(now, b, &long);
-    assert_eq!(accepted, Err(CmError::PrivateDataTooLong));
+    assert!(matches!(accepted, Err(CmError::PrivateDataTooLong { .. })));
     w.accept(1, b);
     w.run();
     w.event(0);
-    assert_eq!(w.hosts[0].cm.ready(w.now, a, &[1; 225]), Err(CmError::PrivateDataTooLong));
+    assert_eq!(w.hosts[0].cm.ready(w.now, a, &[1; 225]), Err(too_long(225, 224)));
     w.hosts[0].cm.ready(w.now, a, &[1; 224]).unwrap();
     w.run();
     let now = w.now;
     let disconnected = w.hosts[0].cm.disconnect(now, a, &[1; 221]);
-    assert_eq!(disconnected, Err(CmError::PrivateDataTooLong));
+    assert!(matches!(disconnected, Err(CmError::PrivateDataTooLong { .. })));
     w.hosts[0].cm.disconnect(now, a, &[1; 220]).unwrap();
     w.tear_down();
 }
@@ -284,17 +288,14 @@ fn values_out_of_range_are_refused() {
             },
             CmError::Value,
         ),
-        (
-            anyverbs_proto::cm::ConnectParams { private_data: &[0; 93], ..good },
-            CmError::PrivateDataTooLong,
-        ),
+        (anyverbs_proto::cm::ConnectParams { private_data: &[0; 93], ..good }, too_long(93, 92)),
         (
             anyverbs_proto::cm::ConnectParams {
                 addresses: Some(header(0, 1)),
                 private_data: &[0; 57],
                 ..good
             },
-            CmError::PrivateDataTooLong,
+            too_long(57, 56),
         ),
     ] {
         assert_eq!(cm.connect(now, &bad), Err(error), "{bad:?}");

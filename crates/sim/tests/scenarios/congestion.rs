@@ -37,6 +37,24 @@ fn marked_packets_make_the_window_smaller() {
     assert_eq!(in_flight(&mut t), whole);
 }
 
+/// A switch marks because its queue is long, so answers take long as well.
+#[test]
+fn marks_are_no_reason_to_send_again() {
+    let probe_after = Some(Duration::from_millis(8));
+    let (mut t, a, b) = rc(QpOptions { window: 64 << 10, probe_after, ..QpOptions::rc() });
+    let link = Link { delay: Duration::from_millis(1), ..Link::default() };
+    t.net.set_link(a.device, b.device, link.clone());
+    t.net.set_link(b.device, a.device, link);
+    t.net.rule(move |p| if p.from == a.device { Fate::Mark } else { Fate::Pass });
+    for n in 0..8 {
+        t.post(a, n, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 60_000)]);
+    }
+    t.run();
+    assert_eq!(t.sent(a), [0, 1, 2, 3, 4, 5, 6, 7].map(|n| (n, Success)));
+    assert!(t.counter(a.device, Counter::CnpHandled) > 0);
+    assert_eq!(t.counter(a.device, Counter::Retransmitted), 0);
+}
+
 #[test]
 fn notifications_of_others_count_for_nothing() {
     let (mut t, a, b) = rc(QpOptions::rc());
