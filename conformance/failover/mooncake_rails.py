@@ -6,15 +6,15 @@
 import os
 import sys
 
-from rails import Program, bring_up, take_down, wait_for
+from rails import PYTHON, Program, bring_up, take_down, wait_for
 
 
 def main():
     own = {"own": True, "peer": False}[sys.argv[1]]
     engine = os.path.join(os.path.dirname(sys.argv[0]), "mooncake_rounds.py")
     options = ["--devices", "4"]
-    server = Program("server", [os.environ["PYTHON"], engine, "server"], options)
-    client = Program("client", [os.environ["PYTHON"], engine, "client"], options)
+    server = Program("server", [PYTHON, engine, "server"], options)
+    client = Program("client", [PYTHON, engine, "client"], options)
     client.goes_on("round ")
     faulty = client if own else server
     for time in (1, 2):

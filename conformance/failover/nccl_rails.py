@@ -8,7 +8,7 @@
 import os
 import sys
 
-from rails import Program, bring_up, take_down
+from rails import INJECTED, OWN_RULE, PYTHON, Program, bring_up, down, take_down
 
 
 def main():
@@ -20,14 +20,14 @@ def main():
                  "NCCL_IB_RESILIENCY_PORT_FAILOVER": str(int(mode != "error")),
                  "NCCL_IB_RESILIENCY_PORT_RECOVERY": str(int(mode == "recovery"))}
     options = ["--persona", "mlx5", "--devices", "2"]
-    receiver = Program("receiver", [os.environ["PYTHON"], net, "receiver"], options, **variables)
-    sender = Program("sender", [os.environ["PYTHON"], net, "sender"], options, **variables)
+    receiver = Program("receiver", [PYTHON, net, "receiver"], options, **variables)
+    sender = Program("sender", [PYTHON, net, "sender"], options, **variables)
     sender.goes_on("message ")
     sender.says("NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE")
     take_down(sender.number(), "mlx5_1")
-    sender.says("at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): the peer has answered before")
+    sender.says("at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): " + OWN_RULE.format(down("mlx5_1")))
     if mode == "error":
-        sender.says("status=IBV_WC_RETRY_EXC_ERR(12)", "vendor_err=1211", "of NCCL returns 6")
+        sender.says("status=IBV_WC_RETRY_EXC_ERR(12)", f"vendor_err={INJECTED}", "of NCCL returns 6")
         assert sender.ends() == 1
         print("a device was lost, and NCCL returned ncclRemoteError with the cause")
         return

@@ -6,7 +6,7 @@
 import os
 import sys
 
-from rails import Program, bring_up, take_down, wait_for_timeout
+from rails import OWN_RULE, PEERS_RULE, Program, bring_up, down, take_down, wait_for_timeout
 
 
 def main():
@@ -25,7 +25,7 @@ def main():
         rank = file.read()
     if returns:
         take_down(rank, "anyverbs1")
-        wait_for_timeout("2")
+        wait_for_timeout("anyverbs1")
         bring_up(rank)
         job.says("the port of anyverbs1 is up again")
         job.goes_on("round ")
@@ -37,8 +37,11 @@ def main():
     else:
         take_down(rank, "anyverbs1")
         assert job.ends() != 0, "the job fails"
-        job.says("at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): the peer has answered before",
-                 "transport retry counter exceeded")
+        # Both ranks READ. The first one whose READ fails ends the job: that of the rule, or its peer.
+        failed = "at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): "
+        reasons = PEERS_RULE, OWN_RULE.format(down("anyverbs1"))
+        assert any(failed + reason in job.output() for reason in reasons), "a READ failed by the rule"
+        job.says("transport retry counter exceeded")
         assert "every byte is right" not in job.output()
         print("a rail was lost, and the job ended with the cause")
 

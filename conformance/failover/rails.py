@@ -2,16 +2,31 @@
 
 A script fails by an assertion or a time that is over. Its last line says what happened. Waiting ends with an event, such as a line
 of a program's output; no script sleeps and hopes.
+
+A script needs an empty folder to run in. `ANYVERBS` may say where the command is. `PYTHON` may say which Python has Mooncake or NCCL;
+otherwise it is the one that runs the script.
 """
 import atexit
+import glob
 import os
 import subprocess
 import sys
 import time
 
-ANYVERBS = os.environ["ANYVERBS"]
+ANYVERBS = os.environ.get("ANYVERBS", "anyverbs")
+PYTHON = os.environ.get("PYTHON", sys.executable)
 # Longer than anything takes here, on a machine with other work.
 LIMIT = 100
+# The reason of a request that failed because a rule took its packets, and its `vendor_err`. The rule is one of the peer's process,
+# or an own one that `anyverbs fault` added. Tests of crates/proto/src/reason.rs and crates/transport/src/qp/faults/withheld.rs
+# compare these with what the device says.
+PEERS_RULE = "a script of faults of the peer's process asked for it"
+OWN_RULE = "injected fault (added rule: {}): "
+INJECTED = 9901
+
+LEFT = [path for name in ("enough", "told", "done", "handle", "*.pid") for path in glob.glob(name)]
+if LEFT:
+    sys.exit(f"run this in an empty folder: {LEFT[0]} is of an earlier run")
 
 started = []
 
@@ -64,7 +79,7 @@ class Program:
 
 def take_down(process, device):
     """Takes the port of a device down in a process that runs, and sees that it is so."""
-    anyverbs("fault", process, f"on device {device}: down after 0s")
+    anyverbs("fault", process, down(device))
 
     def is_down():
         lines = anyverbs("show", "process", process).splitlines()
@@ -72,21 +87,26 @@ def take_down(process, device):
     wait_for(is_down, f"a port of {device} that is down in process {process}")
 
 
+def down(device):
+    """The rule that takes the port of a device down."""
+    return f"on device {device}: down after 0s"
+
+
 def bring_up(process):
     """Ends all faults of a process."""
     anyverbs("fault", process, "clear")
 
 
-def wait_for_timeout(devices):
-    """Waits until requests of a queue pair were not answered in their time."""
-    before = counter("local_ack_timeout_err", devices)
-    wait_for(lambda: counter("local_ack_timeout_err", devices) > before, "an ACK timeout")
+def wait_for_timeout(device):
+    """Waits until requests of a device's queue pair were not answered in their time."""
+    before = counter("local_ack_timeout_err", device)
+    wait_for(lambda: counter("local_ack_timeout_err", device) > before, f"an ACK timeout of {device}")
 
 
-def counter(name, devices):
-    """A counter of the host: all processes together."""
-    path = f"/sys/class/infiniband/anyverbs0/ports/1/hw_counters/{name}"
-    return int(anyverbs("run", "--devices", devices, "--", "cat", path))
+def counter(name, device):
+    """A counter of one of two devices: all processes of the host together. Each port counts its own."""
+    path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/{name}"
+    return int(anyverbs("run", "--devices", "2", "--", "cat", path))
 
 
 def anyverbs(*words):

@@ -5,7 +5,7 @@
 """
 import sys
 
-from rails import Program, bring_up, take_down, wait_for_timeout
+from rails import PEERS_RULE, Program, bring_up, take_down, wait_for_timeout
 
 LANES = "tag(rc_verbs/anyverbs0:1 rc_verbs/anyverbs1:1)"
 # It prints one each second.
@@ -29,7 +29,7 @@ def main():
     assert LANES in client.output() and LANES in server.output(), "both devices carry the messages"
     if returns:
         take_down(client.number(), "anyverbs1")
-        wait_for_timeout("2")
+        wait_for_timeout("anyverbs1")
         assert server.runs() and client.runs(), "the rail is down while they talk"
         bring_up(client.number())
         client.says("the port of anyverbs1 is up again")
@@ -41,7 +41,7 @@ def main():
     else:
         take_down(client.number(), "anyverbs1")
         # The server fetches the messages by READs. The second device has the address 127.0.0.2.
-        server.says("at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): the peer has answered before",
+        server.says(f"at 127.0.0.2 failed with status 12 (IBV_WC_RETRY_EXC_ERR): {PEERS_RULE}",
                     "error handler called with status -80 (Endpoint timeout)")
         client.says("error handler called with status -25 (Connection reset by remote peer)")
         print("a rail was lost, and the error handlers of both ends were called")

@@ -30,11 +30,14 @@ transports=${1-rc,self}
 cd "$work"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+# A process that has findings of the checker, and no failed test, ends with 66. That must not end the job. Findings are judged apart.
+[ -z "${ANYVERBS_CHECK-}" ] || export OMPI_MCA_orte_abort_on_non_zero_status=0
 # docs/differences.md says what `osc/ucx` of Open MPI cannot do. Where processors are few, ranks that start others take long.
 status=0
 UCX_TLS=$transports under 1 timeout 1500 mpirun.openmpi --mca pml ucx --mca osc ^ucx --bind-to none -n 3 \
 	--mca pmix_base_exchange_timeout 300 --mca pmix_server_max_wait 300 --output-filename "$work/ranks:nojobid" \
 	/usr/bin/python3 source/test/runtests.py --no-builddir "$@" >mpirun.out 2>&1 || status=$?
+[ -z "${ANYVERBS_CHECK-}" ] || [ $status != 66 ] || status=0
 for rank in 0 1 2; do
 	errors=$work/ranks/rank.$rank/stderr
 	grep --extended-regexp '^(Ran|OK|FAILED|ERROR:|FAIL:)' "$errors" | sed "s/^/rank $rank: /"
