@@ -2,7 +2,7 @@
  * A few messages between two processes, for `cargo xtask bench --instructions`, which counts the instructions of each
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
- *   messages send|list|write|read [QUEUE_PAIRS [PROCESSES]]
+ *   messages send|list|write|bulk|read [QUEUE_PAIRS [PROCESSES]]
  *   messages threads send|write|read
  *
  * It may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
@@ -20,7 +20,7 @@
 
 #include "setup.h"
 
-enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 4096, OTHERS = 63 };
+enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 64 << 10, OTHERS = 63 };
 
 /* The marks. In the rounds that count, a breakpoint hands the call to whoever counts, who knows where it ends. */
 enum call { NONE, POST_SEND, POLL_RECV, POST_RECV, POLL_SEND };
@@ -168,10 +168,10 @@ static void take_lists(long n)
 	}
 }
 
-static void one_sided(const struct end *peer, enum ibv_wr_opcode opcode, long n)
+static void one_sided(const struct end *peer, enum ibv_wr_opcode opcode, uint32_t bytes, long n)
 {
 	for (long i = 0; i < n; i++) {
-		post(peer, opcode, 2, 1);
+		post(peer, opcode, bytes, 1);
 		poll(send_cq, POLL_SEND, 1);
 	}
 }
@@ -181,7 +181,8 @@ static void run(const char *what, const struct end *peer, int measured, long n)
 	if (!strcmp(what, "send")) ping_pong(peer, measured, n);
 	else if (!strcmp(what, "list")) measured ? send_lists(peer, n) : take_lists(n);
 	else if (!measured) return;
-	else one_sided(peer, !strcmp(what, "write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, n);
+	else if (!strcmp(what, "read")) one_sided(peer, IBV_WR_RDMA_READ, 2, n);
+	else one_sided(peer, IBV_WR_RDMA_WRITE, !strcmp(what, "bulk") ? ROOM : 2, n);
 }
 
 /* Starts a process that does the other side's part for so many rounds. Before the device is opened. */

@@ -8,16 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::messages::{Observer, Options};
 use crate::trace::{self, Step};
 
-/// The cases of `benches/messages.c`, each with what its four marked calls are.
-const CASES: [(&[&str], &str); 8] = [
-    (&["send"], "SEND of 2 bytes, to and fro"),
-    (&["list"], "SENDs of 8 bytes in lists of 16, the sender"),
-    (&["write"], "WRITE of 2 bytes"),
-    (&["read"], "READ of 2 bytes"),
-    (&["send", "1000"], "SEND of 2 bytes beside 1,000 idle queue pairs"),
-    (&["send", "10000"], "SEND of 2 bytes beside 10,000 idle queue pairs"),
-    (&["send", "0", "62"], "SEND of 2 bytes, connected to 63 processes, of which 62 are idle"),
-    (&["write", "10000", "62"], "WRITE of 2 bytes beside all these"),
+/// The cases of `benches/messages.c`: its arguments, the number of devices, and what its four marked calls are.
+const CASES: [(&[&str], u32, &str); 11] = [
+    (&["send"], 1, "SEND of 2 bytes, to and fro"),
+    (&["list"], 1, "SENDs of 8 bytes in lists of 16, the sender"),
+    (&["write"], 1, "WRITE of 2 bytes"),
+    (&["read"], 1, "READ of 2 bytes"),
+    (&["send", "1000"], 1, "SEND of 2 bytes beside 1,000 idle queue pairs"),
+    (&["send", "10000"], 1, "SEND of 2 bytes beside 10,000 idle queue pairs"),
+    (&["send", "0", "62"], 1, "SEND of 2 bytes, connected to 63 processes, of which 62 are idle"),
+    (&["write", "10000", "62"], 1, "WRITE of 2 bytes beside all these"),
+    (&["send"], 8, "SEND of 2 bytes by one of 8 devices"),
+    (&["bulk"], 1, "WRITE of 64 KiB"),
+    (&["bulk"], 8, "WRITE of 64 KiB by one of 8 devices"),
 ];
 
 /// The marked calls by their number.
@@ -65,10 +68,10 @@ impl Observer for Counts {
 /// Prints the counts of all cases.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let messages = options.open()?;
-    for (words, what) in CASES {
+    for (words, devices, what) in CASES {
         println!("{what}");
         let mut counts = Counts::default();
-        let symbols = messages.observe(words, &mut counts)?;
+        let symbols = messages.observe(words, devices, &mut counts)?;
         let mut places = BTreeSet::new();
         for (call, mut counts) in counts.all {
             let name = CALLS.get(call as usize).copied().unwrap_or("?");

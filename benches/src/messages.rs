@@ -118,10 +118,11 @@ fn symbols(file: &Path) -> anyhow::Result<Vec<(u64, String)>> {
 }
 
 impl Messages {
-    /// Runs a case of the program.
+    /// Runs a case of the program, with so many devices, of which it uses the first.
     pub(crate) fn observe(
         &self,
         words: &[&str],
+        devices: u32,
         observer: &mut dyn Observer,
     ) -> anyhow::Result<Symbols<'_>> {
         // A network namespace of its own: another process of the user may have the device's port.
@@ -130,6 +131,7 @@ impl Messages {
             .arg(&self.program)
             .args(words)
             .env("LD_LIBRARY_PATH", &self.libraries)
+            .envs((devices > 1).then(|| ("ANYVERBS_DEVICES", devices.to_string())))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

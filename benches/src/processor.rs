@@ -25,6 +25,12 @@ pub(crate) fn pin(processor: usize) -> anyhow::Result<()> {
 
 /// The median of measured values, which are sorted.
 pub(crate) fn median(values: &mut [f64]) -> anyhow::Result<f64> {
+    percentile(values, 50.0)
+}
+
+/// A percentile of measured values, which are sorted.
+pub(crate) fn percentile(values: &mut [f64], percent: f64) -> anyhow::Result<f64> {
     values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().context("nothing was measured")
+    let at = (values.len() as f64 * percent / 100.0) as usize;
+    values.get(at).copied().context("nothing was measured")
 }

@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 fn print(messages: &Messages, case: &str, what: &str) -> anyhow::Result<()> {
     let factory = InstructionInfoFactory::new();
     let mut lines = Lines { thread: 0, calls: 0, threads: BTreeMap::new(), factory };
-    let symbols = messages.observe(&["threads", case], &mut lines)?;
+    let symbols = messages.observe(&["threads", case], 1, &mut lines)?;
     let threads: Vec<_> = lines.threads.values().collect();
     let [first, second] = threads[..] else { anyhow::bail!("there are not two threads") };
     let count = |lines: &BTreeMap<u64, Use>, writes| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Subcommand;
 
-use crate::processor::median;
+use crate::processor::percentile;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// Payload bytes
     #[arg(long, global = true, default_value_t = 20)]
     size: usize,
+    /// The percentile of the times to print
+    #[arg(long, global = true, default_value_t = 50.0)]
+    percentile: f64,
     /// Round trips
     #[arg(long, global = true, default_value_t = 20_000)]
     rounds: u32,
@@ -73,7 +76,7 @@ fn measure(options: &Options, address: SocketAddr) -> anyhow::Result<()> {
         receive(|| socket.recv(&mut buffer))?;
         times.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
     }
-    println!("{:.3}", median(&mut times)?);
+    println!("{:.3}", percentile(&mut times, options.percentile)?);
     Ok(())
 }
 

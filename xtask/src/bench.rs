@@ -235,17 +235,15 @@ fn measure_all(
 
 /// Adds the curves of guests, which run after everything else: they would take time from it.
 fn add_soft_roce(charts: Vec<&mut Chart>, runner: &Runner) -> anyhow::Result<()> {
-    if charts.is_empty() {
-        return Ok(());
-    }
-    let guests = match Guests::start(&runner.scratch)? {
-        Ok(guests) => guests,
-        Err(reason) => {
-            eprintln!("no curve of Soft-RoCE: {reason}");
-            return Ok(());
-        }
-    };
     for chart in charts {
+        // New ones for each: a guest in which a program hangs is of no more use.
+        let guests = match Guests::start(&runner.scratch)? {
+            Ok(guests) => guests,
+            Err(reason) => {
+                eprintln!("no curve of Soft-RoCE: {reason}");
+                return Ok(());
+            }
+        };
         eprint!("{}, Soft-RoCE", chart.name);
         chart.curves.push(guests.curve(chart.quantity, sweep::sizes())?);
         eprintln!();

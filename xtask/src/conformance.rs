@@ -5,6 +5,7 @@ mod failover;
 mod findings;
 mod hosts;
 mod impair;
+mod mpi4py;
 mod process;
 mod pyverbs;
 mod results;
@@ -45,6 +46,8 @@ pub(crate) enum Suite {
     Survive,
     /// Programs of which a device fails
     Failover,
+    /// The tests of mpi4py on Debian's Open MPI
+    Mpi4py,
 }
 
 /// The cases to run, and the options for the run.
@@ -147,5 +150,6 @@ pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> any
         Suite::Impair => impair::run(dist, selection),
         Suite::Survive => survive::run(dist, selection),
         Suite::Failover => failover::run(dist, selection),
+        Suite::Mpi4py => mpi4py::run(dist, selection),
     }
 }

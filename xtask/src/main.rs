@@ -14,6 +14,7 @@ mod package;
 mod packages;
 mod page;
 mod record;
+mod report;
 mod sanitize;
 mod soak;
 mod test;
@@ -40,8 +41,10 @@ enum Command {
     Package(package::Options),
     /// Show Debian's own RDMA tools running on the device
     Demo(dist::Options),
-    /// Record the terminal in the README anew, from a run on this machine
+    /// Make the pictures of the README and the book anew, from runs on this machine
     Record(dist::Options),
+    /// Open the page of `anyverbs report` in a headless browser
+    Report(dist::Options),
     /// Run every test
     Test(test::Options),
     /// Run other people's suites and tools on the device
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Package(options) => package::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Record(options) => record::run(&options),
+        Command::Report(options) => report::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),

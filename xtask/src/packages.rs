@@ -27,6 +27,9 @@ pub(crate) const TCPDUMP: Package = ("tcpdump", "/usr/bin/tcpdump");
 pub(crate) const TSHARK: Package = ("tshark", "/usr/bin/tshark");
 pub(crate) const PYTHON3: Package = ("python3", "/usr/bin/python3");
 pub(crate) const QEMU: Package = ("qemu-system-x86", "/usr/bin/qemu-system-x86_64");
+/// Prometheus' exporter of a host's counters.
+pub(crate) const NODE_EXPORTER: Package =
+    ("prometheus-node-exporter", "/usr/bin/prometheus-node-exporter");
 /// `rping`, `ucmatose`, `rstream` and their like.
 pub(crate) const RDMACM_UTILS: Package = ("rdmacm-utils", "/usr/bin/rping");
 pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
@@ -47,6 +50,8 @@ pub(crate) const HWLOC: Package = ("hwloc-nox", "/usr/bin/lstopo-no-graphics");
 pub(crate) const LIBFABRIC_BIN: Package = ("libfabric-bin", "/usr/bin/fi_pingpong");
 /// `nft`, which loses packets.
 pub(crate) const NFTABLES: Package = ("nftables", "/usr/sbin/nft");
+/// Opens the pages of `anyverbs report`.
+pub(crate) const CHROMIUM: Package = ("chromium", "/usr/bin/chromium");
 pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
 /// Makes roots of other Debian releases.
 pub(crate) const MMDEBSTRAP: Package = ("mmdebstrap", "/usr/bin/mmdebstrap");

@@ -1,5 +1,6 @@
-//! `cargo xtask record`: the recording of a terminal in the README, from a run on this machine.
+//! `cargo xtask record`: the pictures in the README and the book, from runs on this machine: recordings of a terminal, and a report.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,26 +11,57 @@ use anyhow::{Context, bail};
 use crate::conformance::quiet;
 use crate::dist;
 use crate::workspace::root;
-use crate::{interrupt, packages};
+use crate::{interrupt, packages, report};
 
-/// The picture, from the root of the repository.
-const PICTURE: &str = "docs/images/first-run.svg";
+/// A recording.
+struct Picture {
+    /// Its place, from the root of the repository.
+    path: &'static str,
+    title: &'static str,
+    /// The typed lines, and the words of which each shown line has one.
+    typed: &'static [(&'static str, &'static [&'static str])],
+}
 
-/// The typed lines, and the words of which each shown line has one.
-const TYPED: [(&str, &[&str]); 3] = [
-    (
-        "anyverbs run -- ibv_devinfo",
-        &["hca_id", "transport:", "fw_ver", "port:", "state:", "max_mtu", "link_layer"],
-    ),
-    (
-        "anyverbs run -- ib_write_bw >/dev/null & sleep 1\nanyverbs run -- ib_write_bw 127.0.0.1",
-        &["RDMA_Write BW Test", "Dual-port", "Connection type", "Link type", "#bytes", "65536"],
-    ),
-    (
-        "anyverbs doctor -- /usr/bin/ib_write_bw",
-        &["GID 0", "port", "/usr/bin/ib_write_bw is", "ready"],
-    ),
+const PICTURES: [Picture; 2] = [
+    Picture {
+        path: "docs/images/first-run.svg",
+        title: "A terminal: programs of rdma-core and perftest run on anyverbs",
+        typed: &[
+            (
+                "anyverbs run -- ibv_devinfo",
+                &["hca_id", "transport:", "fw_ver", "port:", "state:", "max_mtu", "link_layer"],
+            ),
+            (
+                "anyverbs run -- ib_write_bw >/dev/null & sleep 1\nanyverbs run -- ib_write_bw 127.0.0.1",
+                &[
+                    "RDMA_Write BW Test",
+                    "Dual-port",
+                    "Connection type",
+                    "Link type",
+                    "#bytes",
+                    "65536",
+                ],
+            ),
+            (
+                "anyverbs doctor -- /usr/bin/ib_write_bw",
+                &["GID 0", "port", "/usr/bin/ib_write_bw is", "ready"],
+            ),
+        ],
+    },
+    Picture {
+        path: "docs/images/top.svg",
+        title: "A terminal: anyverbs top shows two programs of perftest and their queue pairs",
+        typed: &[(
+            "anyverbs run -- ib_send_bw -D 4 >/dev/null & sleep 1\n\
+             anyverbs run -- ib_send_bw -D 4 127.0.0.1 >/dev/null & sleep 2\n\
+             anyverbs top --once",
+            EVERYTHING,
+        )],
+    },
 ];
+
+/// Each line has this.
+const EVERYTHING: &[&str] = &[""];
 
 /// A line of the terminal, and when it appeared.
 struct Line {
@@ -38,7 +70,7 @@ struct Line {
     is_typed: bool,
 }
 
-/// Runs the commands on a host of their own and draws what was seen.
+/// Runs the commands of each picture on a host of their own and draws what was seen.
 pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
     interrupt::catch();
     packages::ensure(&[packages::IBVERBS_UTILS, packages::PERFTEST, packages::IPROUTE2])?;
@@ -47,6 +79,19 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&paths)))
         .context("the directory of the command has a colon in its name")?;
+    for picture in &PICTURES {
+        let lines = record(picture, &path)?;
+        let to = root().join(picture.path);
+        fs::create_dir_all(to.parent().expect("it is in a directory"))?;
+        fs::write(&to, draw(picture.title, &lines))
+            .with_context(|| format!("cannot write {}", picture.path))?;
+        println!("{}, {} lines", picture.path, lines.len());
+    }
+    report::picture(&dist)
+}
+
+/// Runs the commands of a picture, with this search path.
+fn record(picture: &Picture, path: &OsStr) -> anyhow::Result<Vec<Line>> {
     let host = "ip link set lo up\n\
                 ip link add eth0 type veth peer name eth1\n\
                 ip address add 192.0.2.1/24 dev eth0\n\
@@ -54,7 +99,7 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
                 ip link set eth0 up\n";
     let started = Instant::now();
     let mut lines = Vec::new();
-    for (typed, words) in TYPED {
+    for &(typed, words) in picture.typed {
         for line in typed.lines() {
             lines.push(Line { at: started.elapsed(), text: format!("$ {line}"), is_typed: true });
         }
@@ -63,7 +108,7 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
         let is_root = unsafe { libc::geteuid() } == 0;
         command.arg(if is_root { "-n" } else { "-rn" });
         command.args(["sh", "-eu", "-c", &format!("{host}{typed}\nwait")]);
-        let output = quiet(command.env("PATH", &path).stdin(Stdio::null()))?;
+        let output = quiet(command.env("PATH", path).stdin(Stdio::null()))?;
         let before = lines.len();
         for line in output.lines().filter(|line| words.iter().any(|word| line.contains(word))) {
             let text = without_tabs(line).trim_end().to_owned();
@@ -73,11 +118,7 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
             bail!("`{typed}` printed none of {words:?}:\n{output}");
         }
     }
-    let picture = root().join(PICTURE);
-    fs::create_dir_all(picture.parent().expect("it is in a directory"))?;
-    fs::write(&picture, draw(&lines)).with_context(|| format!("cannot write {PICTURE}"))?;
-    println!("{PICTURE}, {} lines", lines.len());
-    Ok(())
+    Ok(lines)
 }
 
 /// A line with spaces up to each tab stop, as a terminal shows it.
@@ -98,12 +139,12 @@ const HEIGHT: usize = 18;
 const MARGIN: usize = 14;
 
 /// An SVG. Each line appears at its time. Where animations are not shown, all lines are there.
-fn draw(lines: &[Line]) -> String {
+fn draw(title: &str, lines: &[Line]) -> String {
     let width = (WIDTH as f64 * CHARACTER) as usize + 2 * MARGIN;
     let height = lines.len() * HEIGHT + 2 * MARGIN;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
-         <title>A terminal: programs of rdma-core and perftest run on anyverbs</title>\n\
+         <title>{title}</title>\n\
          <style>\n\
          text {{ font: 13.3px ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #d0d7de; white-space: pre; }}\n\
          .typed {{ fill: #7ee787; }}\n\
@@ -143,7 +184,7 @@ mod tests {
             text: text.into(),
             is_typed: text.starts_with('$'),
         };
-        let svg = draw(&[line(0, "$ a <b> & c"), line(1500, "done")]);
+        let svg = draw("a title", &[line(0, "$ a <b> & c"), line(1500, "done")]);
         assert!(svg.contains("class=\"typed\"") && svg.contains("$ a &lt;b&gt; &amp; c"), "{svg}");
         assert!(svg.contains("hidden 1.5s step-end\">done"), "{svg}");
     }

@@ -12,7 +12,9 @@ use anyhow::{Context, bail};
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
 use crate::workspace::{cargo, root, shown, target};
-use crate::{abi_check, book, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
+use crate::{
+    abi_check, book, deny, fuzz, interrupt, mutants, package, packages, report, sanitize, soak,
+};
 
 /// The extent of the run.
 #[derive(Debug, Clone, clap::Args)]
@@ -77,6 +79,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     steps.whole("format", || check(cargo().args(["fmt", "--all", "--check"])))?;
     let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     steps.whole("clippy", || check(cargo().args(lint)))?;
+    let docs = ["doc", "-p", "anyverbs", "--no-deps", "--all-features", "--quiet"];
+    steps.whole("rustdoc", || check(cargo().args(docs).env("RUSTDOCFLAGS", "-D warnings")))?;
     steps.counted("deny", deny::run_counted)?;
     let tier = options.tier();
     steps.counted("unit and integration tests", || unit_tests(tier))?;
@@ -94,6 +98,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     steps.finish()
 }
 
+/// Suites whose programs are looked at for mistakes in a full run.
+const CHECKED: [(&str, Suite); 4] = [
+    ("pyverbs, checked", Suite::Pyverbs),
+    ("pyverbs-59, checked", Suite::Pyverbs59),
+    ("tools, checked", Suite::Tools),
+    ("mpi4py, checked", Suite::Mpi4py),
+];
+
 /// The steps that need the shipped files.
 fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
     let full = tier == Tier::Full;
@@ -107,24 +119,42 @@ fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
             steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
             let selection = Selection { all: full, jobs: 1, ..Selection::default() };
             if full {
-                // Its programs are half a gigabyte to fetch.
-                steps.counted("failover", || run_suite(Suite::Failover, &dist, &selection))?;
                 steps.whole("soak", || soak::run_on(&dist, Duration::from_secs(30 * 60)))?;
             }
             steps.counted("book", || book::run_counted(&dist, None))?;
+            steps.counted("report", || report::run_counted(&dist))?;
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
             steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
             steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
+            steps.counted("failover", || run_suite(Suite::Failover, &dist, &selection))?;
             steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
+            if full {
+                // The same programs again: mistakes that they do not make may not be reported.
+                let checked = Selection { check: true, ..selection };
+                for (name, suite) in CHECKED {
+                    steps.counted(name, || run_suite(suite, &dist, &checked))?;
+                }
+            }
         }
         // Tests that cannot run have not passed, and the number of their cases is unknown.
         None => {
-            let long = full.then_some(["failover", "soak"]).into_iter().flatten();
-            let names =
-                ["abi-check", "book", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
-            for name in names.into_iter().chain(long) {
+            let names = [
+                "abi-check",
+                "book",
+                "report",
+                "pyverbs",
+                "pyverbs-59",
+                "tools",
+                "impair",
+                "survive",
+                "failover",
+                "rxe",
+            ];
+            let checked = CHECKED.map(|(name, _)| name);
+            let of_full = ["soak"].into_iter().chain(checked).filter(|_| full);
+            for name in names.into_iter().chain(of_full) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

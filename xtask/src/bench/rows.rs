@@ -139,6 +139,7 @@ fn same_host(seconds: u32) -> Vec<Row> {
         many_queue_pairs(Place::SameHost, seconds),
     ]);
     rows.extend(unreliable(seconds));
+    rows.extend(several_devices(seconds));
     rows
 }
 
@@ -172,6 +173,23 @@ fn unreliable(seconds: u32) -> Vec<Row> {
     ]
 }
 
+const EIGHT_DEVICES: &[(&str, &str)] = &[("ANYVERBS_DEVICES", "8")];
+
+/// One of eight devices of a process, beside the only one.
+fn several_devices(seconds: u32) -> Vec<Row> {
+    let row = |what, unit, ours: Contender, target| {
+        let only = Contender { name: "one device", ..ours.clone() };
+        let ours = ours.with_environment(EIGHT_DEVICES);
+        Row::new(Place::SameHost, what, unit, ours).beside(only, target)
+    };
+    let send = latency(Verb::Send, 2, MANY, "", Column::Latency);
+    let write = stream(Verb::Write, seconds, "-s 65536", Column::Gbits);
+    vec![
+        row("SEND 2 B latency, 8 devices", MICROSECONDS, send, AtMost(1.05)),
+        row("WRITE 64 KiB, 8 devices", GBITS, write, AtLeast(0.95)),
+    ]
+}
+
 const JUMBO: Place = Place::TwoHosts { mtu: Mtu::Jumbo };
 
 fn two_hosts_bandwidth(seconds: u32) -> Vec<Row> {
@@ -200,7 +218,9 @@ fn two_hosts_latency(seconds: u32) -> Vec<Row> {
             .beside(spinning(), AtMost(1.5)),
         row("WRITE 2 B latency", MICROSECONDS, write(Column::Latency))
             .beside(spinning(), AtMost(2.5)),
-        row("WRITE 2 B latency, 99.9%", MICROSECONDS, write(Column::Slowest)).target(AtMost(50.0)),
+        row("WRITE 2 B latency, 99.9%", MICROSECONDS, write(Column::Slowest))
+            .target(AtMost(50.0))
+            .beside(udp_latency("bare UDP, spins", "--percentile 99.9"), Open),
         row(
             "SEND 2 B latency, events",
             MICROSECONDS,
@@ -267,6 +287,13 @@ fn process(seconds: u32) -> Vec<Row> {
         row("CPU of an idle connected process", "%", own("footprint idle", "idle_cpu_percent"))
             .target(AtMost(0.1))
             .once(),
+        row(
+            "CPU of a process with 8 devices and 512 idle queue pairs",
+            "%",
+            own("footprint rails", "rails_cpu_percent").with_environment(EIGHT_DEVICES),
+        )
+        .target(AtMost(0.1))
+        .once(),
         row("memory of the idle engine", "MiB", own("footprint memory", "engine_kib").scaled(kib))
             .target(AtMost(8.0))
             .once(),

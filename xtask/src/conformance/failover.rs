@@ -1,4 +1,5 @@
-//! Programs that go on, or end in time, when a device fails under them: the scripts of `conformance/failover`.
+//! Programs that go on, or end in time, when a device fails under them: the scripts of `conformance/failover`. Those of
+//! `conformance/programs` that need no fault run in the same way, after the tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,9 @@ use crate::packages::{self, Package};
 use crate::{interrupt, workspace};
 
 /// Debian packages that the table may name.
-const DEBIAN: [Package; 5] = [
+const DEBIAN: [Package; 7] = [
+    packages::NODE_EXPORTER,
+    packages::PERFTEST,
     packages::UCX_UTILS,
     packages::OPENMPI_BIN,
     packages::PYTHON3_MPI4PY,
@@ -60,20 +63,42 @@ impl Group {
 
 /// Runs the selected cases and reports their results.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
-    packages::ensure(&[packages::IPROUTE2, packages::PYTHON3])?;
-    let folder = workspace::root().join("conformance/failover");
+    let known = Known::wanted(selection)?;
+    let tally = run_scripts(dist, selection, "failover", known.as_ref())?;
+    if tally == Tally::default() {
+        bail!("no case of the failover table has that in its name");
+    }
+    if let Some(known) = &known {
+        println!("{known}");
+    }
+    println!("failover: {tally}");
+    Ok(tally)
+}
+
+/// Runs the selected scripts of a folder of `conformance`, whose table has its name. With `known`, their programs are looked at for mistakes.
+pub(super) fn run_scripts(
+    dist: &Dist,
+    selection: &Selection,
+    folder: &str,
+    known: Option<&Known>,
+) -> anyhow::Result<Tally> {
+    let scratch = workspace::target().join("conformance").join(folder);
+    let folder = workspace::root().join("conformance").join(folder);
     let table = read(&folder.with_extension("toml"))?;
-    let scratch = workspace::target().join("conformance/failover");
+    let is_selected = |group: &Group, argument: &String| {
+        selection.takes(&name(group, argument), group.default.contains(argument))
+    };
+    if !table.group.iter().any(|group| group.arguments.iter().any(|a| is_selected(group, a))) {
+        return Ok(Tally::default());
+    }
+    packages::ensure(&[packages::IPROUTE2, packages::PYTHON3])?;
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
     let hosts = Hosts::new(Topology::OneHost, 0, &scratch)?;
-    let (known, report) = (Known::wanted(selection)?, scratch.join("findings"));
+    let report = scratch.join("findings");
     let mut tally = Tally::default();
     for group in &table.group {
-        let selected = |argument: &&String| {
-            selection.takes(&name(group, argument), group.default.contains(argument))
-        };
-        let arguments: Vec<_> = group.arguments.iter().filter(selected).collect();
+        let arguments: Vec<_> = group.arguments.iter().filter(|a| is_selected(group, a)).collect();
         if arguments.is_empty() {
             continue;
         }
@@ -101,7 +126,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
                     }
                     let verdict = run_script(&mut command, &scratch)?;
                     let judge = |known: &Known| known.judge(&report, Some(&group.script));
-                    match known.as_ref().map(judge).transpose()? {
+                    match known.map(judge).transpose()? {
                         Some(Err(unknown)) => Err(unknown),
                         _ => verdict,
                     }
@@ -120,13 +145,6 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
             }
         }
     }
-    if tally == Tally::default() {
-        bail!("no case of the failover table has that in its name");
-    }
-    if let Some(known) = &known {
-        println!("{known}");
-    }
-    println!("failover: {tally}");
     Ok(tally)
 }
 
@@ -199,16 +217,15 @@ fn run_script(command: &mut Command, scratch: &Path) -> anyhow::Result<Result<St
 mod tests {
     use super::*;
 
-    fn folder() -> PathBuf {
-        workspace::root().join("conformance/failover")
-    }
-
     #[test]
-    fn the_table_names_scripts_and_packages_that_there_are() {
-        let table = read(&folder().with_extension("toml")).unwrap();
-        assert!(!table.group.is_empty());
-        for group in &table.group {
-            assert!(folder().join(&group.script).is_file(), "{}", group.script);
+    fn the_tables_name_scripts_and_packages_that_there_are() {
+        for folder in ["failover", "programs"] {
+            let folder = workspace::root().join("conformance").join(folder);
+            let table = read(&folder.with_extension("toml")).unwrap();
+            assert!(!table.group.is_empty());
+            for group in &table.group {
+                assert!(folder.join(&group.script).is_file(), "{}", group.script);
+            }
         }
     }
 

@@ -333,6 +333,8 @@ Conflicting CPU frequency values detected: 1 != 2. CPU Frequency is not max.
         assert_eq!(qperf("rc_bw:\n    bw  =  1.2 GB/sec\n").unwrap(), "bw = 1.2 GB/sec");
         assert!(qperf("rc_bw:\nfailed to find any InfiniBand devices\n").is_err());
         assert!(qperf("rc_bw:\n    bw  =  0 GB/sec\n").is_err());
-        assert!(qperf("rc_bw:\n WARN PD not destroyed: in use by 1 MR pd=1\n").is_err());
+        assert!(
+            qperf("rc_bw:\n WARN protection domain 1 is not destroyed: in use by 1 MR\n").is_err()
+        );
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use super::failover;
 use super::findings::{self, Known};
 use super::hosts::{Hosts, INTERFACE, Side, Topology, sweep};
 use super::process::{Process, quiet, wait_for};
@@ -42,8 +43,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let all = cases.len();
     let mut cases: Vec<Case> =
         cases.into_iter().filter(|case| selection.takes(&case.name(), case.default)).collect();
-    if cases.is_empty() {
-        bail!("no case of the tools' table has that in its name");
+    let scripts = failover::run_scripts(dist, selection, "programs", None)?;
+    if cases.is_empty() && scripts == Tally::default() {
+        bail!("no case of the tools' tables has that in its name");
     }
     println!("tools: {} of {all} cases", cases.len());
     // Each worker builds a topology's hosts once and goes through all of its cases.
@@ -89,7 +91,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     if let Some(known) = &known {
         println!("{known}");
     }
-    Ok(report.finish())
+    let mut tally = report.finish();
+    tally += scripts;
+    Ok(tally)
 }
 
 fn take(queue: &Mutex<VecDeque<Case>>) -> Option<Case> {
