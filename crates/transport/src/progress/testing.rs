@@ -151,12 +151,12 @@ impl Connected {
         Self { qp, cq, pd }
     }
 
-    fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
-        use QpAttrMask as M;
+    /// The attributes with which it is connected to a queue pair of this process.
+    pub(super) fn attr(driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) -> QpAttr {
         let gid = driver.core.gids.listed(0)[0].gid;
         let attr =
             AhAttr { dgid: gid, hop_limit: 64, is_global: true, port: 1, ..AhAttr::default() };
-        let attr = QpAttr {
+        QpAttr {
             port: 1,
             av: ah::resolve(driver.core, 0, &attr).unwrap(),
             path_mtu: Mtu::Mtu1024,
@@ -170,7 +170,12 @@ impl Connected {
             rnr_retry: 7,
             access: Access::REMOTE_WRITE,
             ..QpAttr::default()
-        };
+        }
+    }
+
+    fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
+        use QpAttrMask as M;
+        let attr = Self::attr(driver, dest_qpn, retry_cnt);
         for (state, mask) in [
             (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
             (

@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use anyverbs_causes::Cause;
 use anyverbs_links::shm::{Digest, LaneCall};
+use anyverbs_links::why::tell_given_up;
 use anyverbs_net::host::{Registry, Slot};
 use anyverbs_net::shm::{Closed, Config as ShmConfig, Endpoint};
 use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{CompletionEnv as _, Side};
 use anyverbs_proto::qp::lane::LaneEnv as _;
+use anyverbs_proto::reason::Told;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Psn;
 use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_testing::in_own_process;
 
 use super::owed::Debts;
@@ -307,6 +311,26 @@ fn completions_are_in_their_queue_before_the_peer_has_an_answer() {
         // The peer may write to memory from here on, and the program may poll because of that.
         assert!(cell.recv_cq.as_ref().unwrap().holds_of(cell.qpn));
         arrivals.end();
+    });
+}
+
+/// Debug builds panic where a thread takes the locks of packets within the process under the lock of the receive path.
+#[test]
+fn a_reason_that_comes_alone_leaves_packets_within_the_process_for_later() {
+    let name = "a_reason_that_comes_alone_leaves_packets_within_the_process_for_later";
+    alone_in_process(name, || {
+        let driver = stopped();
+        let [qp, _peer] = pair(driver);
+        let (dest, psn) = (qp.qp.qpn(), Psn::new(100));
+        let told = Told { cause: Cause::NoReceive, value: 0 };
+        tell_given_up(
+            driver.links,
+            &Connected::attr(driver, dest, 7).av,
+            &ReasonPacket { dest, psn, told },
+        );
+        driver.links.inproc.owe(dest);
+        assert_eq!(driver.receive(Reader::Wait), 1);
+        assert!(!driver.links.inproc.is_pending(), "they come after it");
     });
 }
 
