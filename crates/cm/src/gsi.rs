@@ -220,12 +220,27 @@ impl<I: Events> Gsi<I> {
     /// The same for messages and timers, which processes without connections have, too: any process answers for those that
     /// have ended.
     pub(crate) fn drive_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut I, Time) -> R) -> R {
+        self.drive(f, || self.driver.flush(Debts::AtOnce))
+    }
+
+    /// The same for a thread that has locked the receive path.
+    fn drive_receiving<R>(&'static self, f: impl FnOnce(&mut Cm, &mut I, Time) -> R) -> R {
+        self.drive(f, || {
+            self.driver.pay_all(Debts::AtOnce);
+        })
+    }
+
+    fn drive<R>(
+        &'static self,
+        f: impl FnOnce(&mut Cm, &mut I, Time) -> R,
+        pay: impl FnOnce(),
+    ) -> R {
         let now = self.transport.core.now();
         let mut state = self.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
         // ACKs of earlier messages arrive before a MAD that may be the program's answer to them.
-        self.driver.flush(Debts::AtOnce);
+        pay();
         self.send_mads(now);
         self.transport.links.waker.wake_before(self.next_time());
         result

@@ -72,7 +72,7 @@ pub trait Management: Sync {
     /// Runs the timers that are due.
     fn run(&'static self, now: Time);
 
-    /// Takes packets to QP1 whose ICRC is right. No queue pair is locked.
+    /// Takes packets to QP1 whose ICRC is right. The receive path is locked, and no queue pair.
     fn receive(&'static self, now: Time, mads: &[Mad<'_>]);
 
     /// Whether a DREQ waits for what came before it, and whoever receives should look at everything.

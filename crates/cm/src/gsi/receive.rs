@@ -16,7 +16,7 @@ use super::send::OPCODE;
 use super::{Events, Gsi, Incoming};
 
 impl<I: Events> Gsi<I> {
-    /// Takes packets to QP1. Their ICRC is right.
+    /// Takes packets to QP1. Their ICRC is right. The caller has locked the receive path.
     pub(super) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
         let is_mad = |i: &&Incoming<'_>| {
             if self.transport.links.is_cut(i.arrival.destination) {
@@ -34,7 +34,7 @@ impl<I: Events> Gsi<I> {
             return;
         }
         self.sender.earn(ours.len() as u32);
-        self.drive_cm(|machine, _, now| {
+        self.drive_receiving(|machine, _, now| {
             for (Incoming { arrival, packet, .. }, mad) in ours {
                 match mad {
                     Ok(mad) => machine.handle_mad(now, arrival, &mad),

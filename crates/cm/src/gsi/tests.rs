@@ -35,6 +35,7 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_testing::{Stopwatch, isolate_device};
+use anyverbs_transport::progress::worker::Starter;
 use anyverbs_transport::progress::{Above, Driver, Frames};
 use anyverbs_transport::qp::owed::Debt;
 use anyverbs_transport::{DataPath, leak};
@@ -94,26 +95,32 @@ impl Device {
     pub(crate) fn current() -> &'static Self {
         static DEVICE: OnceLock<Device> = OnceLock::new();
         DEVICE.get_or_init(|| {
-            isolate_device();
-            let mut rng = StdRng::from_os_rng();
-            let path =
-                DataPath::open(Config::load().unwrap(), [DEFAULT].into(), Some(STEERING), &mut rng)
-                    .unwrap();
-            let DataPath { transport, driver, services, kept, starter } = path;
-            let config = CmConfig {
-                slot: transport.core.slot,
-                quick_repeats: true,
-                records: true,
-                first_id: rng.random(),
-                ack_delay: DEFAULT.local_ca_ack_delay,
-                max_rd_atomic: DEFAULT.max_qp_rd_atom.try_into().unwrap(),
-                ..CmConfig::default()
-            };
-            let gsi = leak(Gsi::new(transport, driver, services, config, rng.random(), kept));
-            assert!(driver.above.set(Above { management: gsi, frames: &NoFrames }).is_ok());
-            starter.send(driver).unwrap();
-            Self { gsi, driver }
+            let (device, starter) = Self::open();
+            starter.send(device.driver).unwrap();
+            device
         })
+    }
+
+    /// The only device of a process, and what starts its worker.
+    fn open() -> (Self, Starter) {
+        isolate_device();
+        let mut rng = StdRng::from_os_rng();
+        let path =
+            DataPath::open(Config::load().unwrap(), [DEFAULT].into(), Some(STEERING), &mut rng)
+                .unwrap();
+        let DataPath { transport, driver, services, kept, starter } = path;
+        let config = CmConfig {
+            slot: transport.core.slot,
+            quick_repeats: true,
+            records: true,
+            first_id: rng.random(),
+            ack_delay: DEFAULT.local_ca_ack_delay,
+            max_rd_atomic: DEFAULT.max_qp_rd_atom.try_into().unwrap(),
+            ..CmConfig::default()
+        };
+        let gsi = leak(Gsi::new(transport, driver, services, config, rng.random(), kept));
+        assert!(driver.above.set(Above { management: gsi, frames: &NoFrames }).is_ok());
+        (Self { gsi, driver }, starter)
     }
 }
 

@@ -24,17 +24,25 @@ pub enum Debts {
 }
 
 impl Driver {
-    /// Sends the ACKs that queue pairs owe, and the small sends that they have gathered.
+    /// Sends the ACKs that queue pairs owe, and the small sends that they have gathered. The caller holds no lock.
     pub fn flush(&'static self, debts: Debts) {
+        if self.pay_all(debts) && debts != Debts::AtExit {
+            self.after_unlock();
+        }
+    }
+
+    /// As [`flush`](Self::flush), for a caller that has locked the receive path. It does what follows
+    /// ([`after_unlock`](Self::after_unlock)) once it has released that. Tells whether any were owed.
+    pub fn pay_all(&'static self, debts: Debts) -> bool {
         let owed = &self.transport.owed;
         if !owed.now().is_any() {
-            return;
+            return false;
         }
         if debts == Debts::AtExit {
             for qpn in owed.take_all(TIME_SLICES).into_iter().flatten() {
                 self.pay(qpn, debts);
             }
-            return;
+            return true;
         }
         for _ in 0..owed.len() {
             let Some(qpn) = owed.pop() else { break };
@@ -46,7 +54,7 @@ impl Driver {
                 self.pay(qpn, debts);
             }
         }
-        self.after_unlock();
+        true
     }
 
     /// Pays what a queue pair owes.

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use anyverbs_locks::{FastMutex, rank};
+use anyverbs_net::Datagram;
 use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::disconnect::Dreq;
@@ -10,14 +12,19 @@ use anyverbs_proto::cm::message::rej::Rej;
 use anyverbs_proto::cm::message::req::Req;
 use anyverbs_proto::cm::message::{Attribute, Message};
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::types::{PKey, Psn, QKey, Qpn};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_testing::in_own_process;
+use anyverbs_transport::progress::Management as _;
+use anyverbs_transport::qp::owed::Debt;
 
-use super::{Peer, TIMEOUT, gsi, ip, service, turn};
+use super::{Device, Peer, TIMEOUT, gsi, ip, service, turn};
+use crate::gsi::Incoming;
 
 /// Those of a MAD to the connection manager.
 fn headers() -> Headers {
@@ -34,6 +41,40 @@ fn datagram(flow: &Flow, headers: &Headers, payload: &[u8]) -> Vec<u8> {
     let icrc = flow.compute(0, &bytes);
     bytes.extend_from_slice(&icrc.to_le_bytes());
     bytes
+}
+
+/// Debug builds panic where a thread takes the locks of packets within the process under the lock of the receive path.
+#[test]
+fn a_mad_leaves_packets_within_the_process_for_later() {
+    let name = "gsi::tests::strangers::a_mad_leaves_packets_within_the_process_for_later";
+    in_own_process(name, || {
+        let Device { gsi, .. } = Device::open().0;
+        let (here, nobody) = (ip("127.0.0.1"), Qpn::new(0xff_fffe));
+        let datagram = Datagram {
+            source: SocketAddr::new(here, 7),
+            destination: here,
+            interface: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            segment: 0,
+            bytes: &[],
+        };
+        let dreq = Mad { transaction_id: 1, modifier: 0, message: Dreq::default().into() }.emit();
+        let gid = here.into();
+        let arrival = Arrival { source: gid, destination: gid, port: 7, ..Arrival::default() };
+        let packet = Packet::new(headers(), &dreq);
+        let mad = Incoming { datagram, arrival, packet, was_forwarded: false };
+        gsi.transport.owed.note(nobody, &mut Debt::default(), true);
+        gsi.transport.links.inproc.owe(nobody);
+        let lock = FastMutex::<rank::Receive, ()>::new(());
+        let receiving = lock.lock();
+        gsi.receive(gsi.core().now(), &[mad]);
+        drop(receiving);
+        assert_eq!(gsi.state.lock().machine.counters().rx_msgs.of(Attribute::Dreq), 1);
+        assert!(gsi.transport.owed.pop() != Some(nobody), "ACKs leave before the answer");
+        assert!(gsi.transport.links.inproc.is_pending());
+    });
 }
 
 #[test]
