@@ -218,14 +218,14 @@ ranks! {
     HostGids,
     /// Contexts that hear of events of the port.
     PortListeners,
-    /// Numbers of protection domains.
-    ProtectionDomainNumbers,
     /// The protection domain that a parent domain stands for.
     ParentDomain,
     /// The objects that a completion queue holds until it is destroyed.
     CompletionQueueHold,
     /// The objects that any other object holds until it is destroyed.
     ObjectHold,
+    /// Numbers of protection domains. A domain may end with the last object that holds it.
+    ProtectionDomainNumbers,
     /// Connections to processes that share XRC domains.
     MessagesOut,
     /// Datagrams for other processes that wait for room.

@@ -129,6 +129,57 @@ fn a_parent_domain_stands_for_its_protection_domain() {
     pd.destroy().unwrap();
 }
 
+/// Debug builds panic where a thread takes locks against their order.
+#[test]
+fn a_protection_domain_that_was_dropped_ends_with_the_last_object_on_it() {
+    let context = context();
+    let drop_pd = |pd: Pd| {
+        let cell = Arc::downgrade(&pd.cell);
+        drop(pd);
+        assert!(cell.strong_count() > 0, "the object holds it");
+        cell
+    };
+
+    let pd = context.alloc_pd().unwrap();
+    let attr = AhAttr {
+        dgid: context.gid(1, 0).unwrap().unwrap().gid,
+        is_global: true,
+        port: 1,
+        ..AhAttr::default()
+    };
+    let ah = pd.create_ah(&attr).unwrap();
+    let cell = drop_pd(pd);
+    ah.destroy().unwrap();
+    assert_eq!(cell.strong_count(), 0);
+
+    for by_drop in [false, true] {
+        let pd = context.alloc_pd().unwrap();
+        let srq = pd.create_srq(&SrqInitAttr { max_wr: 1, max_sge: 1, cookie: 0 }).unwrap();
+        let cell = drop_pd(pd);
+        if !by_drop {
+            srq.destroy().unwrap();
+        }
+        drop(srq);
+        assert_eq!(cell.strong_count(), 0);
+    }
+
+    let pd = context.alloc_pd().unwrap();
+    let parent = pd.parent_domain(None, QueueMemory::HEAP).unwrap();
+    let cell = drop_pd(pd);
+    let cq = context.create_cq_ex(&CqInitAttr { pd: Some(&parent), ..CqInitAttr::new(4) }).unwrap();
+    cq.destroy().unwrap();
+    parent.destroy().unwrap();
+    assert_eq!(cell.strong_count(), 0);
+
+    let pd = context.alloc_pd().unwrap();
+    let parent = pd.parent_domain(None, QueueMemory::HEAP).unwrap();
+    let cq = context.create_cq_ex(&CqInitAttr { pd: Some(&parent), ..CqInitAttr::new(4) }).unwrap();
+    drop(pd);
+    let cell = drop_pd(parent);
+    cq.destroy().unwrap();
+    assert_eq!(cell.strong_count(), 0);
+}
+
 #[test]
 fn a_limit_of_the_rate_is_kept() {
     let (a, b) = pair(QpType::Rc);

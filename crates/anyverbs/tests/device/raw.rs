@@ -501,6 +501,32 @@ fn frames_are_spread_over_work_queues() {
     assert_eq!(recv(&wqs[0]), Err(PostError::Gone));
 }
 
+/// Debug builds panic where a thread takes locks against their order.
+#[test]
+fn a_protection_domain_that_was_dropped_ends_with_the_last_queue_on_it() {
+    let Some(_alone) = alone() else { return };
+    let context = context();
+    let cq = context.create_cq(4, None, 0, 0).unwrap();
+    let flags = ReceiveFlags::empty();
+    for by_drop in [false, true] {
+        let pd = context.alloc_pd().unwrap();
+        let qp = context.create_raw_qp(&pd, &init(&cq, flags)).unwrap();
+        drop(pd);
+        if !by_drop {
+            qp.destroy().unwrap();
+        }
+        drop(qp);
+
+        let pd = context.alloc_pd().unwrap();
+        let init = WqInit { cq: &cq, max_wr: 4, max_sge: 1, flags, cookie: 0 };
+        let wq = context.create_wq(&pd, &init).unwrap();
+        drop(pd);
+        if !by_drop {
+            wq.destroy().unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_full_cq_fails_who_uses_it() {
     let Some(_alone) = alone() else { return };
