@@ -162,7 +162,7 @@ static void channel_destroyed_in_use(struct end *a, struct end *b)
 
 static void *acknowledge_late(void *event)
 {
-	usleep(wrong ? 2000000 : 300000);
+	let_wait();
 	OK(rdma_ack_cm_event(event));
 	return NULL;
 }
