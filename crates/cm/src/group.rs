@@ -28,34 +28,27 @@ impl IdCell {
     /// The program is about to hear that it has joined: the attached queue pair gets the group's datagrams. `None` if the id
     /// has left again.
     pub(super) fn joined(&self, serial: u64) -> Option<Result<(), CmError>> {
-        let (gid, qp) = self.to_attach(serial)?;
-        let Some(qp) = qp else { return Some(Ok(())) };
-        if let Err(error) = self.gsi.transport.groups.attach(&qp, gid, LID) {
-            return Some(Err(refused(&error)));
+        loop {
+            let (gid, qp) = self.to_attach(serial)?;
+            let Some(qp) = qp else { return Some(Ok(())) };
+            // The id may leave or give up its queue pair meanwhile.
+            let is_wanted = || {
+                let now = self.to_attach(serial).and_then(|(_, qp)| qp);
+                now.is_some_and(|now| Arc::ptr_eq(&now, &qp))
+            };
+            match self.gsi.transport.groups.attach_if(&qp, gid, LID, is_wanted) {
+                Ok(true) => return Some(Ok(())),
+                Ok(false) => {}
+                Err(error) => return Some(Err(refused(&error))),
+            }
         }
-        self.unless_left(serial, gid, &qp).map(Ok)
     }
 
     /// The group of a join, and the queue pair that is to hear it.
-    pub(super) fn to_attach(&self, serial: u64) -> Option<(Gid, Option<Arc<QpCell>>)> {
+    fn to_attach(&self, serial: u64) -> Option<(Gid, Option<Arc<QpCell>>)> {
         let state = self.state.lock();
         let group = state.groups.iter().find(|group| group.serial == serial)?;
         Some((group.gid, state.qp.clone().filter(|_| group.membership.is_some())))
-    }
-
-    /// A queue pair was attached for a join. `None` if the id left meanwhile, when there was nothing to detach: done now.
-    pub(super) fn unless_left(&self, serial: u64, gid: Gid, qp: &Arc<QpCell>) -> Option<()> {
-        let state = self.state.lock();
-        if state.groups.iter().any(|group| group.serial == serial) {
-            return Some(());
-        }
-        let is_heard = state.groups.iter().any(|g| g.gid == gid && g.membership.is_some());
-        drop(state);
-        if !is_heard {
-            // It is not attached: the leaving call came later than this one.
-            let _ = self.gsi.transport.groups.detach(qp, gid, LID);
-        }
-        None
     }
 }
 

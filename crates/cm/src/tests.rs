@@ -1,7 +1,12 @@
 //! Events after a peer's silence, which lasts for minutes.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use anyverbs_objects::cq::Cq;
+use anyverbs_objects::error::AttachError;
 use anyverbs_objects::pd::Pd;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected, SidrResponse};
 use anyverbs_proto::cm::id::CommId;
@@ -149,6 +154,25 @@ fn an_event_that_is_not_the_programs_is_acknowledged() {
 }
 
 /// The program leaves while another thread reads of the join.
+/// A queue pair for datagrams.
+fn datagrams(cq: &Cq) -> QpInitAttr<'_> {
+    QpInitAttr {
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        cap: QpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCap::default()
+        },
+        qp_type: QpType::Ud,
+        sq_sig_all: true,
+        cookie: 0,
+    }
+}
+
 #[test]
 fn a_group_that_is_left_meanwhile_is_not_heard() {
     let heard = Heard::new(QpType::Ud, false);
@@ -161,31 +185,55 @@ fn a_group_that_is_left_meanwhile_is_not_heard() {
     let gsi = Device::current().gsi;
     let (pd, cq) = (Pd::new(gsi.core(), &context()).unwrap(), cq(gsi));
     let group = Address::Ip("239.7.7.9:0".parse().unwrap());
-    let init = QpInitAttr {
-        send_cq: &cq,
-        recv_cq: &cq,
-        srq: None,
-        cap: QpCap {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpCap::default()
-        },
-        qp_type: QpType::Ud,
-        sq_sig_all: true,
-        cookie: 0,
-    };
-    let qp = Qp::create(gsi.transport, &pd, &init).unwrap();
+    let qp = Qp::create(gsi.transport, &pd, &datagrams(&cq)).unwrap();
     id.attach_qp(&qp).unwrap();
     id.join(&Join { group, send_only: false, cookie: 0 }).unwrap();
     let serial = id.0.state.lock().groups[0].serial;
-    let (gid, cell) = id.0.to_attach(serial).unwrap();
-    let cell = cell.unwrap();
+    let groups = &gsi.transport.groups;
+    // The id has left when the queue pair is attached, and waits for that.
+    thread::scope(|scope| {
+        let leaves = || {
+            scope.spawn(|| id.leave(&group).unwrap());
+            while !id.0.state.lock().groups.is_empty() {
+                thread::yield_now();
+            }
+            true
+        };
+        assert!(groups.attach_if(&qp.0, group.gid(), 0, leaves).unwrap());
+    });
+    assert!(groups.members(group.gid()).is_none());
+    assert_eq!(id.0.joined(serial), None);
+    // The id leaves before, and its queue pair ends.
+    id.join(&Join { group, send_only: false, cookie: 0 }).unwrap();
+    let serial = id.0.state.lock().groups[0].serial;
     id.leave(&group).unwrap();
-    id.0.gsi.transport.groups.attach(&cell, gid, 0).unwrap();
-    assert_eq!(id.0.unless_left(serial, gid, &cell), None);
-    assert!(id.0.gsi.transport.groups.members(gid).is_none_or(|members| members.is_empty()));
+    assert_eq!(id.0.joined(serial), None);
+    id.detach_qp();
+    qp.destroy().unwrap();
+    assert!(!groups.attach_if(&qp.0, group.gid(), 0, || false).unwrap());
+    let attached = groups.attach_if(&qp.0, group.gid(), 0, || true);
+    assert!(matches!(attached, Err(AttachError::Gone)), "{attached:?}");
+}
+
+#[test]
+fn a_queue_pair_that_is_dropped_while_it_is_attached_is_in_no_group() {
+    let gsi = Device::current().gsi;
+    let (pd, cq) = (Pd::new(gsi.core(), &context()).unwrap(), cq(gsi));
+    let qp = Qp::create(gsi.transport, &pd, &datagrams(&cq)).unwrap();
+    let (cell, groups) = (Arc::clone(&qp.0), &gsi.transport.groups);
+    let gid = Gid::from("239.7.7.10".parse::<IpAddr>().unwrap());
+    thread::scope(|scope| {
+        let drops = || {
+            let dropped = scope.spawn(move || drop(qp));
+            let end = Instant::now() + Duration::from_millis(100);
+            while !dropped.is_finished() && Instant::now() < end {
+                thread::yield_now();
+            }
+            true
+        };
+        assert!(groups.attach_if(&cell, gid, 0, drops).unwrap());
+    });
+    assert!(groups.members(gid).is_none());
 }
 
 #[test]

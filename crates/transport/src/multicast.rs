@@ -87,17 +87,32 @@ impl<M: Member> Groups<M> {
 
     /// Attaches a queue pair; nothing happens where it is attached already.
     pub fn attach(&self, cell: &Arc<M>, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.attach_if(cell, gid, lid, || true).map(drop)
+    }
+
+    /// As [`attach`](Self::attach), if `is_wanted` says so. It is called under the lock of the groups: who detaches the queue pair
+    /// after it has changed what is wanted finds it attached. Tells whether it is attached.
+    pub fn attach_if(
+        &self,
+        cell: &Arc<M>,
+        gid: Gid,
+        lid: u16,
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<bool, AttachError> {
         check(&**cell, gid)?;
         let links = cell.links();
         let mut control = self.control.lock();
-        if cell.is_destroyed() {
-            return Err(AttachError::Gone);
+        // It is destroyed under the lock that is held.
+        match (cell.is_destroyed(), is_wanted()) {
+            (_, false) => return Ok(false),
+            (true, true) => return Err(AttachError::Gone),
+            (false, true) => {}
         }
         let Control { groups, attachments } = &mut *control;
         let max = links.core.attr_of(cell.device());
         let known = groups.get(&gid);
         if known.is_some_and(|group| group.position(cell, lid).is_some()) {
-            return Ok(());
+            return Ok(true);
         }
         check_room(max, groups.len(), *attachments, known)?;
         let mut joined = Group { attached: Vec::new(), interfaces: Vec::new() };
@@ -110,7 +125,7 @@ impl<M: Member> Groups<M> {
         cell.attachments().fetch_add(1, Ordering::Relaxed);
         cell.set_in(gid, true);
         self.publish(gid, group);
-        Ok(())
+        Ok(true)
     }
 
     /// Detaches a queue pair from a group that it was attached to with this LID.
@@ -123,16 +138,17 @@ impl<M: Member> Groups<M> {
         Ok(())
     }
 
-    /// Detaches a queue pair that is dropped from all its groups.
-    pub(crate) fn detach_all(&self, cell: &Arc<M>) {
-        if cell.attachments().load(Ordering::Relaxed) == 0 {
-            return;
+    /// Detaches a queue pair that is dropped from all its groups, and ends it by `end`; no attachment comes between.
+    pub(crate) fn detach_and<T>(&self, cell: &Arc<M>, end: impl FnOnce() -> T) -> T {
+        if !cell.is_datagram() {
+            return end();
         }
         let mut control = self.control.lock();
         let gids: Vec<Gid> = control.of(cell).map(|(gid, _)| gid).collect();
         for gid in gids {
             self.remove(&mut control, gid, |_, qp| Arc::ptr_eq(qp, cell), cell);
         }
+        end()
     }
 
     /// Ends a queue pair by `f`, unless it is attached to groups; no attachment comes between.

@@ -694,9 +694,9 @@ impl Drop for Qp {
             // Its locks belong to threads of the parent.
             return;
         }
-        cell.transport.groups.detach_all(cell);
+        let released = cell.transport.groups.detach_and(cell, || self.release());
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
-        let Some(hold) = self.release() else { return };
+        let Some(hold) = released else { return };
         self.1.context.events.withdraw(&self.1.acks);
         drop(hold);
         drop(self.1.xrcd.lock().take());
