@@ -67,7 +67,7 @@ unsafe extern "C" fn cancelled(epfd: *mut c_void) {
 
 fn leave(epfd: c_int) {
     let Some(waiting) = at(&WAITING, epfd) else { return };
-    // A child may forget the count in the meantime.
+    // A signal handler may fork while the thread waits, and the child forgets the count.
     let less = |count: u32| count.checked_sub(1);
     if waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) == Ok(1) {
         silence(epfd);
@@ -130,8 +130,13 @@ pub(crate) unsafe fn strip(events: *mut epoll_event, found: c_int) -> c_int {
     if found < 0 { found } else { kept }
 }
 
-/// In a forked child that makes its first rsocket: it has counts of its parent's threads.
+/// In a forked child, which has counts of its parent's threads. It has no other thread yet: one that it counts itself is never forgotten.
+/// Memory that nobody has written to stays so, and takes no room.
 pub(crate) fn forget_all() {
-    WAITING.iter().for_each(|waiting| waiting.store(0, Ordering::Relaxed));
-    BELLS.iter().for_each(|bell| bell.store(0, Ordering::Relaxed));
+    for waiting in WAITING.iter().filter(|waiting| waiting.load(Ordering::Relaxed) != 0) {
+        waiting.store(0, Ordering::Relaxed);
+    }
+    for bell in BELLS.iter().filter(|bell| bell.load(Ordering::Relaxed) != 0) {
+        bell.store(0, Ordering::Relaxed);
+    }
 }

@@ -67,6 +67,7 @@ unsafe impl Sync for Plans {}
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
+    bell::forget_all();
 }
 
 pub(crate) fn init() {
@@ -116,7 +117,6 @@ fn forget_all() {
     SETS.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
     CONNECTING.iter().for_each(|entry| entry.store(false, Ordering::Relaxed));
     ANY_CONNECTING.store(0, Ordering::Relaxed);
-    bell::forget_all();
 }
 
 /// Another descriptor for the same socket.

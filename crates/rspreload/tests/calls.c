@@ -240,8 +240,8 @@ static void first(void)
 	OK(pthread_create(&cancelled, NULL, wait_for_one, &ep));
 	for (int i = 0; i < 3; i++)
 		OK(pthread_create(&threads[i], NULL, wait_for_one, &ep));
-	pair(&a, &b);
 	usleep(50000);
+	pair(&a, &b);
 	OK(pthread_cancel(cancelled));
 	OK(pthread_join(cancelled, NULL));
 	OK(epoll_ctl(ep, EPOLL_CTL_ADD, b, &e));
@@ -297,6 +297,14 @@ static void children(void)
 	pid_t child = fork();
 	if (child == 0) {
 		_exit(is_rsocket(a) || close(a) != 0 || close(b) != 0);
+	}
+	EQ(waitpid(child, &status, 0), child);
+	EQ(status, 0);
+	/* It makes its own, and its threads wait before it has the first one. */
+	child = fork();
+	if (child == 0) {
+		first();
+		_exit(0);
 	}
 	EQ(waitpid(child, &status, 0), child);
 	EQ(status, 0);
