@@ -24,6 +24,7 @@ use anyverbs_proto::mr::{Keepers, Keys, MrTable, Region};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{PKey, Qpn};
 use anyverbs_proto::wc::Wc;
+use tracing::Level;
 
 use crate::config::Config;
 use crate::error::CreateError;
@@ -140,8 +141,11 @@ pub trait Progress: Sync {
     /// lock is released.
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
 
-    /// Has the log of errors say a line as soon as nothing is locked. Of many lines in a second, most are counted instead.
-    fn say(&'static self, line: String);
+    /// Has the log say a line as soon as nothing is locked. Of many lines in a second, most are counted instead.
+    fn say(&'static self, level: Level, line: String);
+
+    /// As [`say`](Self::say), of lines that have a bound of their own.
+    fn say_each(&'static self, level: Level, line: String);
 
     /// The program is about to see a completion that failed: the log says why. A program may end at once.
     fn explain_failures(&'static self);

@@ -14,6 +14,7 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx, WcStatus};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use bitflags::bitflags;
+use tracing::Level;
 
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::{Caller, Core, Ticket, Timed};
@@ -375,15 +376,12 @@ impl CqCell {
         }
         if pushed.overwrote && !std::mem::replace(&mut state.said_overwrote, true) {
             let cqe = state.queue.capacity();
-            crate::say_again!(
-                warn,
-                self.holders.id(),
+            let line = format!(
                 "a CQ of {cqe} entries, which ignores overruns, has overrun: the oldest completions are lost"
             );
+            self.core.progress().say(Level::WARN, line);
         }
         if pushed.overrun {
-            let cqe = state.queue.capacity();
-            tracing::debug!(cqe, "CQ overrun: a completion is lost");
             let element = EventElement::Cq { cookie: self.cookie() };
             self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.notices.acks));
         }

@@ -44,14 +44,15 @@ impl Failing<'_> {
             Kind::Receive { .. } => "a receive",
             _ => "a SEND",
         };
-        self.core.progress().say(format!(
+        let line = format!(
             "queue pair {:#08x}: {name} (wr_id {:#x}) of a raw packet failed with status {} ({}): {why}; \
              see `anyverbs explain {cause}`",
             self.number.get(),
             self.wr_id,
             status as u8,
             status.name(),
-        ));
+        );
+        self.core.progress().say(tracing::Level::ERROR, line);
         cause.number().into()
     }
 

@@ -44,6 +44,7 @@ use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::packet::Packet;
+use tracing::Level;
 
 use crate::qp::transport::Transport;
 use handing::Handing;
@@ -247,8 +248,12 @@ impl Progress for Driver {
         self.worker.watch(fds)
     }
 
-    fn say(&'static self, line: String) {
-        self.transport.overruns.log(self.core.now(), line);
+    fn say(&'static self, level: Level, line: String) {
+        self.transport.overruns.log_at(level, self.core.now(), line);
+    }
+
+    fn say_each(&'static self, level: Level, line: String) {
+        self.transport.overruns.log_each(level, line);
     }
 
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {

@@ -60,7 +60,7 @@ pub struct Standstill {
 impl Faults {
     /// Takes the next thing that is due: it is told, it holds from now on, and its event is raised. True beside it: a port or a device
     /// is another than before, or the caller has to change a GID table. What holds from the start was told then. A device that has
-    /// failed has no more events.
+    /// failed has no more events. One thread calls this at a time.
     pub fn take_due(
         &self,
         now: Time,
@@ -73,6 +73,7 @@ impl Faults {
         let mut plan = self.plan.lock();
         let first = plan.schedule.first_entry().filter(|entry| entry.key().0 <= now.as_nanos())?;
         let (happening, holds) = first.remove();
+        let cleared = plan.cleared;
         self.publish(&plan);
         let has_failed = |port: usize| self.ports[port].failed.load(Ordering::Acquire);
         let changes = match happening {
@@ -85,7 +86,13 @@ impl Faults {
             Happening::Fails(_) | Happening::Process(..) => false,
         };
         if !holds {
+            drop(plan);
             tell(happening, changes);
+            plan = self.plan.lock();
+            if plan.cleared != cleared {
+                // Its rule holds no more, and it does not happen.
+                return None;
+            }
             self.apply(happening);
         }
         match happening {

@@ -8,6 +8,7 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::mr::Vanishing;
 use anyverbs_proto::time::Time;
+use tracing::Level;
 
 use super::{Active, Faults};
 use crate::Links;
@@ -212,7 +213,8 @@ impl Vanishing for Links {
         self.trace_fault(rule, &what);
         if said <= MOST_SAID {
             let more = if said == MOST_SAID { "; further ones are counted" } else { "" };
-            tracing::error!(target: "anyverbs", "injected fault ({}): {what}{more}", rule.named());
+            let line = format!("injected fault ({}): {what}{more}", rule.named());
+            self.core.progress().say_each(Level::ERROR, line);
         }
         true
     }

@@ -308,6 +308,22 @@ fn the_log_has_a_change_before_it_is_there() {
     assert_eq!(*told.borrow(), wanted);
 }
 
+/// The log of a Rust program may use the device.
+#[test]
+fn the_log_is_told_of_a_change_without_a_lock() {
+    let faults = faults("on device anyverbs1: down after 1s; on device anyverbs1: down after 2s");
+    let tell = |happening, _| match short(happening).as_str() {
+        "down 1" => assert!(faults.list(1000, second(1)).contains("down after 1s")),
+        other => panic!("{other}"),
+    };
+    assert!(faults.take_due(second(1), &|_, _| (), &tell).is_some());
+    assert!(faults.is_down(1));
+    // The rules are cleared meanwhile.
+    let tell = |_, _| assert_eq!(faults.clear(&|_, _| ()), (2, vec![1]));
+    assert_eq!(faults.take_due(second(2), &|_, _| panic!("it is not down"), &tell), None);
+    assert!(!faults.is_down(1));
+}
+
 #[test]
 fn a_device_fails_once_and_has_no_events_then() {
     let faults = faults(

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::config::config;
 use crate::device::Device;
 use crate::errno::Result;
-use crate::machine::{Grant, Machine, Piece, Posted, Sizes, Source};
+use crate::machine::{Grant, Machine, Piece, Posted, Sizes, Source, Violation};
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
 use crate::sleepers::Sleepers;
@@ -146,6 +146,7 @@ impl Connection {
 
     /// Takes completions, and with them all that arrived; sends grants that are due.
     pub(super) fn progress(&self) {
+        let mut broken = None;
         {
             // A caller that finds nothing must know that no other caller has taken it without telling yet.
             let _turn = self.polling.lock();
@@ -158,19 +159,25 @@ impl Connection {
                         break;
                     }
                 };
-                self.complete(&wcs[..n]);
+                broken = self.complete(&wcs[..n]).or(broken);
                 if n < BATCH {
                     break;
                 }
             }
         }
+        if let Some(Violation(what)) = broken {
+            // Without a lock: the log may be the program's. A peer may do so with connection after connection.
+            anyverbs::say_again!(warn, 0, "rsocket: a peer broke the protocol: {what}");
+        }
         self.grant();
     }
 
-    fn complete(&self, wcs: &[Wc]) {
+    /// Takes completions. Returns what the peer may not do, if it did that.
+    fn complete(&self, wcs: &[Wc]) -> Option<Violation> {
         if wcs.is_empty() {
-            return;
+            return None;
         }
+        let mut broken = None;
         let mut received = 0;
         let mut core = self.core.lock();
         for wc in wcs {
@@ -180,9 +187,7 @@ impl Connection {
                     received += 1;
                     let entry = |i: usize| self.table.read(i * Target::LEN);
                     core.on_message(wc.imm, wc.byte_len, entry).err().map(|violation| {
-                        // A peer may do so with connection after connection.
-                        let what = violation.0;
-                        anyverbs::say_again!(warn, 0, "rsocket: a peer broke the protocol: {what}");
+                        broken = Some(violation);
                         libc::EPROTO
                     })
                 }
@@ -212,6 +217,7 @@ impl Connection {
         {
             self.fail(errno.0);
         }
+        broken
     }
 
     fn repost(&self, count: usize) -> Result<()> {

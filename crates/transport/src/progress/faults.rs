@@ -180,12 +180,17 @@ impl Driver {
     /// when it is ready.
     fn fail_of(&'static self, rule: &'static Rule) {
         for cell in self.transport.qps.filter(|_| true) {
+            let mut fails = false;
             self.with_cell(&cell, None, |State { machine, link, .. }, call| {
-                call.env(link).fail_by(rule, machine, |_| {
-                    let qpn = cell.qpn.get();
-                    let what = format!("queue pair {qpn:#08x} goes to {}", rule.fault.state());
-                    self.tell_of(cell.port.place(), rule, &what);
-                });
+                fails = call.env(link).is_to_fail_by(rule, machine);
+            });
+            if !fails {
+                continue;
+            }
+            let what = format!("queue pair {:#08x} goes to {}", cell.qpn.get(), rule.fault.state());
+            self.tell_of(cell.port.place(), rule, &what);
+            self.with_cell(&cell, None, |State { machine, link, .. }, call| {
+                call.env(link).fail_by(rule, machine);
             });
         }
     }
@@ -235,6 +240,7 @@ impl Driver {
                 machine.watch_for_silence(&mut env);
             });
         }
+        self.after_unlock();
         for port in up {
             let what =
                 format!("the port of {} is up again, for no rule holds", faults.port_name(port));
@@ -262,6 +268,7 @@ impl Driver {
         config.faults.as_ref().map(|script| script.seed_or(Some(config.fault_seed)))
     }
 
+    /// Tells of a fault, before it happens. No lock is held: the log may be the program's.
     fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
         rule.fired.set();
         self.core.count(port, Counter::InjectedFaults, 1);

@@ -96,10 +96,16 @@ pub(super) fn open(change: impl FnOnce(&mut Config)) -> (&'static Driver, Starte
 
 /// The driver of this process. All packets go by UDP, and come back to it. Nobody else receives.
 pub(super) fn stopped() -> &'static Driver {
+    stopped_with(|_| ())
+}
+
+/// As [`stopped`], with a further change of its configuration.
+pub(super) fn stopped_with(change: impl FnOnce(&mut Config)) -> &'static Driver {
     let (driver, _starter) = open(|config| {
         (config.inproc, config.shm) = (false, false);
         // The path has places for all queue pairs of a test.
         config.udp.window = 1 << 20;
+        change(config);
     });
     set(driver, at(0));
     // The slot's sockets may have heard of others.
@@ -129,6 +135,11 @@ pub(super) struct Connected {
 
 impl Connected {
     fn new(driver: &'static Driver) -> Self {
+        Self::with(driver, &CqInitAttr::new(1024))
+    }
+
+    /// One whose completion queue has these parameters.
+    fn with(driver: &'static Driver, cq: &CqInitAttr<'_>) -> Self {
         let events = AsyncQueue::new().unwrap();
         let context = Arc::new(ContextCell {
             device: 0,
@@ -136,7 +147,7 @@ impl Connected {
             command: CommandFile::create("test").unwrap(),
         });
         let pd = Pd::new(driver.core, &context).unwrap();
-        let cq = Cq::create(driver.core, &context, &CqInitAttr::new(1024)).unwrap();
+        let cq = Cq::create(driver.core, &context, cq).unwrap();
         let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, max_send_sge: 1, ..QpCap::default() };
         let init = QpInitAttr {
             send_cq: &cq,
@@ -248,7 +259,12 @@ pub(super) fn pair(driver: &'static Driver) -> [Connected; 2] {
 
 /// A queue pair without retries, whose peer does not exist.
 pub(super) fn alone(driver: &'static Driver) -> Connected {
-    let qp = Connected::new(driver);
+    alone_with(driver, &CqInitAttr::new(1024))
+}
+
+/// As [`alone`], with a completion queue of these parameters.
+pub(super) fn alone_with(driver: &'static Driver, cq: &CqInitAttr<'_>) -> Connected {
+    let qp = Connected::with(driver, cq);
     let nobody = Qpn::new(qp.qp.qpn().get() ^ 0xffff);
     qp.connect(driver, nobody, 0);
     qp

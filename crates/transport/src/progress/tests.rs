@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyverbs_causes::Cause;
+use anyverbs_faults::Script;
 use anyverbs_links::shm::{Digest, LaneCall};
 use anyverbs_links::why::tell_given_up;
 use anyverbs_net::host::{Registry, Slot};
 use anyverbs_net::shm::{Closed, Config as ShmConfig, Endpoint};
 use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
+use anyverbs_objects::cq::CqInitAttr;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{CompletionEnv as _, Side};
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState};
 use anyverbs_proto::qp::lane::LaneEnv as _;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::time::Time;
@@ -24,11 +27,14 @@ use anyverbs_testing::in_own_process;
 
 use super::owed::Debts;
 use super::receive::Reader;
-use super::testing::{Connected, NOTHING, alone, at, count, open, pair, set, stopped};
+use super::testing::{
+    Connected, NOTHING, alone, alone_with, at, count, open, pair, set, stopped, stopped_with,
+};
 use crate::qp::State;
 use crate::qp::arrivals::Arrivals;
 use crate::qp::env::Call;
 use crate::qp::owed::ACK_DELAY;
+use crate::qp::transport::tests::Log;
 
 /// Runs the test of this name here.
 fn alone_in_process(name: &str, test: impl FnOnce()) {
@@ -331,6 +337,38 @@ fn a_reason_that_comes_alone_leaves_packets_within_the_process_for_later() {
         driver.links.inproc.owe(dest);
         assert_eq!(driver.receive(Reader::Wait), 1);
         assert!(!driver.links.inproc.is_pending(), "they come after it");
+    });
+}
+
+/// The log of a Rust program may use the device. Debug builds panic where it is called under a lock of that.
+#[test]
+fn the_log_is_called_without_a_lock() {
+    let name = "the_log_is_called_without_a_lock";
+    alone_in_process(name, || {
+        let script = Script::parse("on qp 1: drop packet 1; on qp 1: fails after 3s").unwrap();
+        let driver = stopped_with(|config| config.faults = Some(script));
+        let faulty: &'static Connected = Box::leak(Box::new(alone(driver)));
+        let one = CqInitAttr { ignore_overrun: true, ..CqInitAttr::new(1) };
+        let full: &'static Connected = Box::leak(Box::new(alone_with(driver, &one)));
+        let lines = |of: &'static Connected, f: &dyn Fn()| {
+            let said = Arc::new(AtomicU32::new(0));
+            let count = Arc::clone(&said);
+            let log = Log(move || {
+                drop(of.qp.post());
+                of.cq.poll(&mut [Wc::default()]).unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+            });
+            tracing::subscriber::with_default(log, f);
+            said.load(Ordering::SeqCst)
+        };
+        assert_eq!(lines(faulty, &|| faulty.send()), 1, "a packet is lost");
+        set(driver, at(2_000_000));
+        assert!(lines(faulty, &|| driver.run_timers()) >= 1, "the queue pair fails");
+        full.recv();
+        full.recv();
+        let err = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        let overruns = || full.qp.modify(&err, QpAttrMask::STATE).unwrap();
+        assert_eq!(lines(full, &overruns), 1, "a completion is lost");
     });
 }
 

@@ -18,6 +18,7 @@ use anyverbs_proto::wc::{Wc, WcStatus};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
+use tracing::Level;
 
 use super::env::DeviceEnv;
 use super::faults::{Fate, HeldWc, Injected, MOST_PARKED, Parked, QpFaults, Seen, Verdict};
@@ -25,6 +26,15 @@ use super::qp_context::QpContext;
 
 /// Bytes of a packet besides its payload: Ethernet, IPv4, UDP, BTH, ICRC.
 const FRAME: usize = 14 + 20 + 8 + 12 + 4;
+
+/// Whether a queue pair is in a state from which a rule can let it fail.
+fn is_at_work(rule: &Rule, machine: &Qp) -> bool {
+    let state = machine.attr().state;
+    match rule.fault.is_sqe() {
+        true => state == QpState::Rts,
+        false => !matches!(state, QpState::Reset | QpState::Err),
+    }
+}
 
 /// How often a completion that waits for room in its CQ looks for it.
 const ROOM_AGAIN: Duration = Duration::from_millis(1);
@@ -39,39 +49,38 @@ impl DeviceEnv<'_, '_> {
         self.faults().is_some_and(|faults| faults.is_of(rule))
     }
 
-    /// Moves the queue pair to a state of failure by a rule, if that holds for it and has not done so. `tell` is called before.
+    /// Whether a rule moves the queue pair to a state of failure: it holds for it, and has not done so. It is told, and then
+    /// [`fail_by`](Self::fail_by) is called.
     #[cold]
-    pub(crate) fn fail_by(
-        &mut self,
-        rule: &'static Rule,
-        machine: &mut Qp,
-        tell: impl FnOnce(&mut Self),
-    ) {
-        let state = machine.attr().state;
+    pub(crate) fn is_to_fail_by(&mut self, rule: &'static Rule, machine: &Qp) -> bool {
         let goes_to_sqe = rule.fault.is_sqe();
-        let is_at_work = match goes_to_sqe {
-            true => state == QpState::Rts,
-            false => !matches!(state, QpState::Reset | QpState::Err),
-        };
-        if !is_at_work || !self.is_faulty_by(rule) {
-            return;
+        if !is_at_work(rule, machine) || !self.is_faulty_by(rule) {
+            return false;
         }
         let (qpn, qp_type) = (self.cell.qpn.get(), self.cell.qp_type);
         let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
-        let Some(faults) = self.faults().filter(is_new) else { return };
+        let Some(faults) = self.faults().filter(is_new) else { return false };
         if goes_to_sqe && qp_type.is_reliable() {
             faults.is_done_with(rule);
             let named = rule.named();
-            tracing::warn!(
-                target: "anyverbs",
+            let line = format!(
                 "faults: queue pair {qpn:#08x} is of type {}, which has no SQE: it stays as it is ({named})",
                 qp_type.name()
             );
-            return;
+            self.transport.overruns.log_each(Level::WARN, line);
+            return false;
         }
         faults.fails_by(rule);
-        tell(self);
-        match goes_to_sqe {
+        true
+    }
+
+    /// Moves the queue pair to a state of failure by a rule, unless it has come to another one since that was told.
+    #[cold]
+    pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) {
+        if !is_at_work(rule, machine) {
+            return;
+        }
+        match rule.fault.is_sqe() {
             true => machine.fail_sends(Cause::Injected, self),
             false => machine.fail(Cause::Injected, self),
         }
@@ -90,10 +99,11 @@ impl DeviceEnv<'_, '_> {
             && !last.is_some_and(|last| std::ptr::eq(last, rule))
         {
             last = Some(rule);
-            self.fail_by(rule, machine, |env| {
+            if self.is_to_fail_by(rule, machine) {
                 let what = format!("goes to {}, for its time has passed", rule.fault.state());
-                env.tell(&Injected::of_none(rule, what));
-            });
+                self.tell(&Injected::of_none(rule, what));
+                self.fail_by(rule, machine);
+            }
         }
     }
 
@@ -358,12 +368,12 @@ impl DeviceEnv<'_, '_> {
         {
             let Some(HeldWc { wc, solicited, due }) = faults.held(side).pop() else { return };
             if due.is_none_or(|due| due > now) {
-                tracing::warn!(
-                    target: "anyverbs",
+                let line = format!(
                     "faults: queue pair {:#08x} holds {most} completions back and no more: wr_id {:#x} completes after all",
                     self.cell.qpn.get(),
                     wc.wr_id
                 );
+                self.transport.overruns.log_at(Level::WARN, now, line);
             }
             self.tell_completed(side, &wc);
             self.hand_completion(side, wc, solicited);

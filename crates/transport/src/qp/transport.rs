@@ -20,6 +20,7 @@ use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::qp::{Arrival, OutOfOrderBytes};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
+use tracing::Level;
 
 use super::QpCell;
 use super::owed::{ACK_DELAY, OwedList};
@@ -125,7 +126,7 @@ pub struct Overruns {
 #[derive(Debug, Default)]
 struct Aftermath {
     overruns: Vec<Overrun>,
-    lines: Vec<String>,
+    lines: Vec<(Level, String)>,
     said: Second,
     told: Second,
     /// The last answer that came for a queue pair that is not here, or that has not asked.
@@ -195,18 +196,32 @@ impl Overruns {
     /// A line for the log of errors. A stranger can cause some, so that more than a few in a second are counted instead.
     #[cold]
     pub(crate) fn log(&self, now: Time, line: String) {
+        self.log_at(Level::ERROR, now, line);
+    }
+
+    /// As [`log`](Self::log), at a level.
+    #[cold]
+    pub(crate) fn log_at(&self, level: Level, now: Time, line: String) {
         let mut list = self.list.lock();
         match list.said.count(now) {
             ..=LINES_A_SECOND => {
                 let unsaid = std::mem::take(&mut list.unsaid);
                 if unsaid > 0 {
-                    list.lines.push(format!("{unsaid} more failures were not logged"));
+                    let left_out = format!("{unsaid} more failures were not logged");
+                    list.lines.push((Level::ERROR, left_out));
                 }
-                list.lines.push(line);
+                list.lines.push((level, line));
             }
             _ => list.unsaid += 1,
         }
         drop(list);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// As [`log`](Self::log), of lines that have a bound of their own.
+    #[cold]
+    pub(crate) fn log_each(&self, level: Level, line: String) {
+        self.list.lock().lines.push((level, line));
         self.any.store(true, Ordering::Release);
     }
 
@@ -264,13 +279,16 @@ impl Overruns {
             if lines.is_empty() {
                 break;
             }
-            for line in lines {
-                tracing::error!(target: "anyverbs", "{line}");
+            for (level, line) in lines {
+                match level {
+                    Level::WARN => tracing::warn!(target: "anyverbs", "{line}"),
+                    _ => tracing::error!(target: "anyverbs", "{line}"),
+                }
             }
         }
     }
 
-    fn take_lines(&self) -> Vec<String> {
+    fn take_lines(&self) -> Vec<(Level, String)> {
         std::mem::take(&mut self.list.lock().lines)
     }
 }
@@ -301,7 +319,7 @@ impl Transport {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc;
     use std::thread;
 
@@ -311,12 +329,12 @@ mod tests {
 
     use super::*;
 
-    /// A program's log that calls a function for each line.
-    struct Log<F>(F);
+    /// A program's log that calls a function for each line of warnings and errors.
+    pub(crate) struct Log<F>(pub(crate) F);
 
     impl<F: Fn() + Send + Sync + 'static> Subscriber for Log<F> {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= Level::WARN
         }
         fn new_span(&self, _: &Attributes<'_>) -> Id {
             Id::from_u64(1)
@@ -396,7 +414,7 @@ mod tests {
     fn lines_beyond_a_bound_in_a_second_are_counted() {
         let overruns = Overruns::default();
         let begin = Time::from_nanos(5_000_000_000);
-        let lines = || overruns.take_lines();
+        let lines = || overruns.take_lines().into_iter().map(|(_, line)| line).collect::<Vec<_>>();
         (0..LINES_A_SECOND + 3).for_each(|n| overruns.log(begin, n.to_string()));
         assert_eq!(lines().len(), LINES_A_SECOND as usize);
         overruns.log(begin + Duration::from_millis(999), "left out".into());

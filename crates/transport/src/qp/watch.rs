@@ -26,6 +26,7 @@ use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendOp, SendWr};
 use anyverbs_record::capture::{Frame, Way};
 use anyverbs_record::trace::{Moment, Object, Span, Trace};
+use tracing::Level;
 
 use super::faults::{Injected, QpFaults};
 use super::transport::Transport;
@@ -155,10 +156,9 @@ impl Watch {
             format!("injected fault ({}): queue pair {number} ({qpn:#08x}): {what}", rule.named());
         self.instant("fault", what, |args| args.text("rule", &rule.text).number("qp", number));
         // Each rule has a bound of its own.
-        match said {
-            Some(false) => tracing::error!(target: "anyverbs", "{line}"),
-            Some(true) => tracing::error!(target: "anyverbs", "{line}; further ones are counted"),
-            None => {}
+        if let Some(is_last) = said {
+            let further = if is_last { "; further ones are counted" } else { "" };
+            transport.overruns.log_each(Level::ERROR, format!("{line}{further}"));
         }
     }
 
