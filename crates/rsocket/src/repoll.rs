@@ -75,6 +75,8 @@ pub struct Repoll {
     items: Mutex<Items>,
     /// The threads that sleep on `all`, with the sockets that it had when they began.
     sleepers: Sleepers,
+    /// The process that made it.
+    owner: u32,
 }
 
 /// The key in `all` of a descriptor that is no socket's.
@@ -102,7 +104,18 @@ impl Repoll {
         let sleepers = Sleepers::new()?;
         let event = libc::epoll_event { u64: SLEEPERS, ..event };
         all.control(libc::EPOLL_CTL_ADD, sleepers.as_fd().as_raw_fd(), event)?;
-        Ok(Self { all, others, items: Mutex::default(), sleepers })
+        Ok(Self { all, others, items: Mutex::default(), sleepers, owner: std::process::id() })
+    }
+
+    /// Whether it is a parent's, a thread of which may have it for good here.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.owner != std::process::id()
+    }
+
+    /// Its descriptors.
+    pub(crate) fn descriptors(&self) -> [RawFd; 3] {
+        let sleepers = self.sleepers.as_fd().as_raw_fd();
+        [self.all.as_raw_fd(), self.others.as_raw_fd(), sleepers]
     }
 
     /// Its descriptor.

@@ -169,6 +169,13 @@ pub fn close(fd: RawFd) -> Result<()> {
             unsafe { libc::close(fd) };
         }
         Entry::Socket(socket) => socket.close(),
+        Entry::Epoll(epoll) if epoll.is_inherited() => {
+            for fd in epoll.descriptors() {
+                // SAFETY: the set is gone from the table and never dropped.
+                unsafe { libc::close(fd) };
+            }
+            std::mem::forget(epoll);
+        }
         Entry::Epoll(epoll) => drop(epoll),
     }
     Ok(())

@@ -233,6 +233,8 @@ int main(void)
 	STEP(close_datagrams);
 	/* All of it is gone: a descriptor is free again only when nobody holds the socket. */
 	EQ(fcntl(a, F_GETFD), -1);
+	EQ(fcntl(b, F_GETFD), -1);
+	EQ(fcntl(epfd, F_GETFD), -1);
 	EQ(fcntl(lfd, F_GETFD), -1);
 	EQ(fcntl(bound, F_GETFD), -1);
 	return 0;

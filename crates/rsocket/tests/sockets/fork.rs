@@ -62,3 +62,22 @@ fn a_child_closes_what_it_inherited_while_threads_of_its_parent_look_up() {
     a.send(b"p", 0).unwrap();
     assert_eq!(b.recv_exactly(1), b"p", "the connection stays the parent's");
 }
+
+#[test]
+fn a_child_closes_a_set_that_a_thread_of_its_parent_waits_for() {
+    let fd = make_epoll(true).unwrap();
+    // As such a thread holds it.
+    let held = get_epoll(fd).unwrap();
+    // SAFETY: the child runs only the code below, and ends without returning to the test harness.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no pointers; ends the child.
+        unsafe {
+            let is_closed = close(fd).is_ok() && libc::fcntl(fd, libc::F_GETFD) == -1;
+            libc::_exit(i32::from(!is_closed));
+        }
+    }
+    assert_eq!(status_of(child), 0);
+    assert!(!held.has_sockets(), "the parent has it still");
+    close(fd).unwrap();
+}
