@@ -37,6 +37,8 @@ pub trait Ranked {
 
 ranks! {
     // Setting up and taking down.
+    /// What a script of faults lets happen at a time: one thread does it, and others skip it (`transport`).
+    FaultScript,
     /// A target of another process is opened or closed; its process is asked meanwhile (`xrc`).
     XrcOpening,
     /// The connections that one thread reads and serves, of processes that share XRC domains (`net`).

@@ -130,6 +130,8 @@ pub struct Driver {
     /// The ports that are down by the last event of them.
     told_down: Mutex<rank::PortsTold, BTreeSet<usize>>,
     rx: FastMutex<rank::Receive, RxState>,
+    /// Has the thread that does what a script of faults lets happen at a time.
+    script: Mutex<rank::FaultScript, ()>,
     /// Hands packets of groups on to other processes.
     handing: Mutex<rank::HandingOn, Handing>,
     /// CQs with a delayed notification.
@@ -167,6 +169,7 @@ impl Driver {
             listeners: PortListeners::default(),
             told_down: Mutex::new(told_down),
             rx: FastMutex::new(rx),
+            script: Mutex::default(),
             handing: Mutex::default(),
             moderated: Moderated::new(),
             worker,

@@ -21,9 +21,11 @@ use crate::qp::State;
 const MOST_LISTED: usize = anyverbs_net::host::MAX_ORDER - 1;
 
 impl Driver {
-    /// Does what is due.
+    /// Does what is due, unless a thread is at it already. One after the other: a change of an address is told before it is made, and the
+    /// next one may take it back.
     #[cold]
     pub(super) fn run_script(&'static self, faults: &'static Faults, now: Time) {
+        let Some(_turn) = self.script.try_lock() else { return };
         let raise = |port, kind| self.raise_by_rule(port, kind);
         let tell = |happening, changes| self.tell_before(faults, happening, changes);
         while let Some((happening, changed)) = faults.take_due(now, &raise, &tell) {

@@ -4,6 +4,7 @@ use std::io::pipe;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyverbs_causes::Cause;
@@ -369,6 +370,28 @@ fn the_log_is_called_without_a_lock() {
         let err = QpAttr { state: QpState::Err, ..QpAttr::default() };
         let overruns = || full.qp.modify(&err, QpAttrMask::STATE).unwrap();
         assert_eq!(lines(full, &overruns), 1, "a completion is lost");
+    });
+}
+
+#[test]
+fn an_address_that_a_script_removes_comes_back_whichever_thread_looks() {
+    let name = "an_address_that_a_script_removes_comes_back_whichever_thread_looks";
+    alone_in_process(name, || {
+        let script = Script::parse("gid 0 removed for 1s after 3s").unwrap();
+        let driver = stopped_with(|config| config.faults = Some(script));
+        let entry = driver.core.gids.entry(0, 0);
+        assert!(entry.is_some());
+        // Its end is due as well, and another thread looks when the log is told of its begin.
+        set(driver, at(4_000_000));
+        let said = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&said);
+        let log = Log(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            thread::spawn(|| driver.run_timers()).join().unwrap();
+        });
+        tracing::subscriber::with_default(log, || driver.run_timers());
+        assert_eq!(said.load(Ordering::SeqCst), 2, "it goes and comes");
+        assert_eq!(driver.core.gids.entry(0, 0), entry);
     });
 }
 
