@@ -150,6 +150,8 @@ const LATE: Duration = Duration::from_secs(1);
 /// own. Of several statuses the C library takes the last, and goes on with what is to be done at exit.
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let Some(checker) = CHECKER.get().and_then(Option::as_ref) else { return };
+    // The parent process sees the lowest byte alone.
+    let status = status & 0xff;
     // Until this function ends: the program has further work at exit.
     let quiet = Quiet::new();
     // A thread that is stopped in the middle of a call may hold it.
@@ -159,12 +161,11 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let has_findings = if IS_CHILD.load(Ordering::Relaxed) {
         ledger.has_findings_in_child()
     } else {
-        ledger.end();
+        ledger.end(status);
         ledger.has_findings()
     };
     drop(quiet);
-    // The parent process sees the lowest byte of a status alone.
-    if has_findings && status & 0xff == 0 {
+    if has_findings && status == 0 {
         // SAFETY: within exit(3), of the same thread.
         unsafe { libc::exit(report::STATUS) };
     }

@@ -1,6 +1,6 @@
 //! Reports: their words, where they go, and which are wanted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -36,23 +36,46 @@ pub(crate) struct Finding {
 /// Where reports go.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    is_fatal: bool,
+    pub(crate) is_fatal: bool,
     /// A file with a JSON object a line. It is opened for each: programs close descriptors that they do not know.
     file: Option<PathBuf>,
     /// The id of a check (empty for any), and a part of a function's name or of a path.
     suppressions: Vec<(String, String)>,
-    /// How often each mistake was found: a check, its subject, and the innermost frames of its stacks.
-    seen: HashMap<(Check, String, Places), u32>,
+    /// The place among the mistakes of a check, its subject, and the innermost frames of its stacks.
+    seen: HashMap<(Check, String, Places), usize>,
+    /// What was reported, in the order of the first reports.
+    mistakes: Vec<Mistake>,
     /// Whether a finding of these stacks is suppressed. The names of functions take long to find.
     suppressed: HashMap<(Check, Vec<Stack>), bool>,
     pub(crate) findings: u32,
+}
+
+/// A mistake of one place.
+#[derive(Debug)]
+struct Mistake {
+    check: Check,
+    /// The sentence of its first report.
+    what: String,
+    /// How often it was made.
+    count: usize,
+}
+
+/// The objects that are left at the end.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Left {
+    /// How many there are of each kind, by its name.
+    pub(crate) kinds: BTreeMap<&'static str, usize>,
+    /// How many of them have a report.
+    pub(crate) reported: usize,
 }
 
 /// The innermost frames of some stacks.
 type Places = Vec<Box<[usize]>>;
 
 /// Most reports of one check with the same innermost frames. A program may make a mistake for each message.
-const MOST_ALIKE: u32 = 3;
+const MOST_ALIKE: usize = 3;
+/// Most mistakes of the summary.
+const MOST_LISTED: usize = 20;
 /// Frames of a stack that are looked at for that. Above them a library's callers differ.
 const INNERMOST: usize = 3;
 
@@ -93,6 +116,7 @@ impl Reporter {
             file,
             suppressions: parse(suppressions),
             seen: HashMap::new(),
+            mistakes: Vec::new(),
             suppressed: HashMap::new(),
             findings: 0,
         }
@@ -106,13 +130,27 @@ impl Reporter {
 
     /// Reports it, unless it is suppressed or enough others are alike. Returns whether it did.
     pub(crate) fn report(&mut self, finding: &Finding) -> bool {
+        self.give(finding, true)
+    }
+
+    /// As [`report`](Self::report), to the file alone.
+    pub(crate) fn report_to_file(&mut self, finding: &Finding) -> bool {
+        self.give(finding, false)
+    }
+
+    fn give(&mut self, finding: &Finding, is_said: bool) -> bool {
         // Otherwise it would be counted among those that are alike, and hide another one.
         if self.is_suppressed(finding) {
             return false;
         }
         let stacks =
             finding.stacks.iter().map(|(_, stack)| stack.innermost(INNERMOST).into()).collect();
-        let alike = self.seen.entry((finding.check, finding.about.clone(), stacks)).or_default();
+        let (check, next) = (finding.check, self.mistakes.len());
+        let place = *self.seen.entry((check, finding.about.clone(), stacks)).or_insert(next);
+        if place == next {
+            self.mistakes.push(Mistake { check, what: finding.what.clone(), count: 0 });
+        }
+        let alike = &mut self.mistakes[place].count;
         *alike += 1;
         let alike = *alike;
         if alike > MOST_ALIKE {
@@ -120,12 +158,11 @@ impl Reporter {
         }
         let shown = Shown::new(finding);
         self.findings += 1;
-        say(&shown.text());
-        if alike == MOST_ALIKE {
-            say(&format!(
-                "anyverbs check: further reports of {} here are left out\n",
-                finding.check
-            ));
+        if is_said {
+            say(&shown.text());
+        }
+        if is_said && alike == MOST_ALIKE {
+            say(&format!("anyverbs check: further reports of {check} here are left out\n"));
         }
         let line = format!("{}\n", shown.json());
         let written = self.file.as_ref().map(|path| open(path)?.write_all(line.as_bytes()));
@@ -141,6 +178,41 @@ impl Reporter {
             unsafe { libc::_exit(STATUS) };
         }
         true
+    }
+
+    /// All that was found, when a program ends with this status: mistakes first, whatever was reported after them. `None` if nothing was.
+    pub(crate) fn summary(&self, left: &Left, status: i32) -> Option<String> {
+        let mistakes: Vec<_> = self.mistakes.iter().filter(|m| m.check != Check::Leak).collect();
+        if mistakes.is_empty() && left.kinds.is_empty() {
+            return None;
+        }
+        let mut text = format!("\n=={}== anyverbs check: summary\n", process::id());
+        for Mistake { check, what, count } in mistakes.iter().take(MOST_LISTED) {
+            // Writing to a String cannot fail.
+            let _ = match count - 1 {
+                0 => writeln!(text, "  {check}: {what}"),
+                more => writeln!(text, "  {check}: {what}; and {more} more of the same"),
+            };
+        }
+        if let Some(more @ 1..) = mistakes.len().checked_sub(MOST_LISTED) {
+            let _ = writeln!(text, "  {more} other mistakes are reported above");
+        }
+        if left.kinds.is_empty() {
+            return Some(text);
+        }
+        let (all, check) = (left.kinds.values().sum::<usize>(), Check::Leak);
+        let kinds: Vec<_> = left.kinds.iter().map(|(kind, n)| format!("{kind} ({n})")).collect();
+        let were = if all == 1 { "object was" } else { "objects were" };
+        let _ = writeln!(text, "  {check}: {all} {were} not ended: {}", kinds.join(", "));
+        if status != 0 && !self.is_fatal {
+            let _ = writeln!(
+                text,
+                "    The program failed (status {status}), so these have no reports here. A file of --check-report has them."
+            );
+        } else if left.reported < all {
+            let _ = writeln!(text, "    {} of them are reported above.", left.reported);
+        }
+        Some(text)
     }
 
     pub(crate) fn is_suppressed(&mut self, finding: &Finding) -> bool {
@@ -327,10 +399,31 @@ mod tests {
         let mut reporter = Reporter::new("", None);
         let alike = finding();
         let shown = (0..100).filter(|_| reporter.report(&alike)).count();
-        assert_eq!(shown, MOST_ALIKE as usize);
-        assert_eq!(reporter.findings, MOST_ALIKE);
+        assert_eq!((shown, reporter.findings as usize), (MOST_ALIKE, MOST_ALIKE));
         reporter.report(&Finding { check: Check::CqOverrun, ..finding() });
-        assert_eq!(reporter.findings, MOST_ALIKE + 1);
+        assert_eq!(reporter.findings as usize, MOST_ALIKE + 1);
+    }
+
+    #[test]
+    fn the_summary_lists_mistakes_once_with_their_number_and_then_what_is_left() {
+        let mut reporter = Reporter::new("", None);
+        assert_eq!(reporter.summary(&Left::default(), 1), None);
+        let overrun = Finding { check: Check::CqOverrun, what: "it is full".into(), ..finding() };
+        (0..13).for_each(|_| drop(reporter.report(&overrun)));
+        reporter.report(&finding());
+        let left =
+            Left { kinds: BTreeMap::from([("memory region", 2), ("queue pair", 1)]), reported: 1 };
+        let lines = |status| {
+            let text = reporter.summary(&left, status).unwrap();
+            text.lines().skip(2).map(|line| line.trim_start().to_owned()).collect::<Vec<_>>()
+        };
+        let found = [
+            "cq-overrun: it is full; and 12 more of the same",
+            "leak: 3 objects were not ended: memory region (2), queue pair (1)",
+        ];
+        assert_eq!(lines(0), [found[0], found[1], "1 of them are reported above."]);
+        let failed = "The program failed (status 7), so these have no reports here. A file of --check-report has them.";
+        assert_eq!(lines(7), [found[0], found[1], failed]);
     }
 
     #[test]

@@ -780,6 +780,7 @@ int main(int argc, char **argv)
 		{ "acknowledged-too-often", IBV_QPT_RC, acknowledged_too_often },
 		{ "leaks-of-five-places", IBV_QPT_RC, leaks_of_five_places },
 		{ "leaks-of-many-places", IBV_QPT_RC, leaks_of_many_places },
+		{ "ends-at-its-first-error", IBV_QPT_RC, ends_at_its_first_error },
 		{ "leak-beside-the-connection-manager", IBV_QPT_RC, leak_beside_the_connection_manager },
 	};
 	if (!strcmp(argv[1], "forks-first"))

@@ -241,3 +241,13 @@ static void acknowledged_too_often(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(cq));
 	OK(ibv_destroy_comp_channel(channel));
 }
+
+/* A SEND fails. Wrong: the program ends at once, and leaves all that it has made. */
+static void ends_at_its_first_error(struct end *a, struct end *b)
+{
+	bool leaves = wrong;
+	wrong = true;
+	rights_too_weak(a, b);
+	if (leaves)
+		exit(3);
+}

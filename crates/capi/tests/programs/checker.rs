@@ -184,6 +184,7 @@ fn the_checker_blames_the_call_that_waits() {
 #[test]
 fn the_checker_knows_the_rows_of_the_extended_calls() {
     let said = finds("rows-not-ended", &["extended-calls-out-of-order"; 4]);
+    let (said, _) = said.split_once("anyverbs check: summary").unwrap();
     for call in ["ibv_wr_start", "ibv_start_poll", "ibv_destroy_qp", "ibv_destroy_cq"] {
         assert_eq!(said.matches(&format!("{call} is called")).count(), 1, "{call}: {said}");
     }
@@ -402,12 +403,34 @@ fn the_checker_knows_what_of_all_kinds_is_left() {
 fn the_checker_says_how_many_leaks_it_leaves_out() {
     let (status, said, found) = check(["leaks-of-many-places", "wrong", "plain"], "1", "");
     assert_eq!((status, found), (Some(66), vec!["leak".to_owned(); 20]), "{said}");
-    // The program leaves 55.
-    assert!(said.contains(" 35 further objects were not ended\n"), "{said}");
+    let summary = "  leak: 55 objects were not ended: completion queue (55)\n    20 of them are reported above.\n";
+    assert!(said.ends_with(summary), "{said}");
     let (status, said, found) =
         check(["leaks-of-many-places", "wrong", "plain"], "1", "leak:mistakes");
     assert_eq!((status, found), (Some(0), Vec::new()), "{said}");
     assert!(!said.contains("anyverbs check"), "{said}");
+}
+
+/// What made it fail is not buried by what it leaves. The file has both.
+#[test]
+fn the_checker_folds_the_leaks_of_a_program_that_fails() {
+    let run = |kind| check(["ends-at-its-first-error", kind, "plain"], "1", "");
+    let (status, said, found) = run("wrong");
+    let leaks = ["leak"; 7].map(str::to_owned);
+    assert_eq!((status, &found[1..]), (Some(3), &leaks[..]), "{said}");
+    assert_eq!(found[0], "rights-too-weak");
+    assert!(!said.contains("anyverbs check: leak"), "{said}");
+    let (_, summary) = said.split_once("anyverbs check: summary\n").unwrap();
+    let [mistake, left, folded] = summary.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert!(mistake.starts_with("  rights-too-weak: a receive (wr_id "), "{said}");
+    let kinds = "completion queue (2), memory region (2), protection domain (1), queue pair (2)";
+    assert_eq!(left, format!("  leak: 7 objects were not ended: {kinds}"));
+    assert!(folded.contains("The program failed (status 3)"), "{said}");
+    let (status, said, found) = run("right");
+    assert_eq!((status, found), (Some(66), vec!["rights-too-weak".to_owned()]), "{said}");
+    assert!(
+        said.contains("anyverbs check: summary\n  rights-too-weak: ") && !said.contains("leak")
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::catalogue::Check;
 use crate::facts::{Activity, Completion, Kind, LONGEST_WAIT, QueuePair, Region, Work};
-use crate::report::{self, Finding};
+use crate::report::{self, Finding, Left, Reporter};
 use crate::stack::Stack;
 
 use super::outstanding::Posted;
@@ -14,7 +14,7 @@ use super::{Abandoned, Group, Ledger, Object, Unacknowledged, here};
 const LAST_WQE_REACHED: u32 = 16;
 
 /// Reports of leaks.
-const MOST_LEAKS: u32 = 20;
+const MOST_LEAKS: usize = 20;
 
 impl Group {
     /// Where the queue pair came into it.
@@ -250,28 +250,29 @@ impl Ledger {
         self.report(Check::CqOverrun, what, vec![seen, made]);
     }
 
-    /// The program ends. Nobody has asked since the last empty poll which datagrams were dropped, and nobody at all of other queue
-    /// pairs.
-    pub(crate) fn end(&mut self) {
+    /// The program ends with this status. Nobody has asked since the last empty poll which datagrams were dropped, and nobody at all of
+    /// other queue pairs.
+    pub(crate) fn end(&mut self, status: i32) {
         let deadline = Instant::now() + LONGEST_WAIT;
         for qp in self.qps_that(|_| true) {
             (self.drops_of)(qp, deadline).iter().for_each(|drops| self.dropped(qp, drops));
         }
-        let more = self.report_leaks();
-        if more > 0 {
-            report::say(&format!("anyverbs check: {more} further objects were not ended\n"));
+        // A program that failed leaves what it had, and its reports would bury what made it fail.
+        let left = self.report_leaks(status == 0 || self.reporter.is_fatal);
+        if let Some(summary) = self.reporter.summary(&left, status) {
+            report::say(&summary);
         }
     }
 
-    /// Returns how many leaks are neither reported nor suppressed.
-    fn report_leaks(&mut self) -> u32 {
-        let mut left: Vec<_> = self.objects.drain().collect();
-        left.sort_by_key(|(address, _)| *address);
-        let leaks = left.into_iter().filter_map(|(address, object)| {
+    /// Returns what is left and not suppressed. Unless it `is_said`, the file alone has the reports.
+    fn report_leaks(&mut self, is_said: bool) -> Left {
+        let mut objects: Vec<_> = self.objects.drain().collect();
+        objects.sort_by_key(|(address, _)| *address);
+        let leaks = objects.into_iter().filter_map(|(address, object)| {
             let is_leak = object.kind.can_leak() && !object.is_own;
             is_leak.then_some((address, object))
         });
-        let (mut reports, mut more) = (0, 0);
+        let mut left = Left::default();
         for (address, object) in leaks {
             let name = object.kind.name();
             let mut what = format!("the {name} at {address:#x} was not ended when the program did");
@@ -287,13 +288,13 @@ impl Ledger {
             if self.reporter.is_suppressed(&finding) {
                 continue;
             }
-            if reports < MOST_LEAKS && self.reporter.report(&finding) {
-                reports += 1;
-            } else {
-                more += 1;
+            *left.kinds.entry(name).or_default() += 1;
+            let report = if is_said { Reporter::report } else { Reporter::report_to_file };
+            if left.reported < MOST_LEAKS && report(&mut self.reporter, &finding) {
+                left.reported += 1;
             }
         }
-        more
+        left
     }
 
     fn check_qp(&mut self, address: usize, waiting: impl Fn(usize) -> Vec<Completion>) {
@@ -416,7 +417,6 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Reporter;
 
     fn many(ledger: &mut Ledger) {
         (1..=1000).for_each(|address| ledger.made(address, Kind::Cq, 0));
@@ -498,7 +498,7 @@ mod tests {
         let mut ledger = Ledger::new(reporter, |_, _| false, |_, _| vec![]);
         ledger.made(1, Kind::Qp, 0);
         ledger.joined(1, 2, "ff0e::7".into());
-        ledger.report_leaks();
+        ledger.report_leaks(true);
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         for part in ["is in the multicast group ff0e::7", "The group was joined here"] {
@@ -513,13 +513,15 @@ mod tests {
                 Ledger::new(Reporter::new(suppressions, None), |_, _| false, |_, _| vec![]);
             many(&mut ledger);
             few(&mut ledger);
-            let more = ledger.report_leaks();
-            (ledger.reporter.findings, more)
+            let Left { kinds, reported } = ledger.report_leaks(true);
+            let kinds: Vec<_> = kinds.into_iter().collect();
+            (ledger.reporter.findings, reported, kinds)
         };
         // A test has this library inside, whose frames are alike for all places: three are reported.
-        assert_eq!(left(""), (3, 999));
-        assert_eq!(left("leak:tests::few"), (3, 997));
-        assert_eq!(left("leak:tests::many"), (2, 0));
-        assert_eq!(left("leak:tests::"), (0, 0));
+        let (cqs, pd) = ("completion queue", ("protection domain", 1));
+        assert_eq!(left(""), (3, 3, vec![(cqs, 1001), pd]));
+        assert_eq!(left("leak:tests::few"), (3, 3, vec![(cqs, 1000)]));
+        assert_eq!(left("leak:tests::many"), (2, 2, vec![(cqs, 1), pd]));
+        assert_eq!(left("leak:tests::"), (0, 0, vec![]));
     }
 }
