@@ -53,6 +53,11 @@ fn a_trace_has_each_request_from_its_post_to_its_completion() {
     assert_eq!(packets(&events, "out"), packets(&events, "in"), "nothing is lost through memory");
     let named = events.iter().filter(|event| event["name"] == "process_name");
     assert_eq!(named.count(), 2);
+    // As the log names queue pairs.
+    for event in events.iter().filter(|event| event["name"] == "thread_name") {
+        let (name, qpn) = (event["args"]["name"].as_str(), event["tid"].as_u64().unwrap());
+        assert!(name.is_some_and(|name| name.starts_with(&format!("QP {qpn:#08x} ("))), "{event}");
+    }
     let ways: BTreeSet<_> =
         events.iter().filter_map(|event| event["args"]["way"].as_str()).collect();
     assert_eq!(ways, BTreeSet::from(["in-process", "ring"]));

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::charts::duration;
 use super::escaped;
 use super::read::{Packet, Story, What};
+use crate::look::qpn;
 
 /// Rows from the beginning, and rows around the first trouble or lost packet.
 pub(super) const FIRST: usize = 80;
@@ -221,7 +222,7 @@ fn draw(story: &Story, columns: &[Column], rows: &[(usize, Row)], cut: Option<us
                 (qp.name.clone(), process.cloned().unwrap_or_else(|| qp.process.to_string()))
             }
             Column::Untraced(0) => ("another queue pair".to_owned(), "not traced".to_owned()),
-            Column::Untraced(number) => (format!("QP {number}"), "not traced".to_owned()),
+            Column::Untraced(number) => (format!("QP {}", qpn(*number)), "not traced".to_owned()),
         };
         let x = x_of(*column);
         let _ = writeln!(

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::finding::Finding;
+use crate::look::qpn;
 
 /// All that the files say.
 #[derive(Debug, Default)]
@@ -294,7 +295,7 @@ impl Story {
         *known.entry((pid, tid)).or_insert_with(|| {
             let same = |qp: &QueuePair| (qp.process, qp.qpn) == (pid, tid);
             self.queue_pairs.iter().position(same).unwrap_or_else(|| {
-                let name = format!("QP {tid}");
+                let name = format!("QP {}", qpn(tid));
                 self.queue_pairs.push(QueuePair { process: pid, qpn: tid, name });
                 self.queue_pairs.len() - 1
             })

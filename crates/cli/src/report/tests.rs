@@ -142,6 +142,19 @@ fn traces_of_several_files_are_one_story() {
     assert_eq!(report(&files), report(&[scratch.file("both", &conversation())]));
 }
 
+/// A trace may lack the names of queue pairs, and has the number alone of a peer that is not traced.
+#[test]
+fn queue_pairs_have_the_names_of_the_log() {
+    let scratch = Scratch::new("names");
+    let lines = [packet((5, 0x01_0011), "out", 0x02_0012, 100, 11.0)];
+    let page = report(&[scratch.file("a", &trace(&lines))]);
+    assert_whole(&page);
+    for name in [">QP 0x010011<", ">QP 0x020012<"] {
+        assert!(page.contains(name), "{name}: {page}");
+    }
+    assert!(!page.contains("QP 65553") && !page.contains("QP 131090"), "{page}");
+}
+
 #[test]
 fn findings_are_shown_with_their_stacks() {
     let scratch = Scratch::new("findings");

@@ -107,7 +107,7 @@ impl Watch {
         }
         if let Some(trace) = &links.trace {
             let kind = format!("{qp_type:?}").to_uppercase();
-            trace.name_track(qpn.get(), &format!("QP {} ({kind})", qpn.get()));
+            trace.name_track(qpn.get(), &format!("QP {:#08x} ({kind})", qpn.get()));
         }
         let faults = links.faults.as_ref().map(|plan| Box::new(QpFaults::new(plan, device, qpn)));
         Some(Box::new(Self { faults, ..Self::of(Some(links), qpn, qp_type) }))
@@ -173,7 +173,7 @@ impl Watch {
         let trace = self.trace()?;
         let args = Object::default().text("operation", operation);
         let args = args.number("wr_id", wr_id).number("bytes", bytes);
-        Some(trace.begin(self.qpn.get(), format!("QP {} {operation}", self.qpn.get()), &args))
+        Some(trace.begin(self.qpn.get(), format!("QP {:#08x} {operation}", self.qpn.get()), &args))
     }
 
     fn end(&self, span: Option<&Span>, status: &str, bytes: Option<u32>) {
