@@ -274,6 +274,14 @@ fn describe_qp(
             receives.fill, receives.completion_queue
         ),
     );
+    // One in hand, whose message has begun, is neither complete nor waits.
+    if !receives.shared {
+        line(
+            &mut text,
+            "",
+            format_args!("{} posted, {} completed", receives.posted, receives.completed),
+        );
+    }
     line(
         &mut text,
         "sent",

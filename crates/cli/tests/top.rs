@@ -125,9 +125,15 @@ fn a_queue_pair_says_that_its_peer_must_post_a_receive() {
         let text = output(&mut anyverbs(&["show", "qp", &number]));
         let line = format!(" for process {} (", receiver.pid());
         assert!(text.contains(&line) && text.contains(") to post a receive\n"), "{text}");
-        for word in
-            ["retry_cnt ", "rnr_retry ", "max_rd_atomic ", "access ", "sgid_index ", "P_Key  "]
-        {
+        for word in [
+            "retry_cnt ",
+            "rnr_retry ",
+            "max_rd_atomic ",
+            "access ",
+            "sgid_index ",
+            "P_Key  ",
+            " posted, ",
+        ] {
             assert!(text.contains(word), "{word}: {text}");
         }
         assert!(!text.contains("waits          waits"), "{text}");

@@ -28,7 +28,7 @@ use words::{Malformed as _, Reader, Writer};
 pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;
@@ -202,6 +202,12 @@ mod tests {
             peer: Peer { number: 0x2_0012, gid: u128::MAX - 3, ..Peer::default() },
             waiting: Waiting { what: Wait::PeerReceive, known: true, ns: 1 << 40, cause: 1301 },
             traffic: Traffic { sent: u64::MAX, sent_bytes: 7, ..Traffic::default() },
+            receives: Receives {
+                fill: 3,
+                posted: 1 << 40,
+                completed: (1 << 40) - 3,
+                ..Receives::default()
+            },
             ..QueuePair::default()
         };
         Snapshot {

@@ -123,6 +123,10 @@ row! {
         shared: bool,
         /// The completion queue, or 0.
         completion_queue: u32,
+        /// Receives that were posted since the last reset; 0 with a shared one.
+        posted: u64,
+        /// Receives of these that are complete.
+        completed: u64,
     }
 
     /// The other end of a connection; zeros on UD, and before there is one.

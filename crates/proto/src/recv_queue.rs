@@ -63,6 +63,8 @@ pub struct RecvQueue {
     max_sge: usize,
     head: usize,
     len: usize,
+    /// Requests that were taken before `head` was 0 last. Only then it changes.
+    taken_before: u64,
 }
 
 impl RecvQueue {
@@ -81,6 +83,7 @@ impl RecvQueue {
             max_sge,
             head: 0,
             len: 0,
+            taken_before: 0,
         })
     }
 
@@ -145,8 +148,7 @@ impl RecvQueue {
         into.sges.clear();
         let first = self.head * self.max_sge;
         into.sges.extend(self.sges[first..first + usize::from(count)].iter().copied());
-        self.head = self.wrap(self.head + 1);
-        self.len -= 1;
+        self.advance();
         true
     }
 
@@ -161,14 +163,31 @@ impl RecvQueue {
     #[inline]
     pub(crate) fn skip(&mut self) {
         debug_assert!(self.len > 0);
-        self.head = self.wrap(self.head + 1);
+        self.advance();
+    }
+
+    /// The oldest request is taken.
+    #[inline]
+    fn advance(&mut self) {
+        self.head += 1;
         self.len -= 1;
+        if self.head == self.wqes.len() {
+            self.taken_before += self.head as u64;
+            self.head = 0;
+        }
+    }
+
+    /// Requests that were taken since the queue was made, or [cleared](Self::clear) last.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken_before + self.head as u64
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.head = 0;
         self.len = 0;
+        self.taken_before = 0;
     }
 
     /// The memory in which it was made.
@@ -183,6 +202,8 @@ impl RecvQueue {
         if self.len > room.capacity() || self.max_sge > room.max_sge {
             return false;
         }
+        room.clear();
+        room.taken_before = self.taken();
         let mut wqe = RecvWqe::default();
         while self.pop(&mut wqe) {
             let pushed = room.push(&RecvWr { wr_id: wqe.wr_id, sges: &wqe.sges });
@@ -215,13 +236,17 @@ mod tests {
                 assert_eq!(wqe.wr_id, expected);
                 assert_eq!(wqe.sges.len(), expected as usize % 3);
                 expected += 1;
+                assert_eq!(q.taken(), expected);
             }
             assert_eq!(q.push(&RecvWr { wr_id, sges: &sges[..(wr_id % 3) as usize] }), Ok(()));
             if wr_id % 3 == 1 {
                 let [five, three] = &mut [5, 3].map(|n| RecvQueue::new(n, 2));
                 assert!(q.resize(five) && q.resize(three));
+                assert_eq!(q.taken(), expected);
             }
         }
+        q.clear();
+        assert_eq!(q.taken(), 0);
     }
 
     #[test]

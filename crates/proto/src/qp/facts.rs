@@ -41,6 +41,10 @@ pub struct Queues {
     pub unsent: u32,
     /// Receives that wait in its own queue.
     pub receives: u32,
+    /// Receives that were posted to its own queue since its creation or its last reset.
+    pub posted: u64,
+    /// Receives of these that are complete.
+    pub completed: u64,
 }
 
 /// Messages since its creation or its last reset.
@@ -105,12 +109,15 @@ impl Qp {
         let sq = &self.sq;
         let (sent, sent_bytes) = sq.completed();
         let (received, received_bytes) = self.responder.executed();
+        let taken = self.rq.as_ref().map_or(0, RecvQueue::taken);
         Facts {
             queues: Queues {
                 send_taken: sq.head().wrapping_sub(self.attached.credit.released()),
                 outstanding: sq.outstanding(),
                 unsent: sq.head().wrapping_sub(sq.next),
                 receives: self.rq.as_ref().map_or(0, RecvQueue::len) as u32,
+                posted: taken + self.rq.as_ref().map_or(0, RecvQueue::len) as u64,
+                completed: taken.saturating_sub(self.responder.has_receive().into()),
             },
             traffic: Traffic { sent, sent_bytes, received, received_bytes },
             repeats: self.requester.repeats(),

@@ -289,6 +289,8 @@ impl Observer {
                 fill: shared.flatten().map_or(queues.receives, |waiting| waiting as u32),
                 shared: init.srq,
                 completion_queue: receives.map_or(0, |cq| cq.number),
+                posted: queues.posted,
+                completed: queues.completed,
             },
             peer: Peer {
                 number: if is_ud { 0 } else { attr.dest_qpn.get() },

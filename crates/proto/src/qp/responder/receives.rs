@@ -10,6 +10,13 @@ use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use super::super::{Arrival, Incoming, Qp};
 use super::{Inbound, Responder, Stop};
 
+impl Responder {
+    /// Whether a receive is in hand.
+    pub(in crate::qp) fn has_receive(&self) -> bool {
+        self.recv_taken
+    }
+}
+
 impl Qp {
     /// Makes sure that a receive WQE is in hand.
     pub(super) fn take_recv<E: Env>(&mut self, env: &mut E) -> Result<(), Stop> {

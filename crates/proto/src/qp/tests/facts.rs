@@ -16,7 +16,7 @@ fn complete_requests_count_with_their_bytes() {
     let wanted = Traffic { sent: 2, sent_bytes: 30, received: 0, received_bytes: 0 };
     assert_eq!(facts.traffic, wanted);
     // Nobody has polled the completions.
-    let wanted = Queues { send_taken: 4, outstanding: 2, unsent: 0, receives: 0 };
+    let wanted = Queues { send_taken: 4, outstanding: 2, ..Queues::default() };
     assert_eq!(facts.queues, wanted);
     world.recv(8);
     world.recv(8);
@@ -24,6 +24,28 @@ fn complete_requests_count_with_their_bytes() {
     let facts = world.qp.facts();
     assert_eq!((facts.traffic.received, facts.traffic.received_bytes), (1, 5));
     assert_eq!(facts.queues.receives, 1);
+}
+
+/// A receive in hand does not wait any more, and is not complete. Those that are flushed are.
+#[test]
+fn receives_that_were_posted_and_completed_count() {
+    let mut world = World::new(QpType::Rc);
+    let counts = |world: &World| {
+        let queues = world.qp.facts().queues;
+        (queues.posted, queues.receives, queues.completed)
+    };
+    (0..3).for_each(|_| world.recv(2 * MTU));
+    assert_eq!(counts(&world), (3, 3, 0));
+    world.receive_message(Operation::SendOnly, 0, 5);
+    assert_eq!(counts(&world), (3, 2, 1));
+    world.receive_message(Operation::SendFirst, 1, MTU as usize);
+    assert_eq!(counts(&world), (3, 1, 1));
+    world.receive_message(Operation::SendLast, 2, 5);
+    assert_eq!(counts(&world), (3, 1, 2));
+    world.go(QpState::Err, &QpAttr::default());
+    assert_eq!(counts(&world), (3, 0, 3));
+    world.go(QpState::Reset, &QpAttr::default());
+    assert_eq!(counts(&world), (0, 0, 0));
 }
 
 /// On a link that loses nothing the ACK timer goes on after an answer. It does not tell since when the next one is missing.
