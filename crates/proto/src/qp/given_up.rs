@@ -5,6 +5,7 @@ use anyverbs_causes::Cause;
 
 use crate::env::Env;
 use crate::reason::{Reason, Told, pair};
+use crate::recv_queue::RecvQueue;
 use crate::time::Time;
 use crate::wire::reason::ReasonPacket;
 
@@ -48,8 +49,15 @@ impl Qp {
         if self.lost().iter().any(|lost| lost.cause == told.cause) {
             return;
         }
+        // All of its own queue are used up. Of an SRQ others may have had them.
+        let before = match self.rq.as_ref().map(RecvQueue::taken) {
+            None => String::new(),
+            Some(0) => "; none was posted before".to_owned(),
+            Some(1) => "; one was posted before".to_owned(),
+            Some(n) => format!("; {n} were posted before"),
+        };
         let said = format!(
-            "a message of {} was given up: no receive was posted for {} ms, and rnr_retry is {} there",
+            "a message of {} was given up: no receive was posted for {} ms, and rnr_retry is {} there{before}",
             self.peer(self.sq.done),
             env.now().since(since).as_millis(),
             told.value & 0xffff_ffff

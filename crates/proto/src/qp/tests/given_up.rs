@@ -59,7 +59,7 @@ fn said(world: &mut World, arrival: &Arrival, packet: &ReasonPacket) -> Vec<Stri
 fn the_end_that_posted_no_receive_says_so_once() {
     let (mut world, packet) = without_receive();
     let first = "a message of queue pair 0x000022 at 202:202:202:202:202:202:202:202 was given up: \
-        no receive was posted for 12 ms, and rnr_retry is 3 there";
+        no receive was posted for 12 ms, and rnr_retry is 3 there; none was posted before";
     let line = format!("queue pair 0x000011: {first}; see `anyverbs explain AV1301`");
     assert_eq!(said(&mut world, &from_peer(), &packet), [line]);
     assert_eq!(said(&mut world, &from_peer(), &packet), [""; 0]);
@@ -69,6 +69,22 @@ fn the_end_that_posted_no_receive_says_so_once() {
     let (mut world, packet) = without_receive();
     world.recv(8);
     assert_eq!(said(&mut world, &from_peer(), &packet).len(), 1);
+}
+
+#[test]
+fn the_receives_that_were_posted_before_are_counted() {
+    for (n, before) in [(1, "there; one was posted before"), (3, "there; 3 were posted before")] {
+        let mut world = World::new(QpType::Rc);
+        for psn in 0..n {
+            world.recv(8);
+            world.receive_message(Operation::SendOnly, psn, 8);
+        }
+        world.receive_message(Operation::SendOnly, n, 8);
+        let told = Told { cause: Cause::NoReceive, value: 3 };
+        let packet = ReasonPacket { dest: Qpn::new(OURS), psn: Psn::new(n), told };
+        let lines = said(&mut world, &from_peer(), &packet);
+        assert!(lines.len() == 1 && lines[0].contains(before), "{lines:?}");
+    }
 }
 
 #[test]
