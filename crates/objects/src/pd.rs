@@ -99,7 +99,7 @@ impl Holdable for PdCell {
 impl Pd {
     #[doc(hidden)]
     pub fn new(core: &'static Core, context: &Arc<ContextCell>) -> Result<Self, CreateError> {
-        let number = core.pd_numbers.take();
+        let number = core.pd_numbers.take(context.device);
         let cell = PdCell::new(core, context.device, number, Some(Taken { core, number }))?;
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
     }

@@ -227,6 +227,13 @@ pub trait ReasonEnv: LinkEnv {
         None
     }
 
+    /// The names of the devices of two protection domains of this process, if they are of two devices. The domains are given by the
+    /// lower 24 bits of their numbers.
+    fn devices_of(&self, pds: [u32; 2]) -> Option<[String; 2]> {
+        let _ = pds;
+        None
+    }
+
     /// An answer came to a request that this queue pair has not sent. The peer of this address may be connected to this queue pair, and
     /// have a request of another one.
     fn note_stray(&self, av: &AddressVector, psn: Psn) {

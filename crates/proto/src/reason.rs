@@ -84,6 +84,17 @@ impl Reason {
         Self { cause, value, memory: None, element: None }
     }
 
+    /// The protection domains of the memory and of the queue pair, where these differ and both are of this process. The key is used here
+    /// as one of this end. They are the lower 24 bits of their numbers.
+    pub(crate) fn domains(&self, of: KeyOf) -> Option<[u32; 2]> {
+        let is_here = match self.cause {
+            Cause::LkeyOfOtherPd => true,
+            Cause::RkeyOfOtherPd => of == KeyOf::Responder,
+            _ => false,
+        };
+        is_here.then(|| [self.value >> 32, self.value].map(|n| n as u32 & 0xff_ffff))
+    }
+
     /// The reason why a key does not serve; `pd` is that of the queue pair.
     pub(crate) fn of_key(finding: Finding, of: KeyOf, pd: u32, memory: MemoryRange) -> Self {
         use Cause as C;

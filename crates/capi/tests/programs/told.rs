@@ -116,3 +116,18 @@ fn the_checker_tells_windows_from_regions_and_srqs_from_queue_pairs() {
         "{said}"
     );
 }
+
+/// Devices of a process have one table of keys. The peer's own line does not tell it which devices the other process has.
+#[test]
+fn the_log_names_the_device_of_a_key() {
+    let two = [("ANYVERBS_DEVICES", "2"), ("ANYVERBS_INTERFACES", "")];
+    let said = run_below("keys_of_devices", &["sh", "-c", "exec \"$@\" 2>&1", "sh"], &[], &two);
+    let end = "; the memory is of device anyverbs1, and the queue pair of anyverbs0; see `anyverbs explain ";
+    let line = |code: &str, of: &str| {
+        let has = |line: &&str| line.contains(code) && line.contains(of);
+        said.lines().find(has).unwrap_or_else(|| panic!("{code}: {said}"))
+    };
+    assert!(line("AV0404", "failed with status 4").contains(end), "{said}");
+    assert!(line("AV1004", "was refused").contains(end), "{said}");
+    assert!(!line("AV1004", "failed with status 10").contains("of device"), "{said}");
+}

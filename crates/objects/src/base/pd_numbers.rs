@@ -1,6 +1,7 @@
 //! Numbers of protection domains.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use anyverbs_locks::{Mutex, rank};
 
@@ -14,7 +15,8 @@ pub struct PdNumbers {
 #[derive(Debug, Default)]
 struct State {
     last: u32,
-    live: HashSet<u32>,
+    /// The device of each.
+    live: HashMap<u32, usize>,
 }
 
 /// The greatest, without the slot: with the last slot it makes no number of all ones, which is no domain's.
@@ -26,16 +28,23 @@ impl PdNumbers {
         Self { slot, state: Mutex::default() }
     }
 
-    /// A number that no protection domain has.
-    pub(crate) fn take(&self) -> u32 {
+    /// A number that no protection domain has, for one of this device.
+    pub(crate) fn take(&self, device: usize) -> u32 {
         let mut state = self.state.lock();
         loop {
             state.last = state.last % LAST + 1;
             let number = u32::from(self.slot) << 24 | state.last;
-            if state.live.insert(number) {
+            if let Entry::Vacant(entry) = state.live.entry(number) {
+                entry.insert(device);
                 return number;
             }
         }
+    }
+
+    /// The device of the live domain whose number has these lower 24 bits.
+    pub fn device_of(&self, number: u32) -> Option<usize> {
+        let number = u32::from(self.slot) << 24 | number;
+        self.state.lock().live.get(&number).copied()
     }
 
     /// The domain with this number has ended.

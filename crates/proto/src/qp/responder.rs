@@ -15,7 +15,7 @@ use crate::counters::Counter;
 use crate::env::Env;
 use crate::event::QpEvent;
 use crate::mr::Access;
-use crate::reason::{MemoryRange, Reason, Told};
+use crate::reason::{KeyOf, MemoryRange, Reason, Told};
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
 use crate::types::Psn;
@@ -25,7 +25,7 @@ use crate::wire::bth::Bth;
 use crate::wire::opcode::Operation;
 
 use super::attr::QpType;
-use super::trouble::request_name;
+use super::trouble::{in_words, request_name};
 use super::{Arrival, Incoming, Qp};
 use answers::{Answer, AnswerKind, Answers};
 use out_of_order::OutOfOrder;
@@ -471,7 +471,8 @@ impl Qp {
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
                     } else {
-                        self.note_lost_message(reason.cause, what, &reason, env);
+                        let why = in_words(&reason, KeyOf::Responder, env);
+                        self.note_lost_message(reason.cause, what, &why, env);
                     }
                     if refusal.nak == Some(NakCode::RemoteAccess) {
                         self.note_wrong_key(what, &reason, env);

@@ -382,7 +382,7 @@ impl Qp {
         let why = match meddling {
             Some((true, what)) => what,
             Some((false, what)) => format!("{reason}; {what}"),
-            None => reason.to_string(),
+            None => in_words(&reason, KeyOf::Sender, env),
         };
         let sqe = self.sq.at(position);
         let (op, wr_id, peer) = (name(&sqe.op), sqe.wr_id, self.peer(position));
@@ -453,7 +453,8 @@ impl Qp {
 
     fn tell_refusal<E: Env>(&mut self, (what, peer): (&str, Peer), reason: &Reason, env: &mut E) {
         self.blame_own(reason.cause);
-        let said = format!("{what} of {peer} was refused: {reason}");
+        let why = in_words(reason, KeyOf::Responder, env);
+        let said = format!("{what} of {peer} was refused: {why}");
         env.log(format_args!(
             "queue pair {:#08x}: {said}; see `anyverbs explain {}`",
             self.qpn.get(),
@@ -663,6 +664,16 @@ impl Qp {
             Some(pd) => Reason::of_local(of, sges, pd, need).from_srq(),
             None => Reason::of_local(of, sges, self.reach().0, need),
         }
+    }
+}
+
+/// The reason in words. Devices of a process have one table of keys, so that a key of another one is found.
+pub(super) fn in_words<E: Env>(reason: &Reason, of: KeyOf, env: &E) -> String {
+    match reason.domains(of).and_then(|pds| env.devices_of(pds)) {
+        Some([its, own]) => {
+            format!("{reason}; the memory is of device {its}, and the queue pair of {own}")
+        }
+        None => reason.to_string(),
     }
 }
 

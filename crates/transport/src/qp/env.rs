@@ -572,6 +572,15 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     }
 
     #[cold]
+    fn devices_of(&self, pds: [u32; 2]) -> Option<[String; 2]> {
+        let core = &self.transport.core;
+        let [Some(its), Some(own)] = pds.map(|pd| core.pd_numbers.device_of(pd)) else {
+            return None;
+        };
+        (its != own).then(|| [its, own].map(|device| core.config.ports[device].name.clone()))
+    }
+
+    #[cold]
     fn note_stray(&self, av: &AddressVector, psn: Psn) {
         let from = Digest::new(av.dgid, av.sgid);
         self.transport.overruns.note_stray(from, psn, self.cell.qpn);
