@@ -129,8 +129,8 @@ pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedD
         Some(DroppedDatagrams { reason, count: drops.count, from })
     };
     let lost = device.lost(deadline.saturating_duration_since(Instant::now()));
-    let lost = lost.into_iter().map(|Lost { cause, count, first }| {
-        let reason = Dropped::Message { cause: cause.number(), first };
+    let lost = lost.into_iter().map(|Lost { cause, count, key, first }| {
+        let reason = Dropped::Message { cause: cause.number(), key, first };
         DroppedDatagrams { reason, count, from: String::new() }
     });
     DropReason::ALL.into_iter().filter_map(of).chain(lost).collect()

@@ -175,6 +175,8 @@ const PAGE: u64 = 4096;
 
 impl Region {
     /// The bytes that a device pins for it.
+    /// Its remote key.
+    pub rkey: u32,
     pub(crate) fn pinned(&self) -> u64 {
         if self.access & ON_DEMAND != 0 {
             return 0;
@@ -296,7 +298,8 @@ pub const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// The reason why a queue pair dropped datagrams, with facts about the first of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Dropped {
-    /// UC: the number of the cause, and a sentence about the first message. Of other connections: how the two ends differ.
+    /// UC: the number of the cause, and a sentence about the first message. Of other connections: how the two ends differ, or which
+    /// request of the peer lacked a right.
     Message {
         /// As in `vendor_err`.
         cause: u16,
@@ -314,6 +317,8 @@ pub enum Dropped {
     PKey {
         /// The queue pair's.
         own: u16,
+        /// The remote key that it is about, or 0.
+        key: u32,
         /// The datagram's.
         other: u16,
     },

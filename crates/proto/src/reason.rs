@@ -95,6 +95,12 @@ impl Reason {
         is_here.then(|| [self.value >> 32, self.value].map(|n| n as u32 & 0xff_ffff))
     }
 
+    /// The key that it is about, or 0.
+    #[must_use]
+    pub fn key(&self) -> u32 {
+        self.memory.map_or(0, |memory| memory.key)
+    }
+
     /// The reason why a key does not serve; `pd` is that of the queue pair.
     pub(crate) fn of_key(finding: Finding, of: KeyOf, pd: u32, memory: MemoryRange) -> Self {
         use Cause as C;

@@ -99,6 +99,7 @@ fn publish_memory(
         iova,
         len: length as u64,
         lkey: device.lkey(),
+        rkey: device.rkey(),
         pd: pd.public() as usize,
         access: access.bits(),
     };

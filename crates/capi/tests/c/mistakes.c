@@ -730,6 +730,7 @@ int main(int argc, char **argv)
 		{ "uc-without-receive", IBV_QPT_UC, uc_without_receive },
 		{ "uc-receive-too-small", IBV_QPT_UC, uc_receive_too_small },
 		{ "uc-without-right", IBV_QPT_UC, uc_without_right },
+		{ "write-without-right", IBV_QPT_RC, write_without_right },
 		{ "unacknowledged-event", IBV_QPT_RC, unacknowledged_event },
 		{ "cq-too-small", IBV_QPT_RC, cq_too_small },
 		{ "cq-overrun", IBV_QPT_RC, cq_overrun },

@@ -82,14 +82,28 @@ static void uc_receive_too_small(struct end *a, struct end *b)
 	end_receiver(a, b);
 }
 
-static void uc_without_right(struct end *a, struct end *b)
+/* Posts a WRITE to a region that lacks the right if this is wrong. */
+static struct ibv_mr *write_to_region(struct end *a, struct end *b)
 {
 	struct ibv_mr *mr = ibv_reg_mr(b->mr->pd, b->buf, 64, IBV_ACCESS_LOCAL_WRITE | (wrong ? 0 : IBV_ACCESS_REMOTE_WRITE));
 	struct ibv_sge sge = { .addr = (uintptr_t)a->buf, .length = 8, .lkey = a->mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
 		.wr.rdma = { .remote_addr = (uintptr_t)b->buf, .rkey = mr->rkey } };
 	OK(post(a, &wr));
+	return mr;
+}
+
+static void uc_without_right(struct end *a, struct end *b)
+{
+	struct ibv_mr *mr = write_to_region(a, b);
 	end_receiver(a, b);
+	OK(ibv_dereg_mr(mr));
+}
+
+static void write_without_right(struct end *a, struct end *b)
+{
+	struct ibv_mr *mr = write_to_region(a, b);
+	EQ(status_of_next(a), wrong ? IBV_WC_REM_ACCESS_ERR : IBV_WC_SUCCESS);
 	OK(ibv_dereg_mr(mr));
 }
 

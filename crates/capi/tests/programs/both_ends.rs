@@ -12,9 +12,12 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake {
         name: "region-without-right",
-        maker: &[],
+        maker: &["rights-too-weak"],
         peer: &["rights-too-weak"],
         words: &[
+            ("maker", " has refused its peer: a WRITE of queue pair 0x"),
+            ("maker", " bytes) has the rights: LOCAL_WRITE"),
+            ("maker", "The region was registered here"),
             ("maker", "was refused: the region lacks IBV_ACCESS_REMOTE_WRITE"),
             ("peer", "failed: the region lacks a right that the operation needs"),
         ],

@@ -324,6 +324,17 @@ fn the_checker_says_which_messages_of_uc_were_dropped() {
             assert!(line.is_some_and(|line| line.contains(why)), "{id}: {said}");
             // So does the log, without the checker as well.
             let logs = said.lines().filter(|line| line.contains("UC tells the sender nothing"));
+/// One report has both ends of a process, and where the region got its rights.
+#[test]
+fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
+    let said = finds("write-without-right", &["rights-too-weak"]);
+    let has = |part: &str| assert!(said.contains(part), "{part}: {said}");
+    has(" of queue pair 0x");
+    has(" failed: the region lacks a right that the operation needs; the region at 0x");
+    has(" (64 bytes) has the rights: LOCAL_WRITE; the peer is queue pair 0x");
+    has("  The region was registered here:\n    #0 ");
+}
+
             assert_eq!(logs.count(), 1, "{id}: {said}");
             let (status, said, found) = check([id, "right", calls], "1", "");
             assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
@@ -336,6 +347,9 @@ fn the_checker_says_which_messages_of_uc_were_dropped() {
 #[test]
 fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
     let (status, said, found) = check(["waits-for-a-datagram", "wrong", "plain"], "1", "");
+            let has_region = said.contains("has the rights: LOCAL_WRITE\n")
+                && said.contains("The region was registered here");
+            assert_eq!(has_region, id == "uc-without-right", "{said}");
     let wanted = vec!["datagram-without-receive".to_owned()];
     assert_eq!((status, found), (Some(5), wanted), "{said}");
 }

@@ -32,20 +32,29 @@ impl Ledger {
             return;
         }
         let why = match *reason {
-            Dropped::Message { ref first, .. } => {
-                let what = if qp.is_uc {
+            Dropped::Message { ref first, key, .. } => {
+                let mut what = if qp.is_uc {
                     format!(
                         "UC queue pair {:#08x} has dropped messages ({count} so far), and their sender's work succeeds: {first}",
                         qp.number
                     )
                 } else if check == Check::NoReceive {
                     format!("queue pair {:#08x} had no receive: {first}", qp.number)
+                } else if check == Check::Rights {
+                    format!("queue pair {:#08x} has refused its peer: {first}", qp.number)
                 } else {
                     format!("queue pair {:#08x} does not fit the other end: {first}", qp.number)
                 };
                 let seen = ("It was seen here, later".into(), Stack::here());
-                let made = self.origin(address, "The queue pair was made here");
-                return self.report(check, what, vec![seen, made]);
+                let mut stacks = vec![seen];
+                if check == Check::Rights
+                    && let Some((facts, origins)) = self.region_of_rkey(key)
+                {
+                    what.push_str(&facts);
+                    stacks.extend(origins);
+                }
+                stacks.push(self.origin(address, "The queue pair was made here"));
+                return self.report(check, what, stacks);
             }
             Dropped::QKey { own, other } => {
                 format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")

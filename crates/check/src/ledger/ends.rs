@@ -460,7 +460,7 @@ mod tests {
     fn a_region_with_windows_is_in_use() {
         let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
         ledger.made(1, Kind::Mr, 0);
-        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, pd: 0, access: 0 };
+        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, rkey: 6, pd: 0, access: 0 };
         ledger.made_region(1, region);
         ledger.not_ended(1, false);
         assert_eq!(ledger.reporter.findings, 0);

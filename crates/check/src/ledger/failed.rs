@@ -1,9 +1,11 @@
 //! Completions of work that failed, whose cause the device knows.
 
+use std::time::Instant;
+
 use anyverbs_causes::Cause;
 
 use crate::catalogue::Check;
-use crate::facts::Completion;
+use crate::facts::{Completion, Dropped, LONGEST_WAIT, Region};
 use crate::report;
 use crate::stack::Stack;
 
@@ -24,6 +26,13 @@ const RIGHTS: [(u32, &str); 5] = [
     (8, "REMOTE_ATOMIC"),
     (16, "MW_BIND"),
 ];
+
+/// The rights of a region in words.
+fn rights(region: &Region) -> String {
+    let has = |(flag, _): &&(u32, _)| region.access & flag != 0;
+    let rights: Vec<_> = RIGHTS.iter().filter(has).map(|(_, name)| *name).collect();
+    if rights.is_empty() { "none".into() } else { rights.join(", ") }
+}
 
 /// The queue that work was posted to, as far as its memory is concerned.
 #[derive(Clone, Copy)]
@@ -96,8 +105,12 @@ impl Ledger {
         }
         if let Some((peer, number)) = self.peer_in_process(qp) {
             // Both ends are here, and learn it. One report names both.
-            if check == Check::NoReceive {
+            if matches!(check, Check::NoReceive | Check::Rights) {
                 self.is_first_drop(peer, check);
+            }
+            if let Some((facts, origins)) = self.refused_region(peer, cause) {
+                what.push_str(&facts);
+                stacks.extend(origins);
             }
             what.push_str(&format!("; the peer is queue pair {number:#08x} of this process"));
             stacks.push(self.origin(peer, "The peer's queue pair was made here"));
@@ -147,14 +160,11 @@ impl Ledger {
             Cause::LkeyRight => {
                 let (address, region) =
                     regions.find(|(_, region)| region.access & LOCAL_WRITE == 0)?;
-                let has = |(flag, _): &&(u32, _)| region.access & flag != 0;
-                let rights: Vec<_> = RIGHTS.iter().filter(has).map(|(_, name)| *name).collect();
-                let rights = if rights.is_empty() { "none".into() } else { rights.join(", ") };
+                let (addr, rights) = (region.addr, rights(region));
                 Some((
                     address,
                     format!(
-                        "; the region at {:#x} lacks LOCAL_WRITE, and its rights are: {rights}",
-                        region.addr
+                        "; the region at {addr:#x} lacks LOCAL_WRITE, and its rights are: {rights}"
                     ),
                 ))
             }
@@ -173,6 +183,33 @@ impl Ledger {
         }
     }
 
+    /// The region that a remote key names: its facts, and where it was registered.
+    pub(super) fn region_of_rkey(&self, rkey: u32) -> Option<(String, Vec<(String, Stack)>)> {
+        let mut regions = self.regions.by_key.values();
+        let (address, region) = regions.find(|(_, region)| region.rkey == rkey && rkey != 0)?;
+        let facts = format!(
+            "; the region at {:#x} ({} bytes) has the rights: {}",
+            region.addr,
+            region.len,
+            rights(region)
+        );
+        Some((facts, self.origins_of_region(*address)))
+    }
+
+    /// The region for which this queue pair has refused a request for this cause.
+    fn refused_region(&self, qp: usize, cause: Cause) -> Option<(String, Vec<(String, Stack)>)> {
+        if cause != Cause::RkeyRight {
+            return None;
+        }
+        let drops = (self.drops_of)(qp, Instant::now() + LONGEST_WAIT);
+        drops.iter().find_map(|drops| match drops.reason {
+            Dropped::Message { cause: of, key, .. } if of == cause.number() => {
+                self.region_of_rkey(key)
+            }
+            _ => None,
+        })
+    }
+
     /// The peer of a queue pair, if the two are surely connected to each other: its address and number.
     fn peer_in_process(&self, qp: usize) -> Option<(usize, u32)> {
         let own = self.queues.get(&qp)?;
@@ -185,11 +222,11 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Elements, Kind, Piece, Pieces, QueuePair, Region, Work};
+    use crate::facts::{DroppedDatagrams, Elements, Kind, Piece, Pieces, QueuePair, Work};
     use crate::report::Reporter;
 
-    /// The report of a request that failed for this cause. Its region may not be written, and its address handle has the address 3.
-    fn report(cause: Cause) -> String {
+    /// The report of what `happens` to the queue pair at address 1, for this cause. Its region at 2 lets peers read alone.
+    fn report_of(cause: Cause, happens: impl FnOnce(&mut Ledger)) -> String {
         let name = format!("anyverbs-failed-{}-{}", cause.number(), std::process::id());
         let file = std::env::temp_dir().join(name);
         let reporter = Reporter::new("", Some(file.clone()));
@@ -211,24 +248,37 @@ mod tests {
             recv_cq: 0,
         };
         ledger.made_qp(1, qp);
-        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, pd: 0, access: 4 };
+        let region = Region { addr: 4096, iova: 4096, len: 64, lkey: 5, rkey: 6, pd: 0, access: 4 };
         ledger.made_region(2, region);
-        let work = Work {
-            name: "SEND",
-            wr_id: 3,
-            is_signaled: true,
-            is_inline: false,
-            elements: Elements::Read,
-            is_fenced: false,
-            ah: 3,
-            pieces: Pieces::from_iter([Piece { addr: 4096, len: 64, lkey: 5 }]),
-        };
-        ledger.post_sends(1, [work].into_iter(), || (1, false));
-        let cause = cause.number().into();
-        ledger.polled(&Completion { number: 17, wr_id: 3, is_receive: false, status: 2, cause });
+        happens(&mut ledger);
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         text
+    }
+
+    /// The report of a request that failed for this cause. Its address handle has the address 3.
+    fn report(cause: Cause) -> String {
+        report_of(cause, |ledger| {
+            let work = Work {
+                name: "SEND",
+                wr_id: 3,
+                is_signaled: true,
+                is_inline: false,
+                elements: Elements::Read,
+                is_fenced: false,
+                ah: 3,
+                pieces: Pieces::from_iter([Piece { addr: 4096, len: 64, lkey: 5 }]),
+            };
+            ledger.post_sends(1, [work].into_iter(), || (1, false));
+            let cause = cause.number().into();
+            ledger.polled(&Completion {
+                number: 17,
+                wr_id: 3,
+                is_receive: false,
+                status: 2,
+                cause,
+            });
+        })
     }
 
     #[test]
@@ -237,5 +287,25 @@ mod tests {
         assert!(text.contains("lacks LOCAL_WRITE, and its rights are: REMOTE_READ"), "{text}");
         let text = report(Cause::AhOfOtherPd);
         assert!(text.contains("The address handle was made here"), "{text}");
+    }
+
+    #[test]
+    fn the_owner_of_a_region_is_told_its_rights() {
+        let refusal = |key| {
+            report_of(Cause::RkeyRight, |ledger| {
+                let (cause, first) = (Cause::RkeyRight.number(), "a WRITE was refused".into());
+                let reason = Dropped::Message { cause, key, first };
+                let drops = DroppedDatagrams { reason, count: 1, from: String::new() };
+                ledger.dropped(1, &drops);
+                ledger.dropped(1, &drops);
+            })
+        };
+        let text = refusal(6);
+        let what = "queue pair 0x000011 has refused its peer: a WRITE was refused; the region at 0x1000 (64 bytes) has the rights: REMOTE_READ";
+        assert!(text.lines().count() == 1 && text.contains(what), "{text}");
+        assert!(text.contains("The region was registered here"), "{text}");
+        // That of a region that has ended.
+        let text = refusal(7);
+        assert!(text.contains("a WRITE was refused\"") && !text.contains("registered"), "{text}");
     }
 }

@@ -457,7 +457,8 @@ mod tests {
             make_qp(&mut ledger);
             let [addr, len] = [base, 4096];
             for (address, lkey) in [(5, 5), (6, 6)] {
-                let region = crate::facts::Region { addr, iova: addr, len, lkey, pd: 0, access: 0 };
+                let region =
+                    crate::facts::Region { addr, iova: addr, len, lkey, rkey: 0, pd: 0, access: 0 };
                 ledger.made_region(address, region);
             }
             bytes[40] = 0;

@@ -60,14 +60,16 @@ pub struct Drops {
     pub room: u64,
 }
 
-/// Messages of a UC queue pair that were dropped for one cause, a difference between the two ends of a connection, or a message that
-/// the peer gave up for want of a receive.
+/// Messages of a UC queue pair that were dropped for one cause, a difference between the two ends of a connection, a message that
+/// the peer gave up for want of a receive, or a request of the peer that was refused for want of a right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The cause.
     pub cause: Cause,
     /// How many there were.
     pub count: u64,
+    /// The remote key that it is about, or 0.
+    pub key: u32,
     /// The first of them, and why it was dropped: a sentence without its full stop.
     pub first: String,
 }
@@ -95,7 +97,7 @@ impl Qp {
     #[cold]
     pub(super) fn note_lost<E: Env>(
         &mut self,
-        cause: Cause,
+        (cause, key): (Cause, u32),
         first: impl FnOnce(&Self) -> String,
         env: &mut E,
     ) {
@@ -108,11 +110,12 @@ impl Qp {
             "queue pair {:#08x}: {first}; UC tells the sender nothing; see `anyverbs explain {cause}`",
             self.qpn.get()
         ));
-        self.trouble().lost.push(Lost { cause, count: 1, first });
+        self.trouble().lost.push(Lost { cause, count: 1, key, first });
     }
 
-    /// This end and the other do not fit, or there was no receive, which the log has said. `said` is a sentence without its full stop.
-    pub(super) fn note_difference(&mut self, cause: Cause, said: String) {
+    /// This end and the other do not fit, there was no receive, or the peer lacks a right, which the log has said. The `key` is the remote
+    /// key that it is about, or 0. `said` is a sentence without its full stop.
+    pub(super) fn note_difference(&mut self, (cause, key): (Cause, u32), said: String) {
         let is_one = matches!(
             cause,
             Cause::PsnDiffers
@@ -121,10 +124,13 @@ impl Qp {
                 | Cause::TypeDiffers
                 | Cause::PkeyDiffers
                 | Cause::NoReceive
+                | Cause::RkeyRight
+                | Cause::WindowRight
+                | Cause::QpRight
         );
         let lost = &mut self.trouble().lost;
         if is_one && lost.iter().all(|lost| lost.cause != cause) {
-            lost.push(Lost { cause, count: 1, first: said });
+            lost.push(Lost { cause, count: 1, key, first: said });
         }
     }
 
@@ -132,7 +138,7 @@ impl Qp {
     #[cold]
     pub(super) fn note_lost_message<E: Env>(
         &mut self,
-        cause: Cause,
+        cause: (Cause, u32),
         what: &str,
         why: &dyn fmt::Display,
         env: &mut E,
@@ -159,7 +165,7 @@ impl Qp {
                 if is_first { ", which is rq_psn," } else { "" }
             )
         };
-        self.note_lost(cause, first, env);
+        self.note_lost((cause, 0), first, env);
     }
 
     /// Drops a datagram.

@@ -67,6 +67,6 @@ impl Qp {
             self.qpn.get(),
             told.cause
         ));
-        self.note_difference(told.cause, said);
+        self.note_difference((told.cause, 0), said);
     }
 }

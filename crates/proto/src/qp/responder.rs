@@ -458,7 +458,7 @@ impl Qp {
                     } else {
                         "no receive was posted"
                     };
-                    self.note_lost_message(Cause::UcNoReceive, what, &of, env);
+                    self.note_lost_message((Cause::UcNoReceive, 0), what, &of, env);
                 }
                 Stop::NotFetched => env.count(Counter::DropMalformed, 1),
                 Stop::Refused(refusal) => {
@@ -471,8 +471,9 @@ impl Qp {
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
                     } else {
+                        let about = (reason.cause, reason.key());
                         let why = in_words(&reason, KeyOf::Responder, env);
-                        self.note_lost_message(reason.cause, what, &why, env);
+                        self.note_lost_message(about, what, &why, env);
                     }
                     if refusal.nak == Some(NakCode::RemoteAccess) {
                         self.note_wrong_key(what, &reason, env);

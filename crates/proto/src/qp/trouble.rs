@@ -289,7 +289,7 @@ impl Qp {
         env.log(format_args!(
             "queue pair {qpn:#08x} drops packets from {source}: {said}; see `anyverbs explain {cause}`"
         ));
-        self.note_difference(cause, format!("packets from {source} are dropped: {said}"));
+        self.note_difference((cause, 0), format!("packets from {source} are dropped: {said}"));
     }
 
     /// A packet came that this state does not take. Connections that are crossed fail one after the other: the peer goes on to answer here
@@ -321,7 +321,7 @@ impl Qp {
             self.qpn.get(),
             Cause::PsnDiffers
         ));
-        self.note_difference(Cause::PsnDiffers, said);
+        self.note_difference((Cause::PsnDiffers, 0), said);
     }
 
     /// Whether the log is to say now that packets are dropped for this cause. A sender asks first when nobody has answered it yet: this
@@ -460,7 +460,7 @@ impl Qp {
             self.qpn.get(),
             reason.cause
         ));
-        self.note_difference(reason.cause, said);
+        self.note_difference((reason.cause, reason.key()), said);
     }
 
     pub(super) fn peer(&self, position: u32) -> Peer {
@@ -541,7 +541,7 @@ impl Qp {
             self.trouble().other_mtu = Some((mtu, len));
             let reason = Reason::with(Cause::BadResponse, pair(mtu, len));
             let said = format!("a READ to {} has failed: {reason}", self.peer(self.sq.done));
-            self.note_difference(Cause::MtuDiffers, said);
+            self.note_difference((Cause::MtuDiffers, 0), said);
         }
     }
 
