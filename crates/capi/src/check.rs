@@ -156,6 +156,13 @@ pub(crate) fn unwatch<P>(pointer: *const P) {
     }
 }
 
+/// The device gave the object this number, which the log prints.
+pub(crate) fn numbered<P>(pointer: *const P, number: u32) {
+    if let Some(checker) = checker() {
+        checker.ledger().numbered(pointer as usize, number);
+    }
+}
+
 /// A completion queue holds this many completions from now on; `None` if it may lose the oldest.
 pub(crate) fn sized_cq(pointer: *const ibv_cq_ex, capacity: Option<u32>) {
     if let Some(checker) = checker() {

@@ -88,6 +88,20 @@ impl Kind {
         }
     }
 
+    /// One of these in a report: by the address that the program knows, and by the number that the log and `anyverbs show` print.
+    pub(crate) fn at(self, address: usize, number: Option<u32>) -> String {
+        let name = self.name();
+        match (self, number) {
+            (Self::Cq, Some(number)) => format!("{name} at {address:#x} (CQ {number})"),
+            (Self::Qp, Some(number)) => format!("{name} at {address:#x} (QP {number:#08x})"),
+            // The highest bits are those of the process.
+            (Self::Pd, Some(number)) => {
+                format!("{name} at {address:#x} (PD {})", number & 0xff_ffff)
+            }
+            _ => format!("{name} at {address:#x}"),
+        }
+    }
+
     /// Whether the memory of one that has ended stays a while, so that a program that uses it is found out and does no harm.
     #[must_use]
     pub fn is_kept(self) -> bool {
@@ -161,6 +175,8 @@ pub struct Region {
     pub len: u64,
     /// Its local key.
     pub lkey: u32,
+    /// Its remote key.
+    pub rkey: u32,
     /// The address of its protection domain.
     pub pd: usize,
     /// Its access flags, as `ibv_reg_mr` takes them.
@@ -175,8 +191,6 @@ const PAGE: u64 = 4096;
 
 impl Region {
     /// The bytes that a device pins for it.
-    /// Its remote key.
-    pub rkey: u32,
     pub(crate) fn pinned(&self) -> u64 {
         if self.access & ON_DEMAND != 0 {
             return 0;
@@ -303,6 +317,8 @@ pub enum Dropped {
     Message {
         /// As in `vendor_err`.
         cause: u16,
+        /// The remote key that it is about, or 0.
+        key: u32,
         /// Without its full stop.
         first: String,
     },
@@ -317,8 +333,6 @@ pub enum Dropped {
     PKey {
         /// The queue pair's.
         own: u16,
-        /// The remote key that it is about, or 0.
-        key: u32,
         /// The datagram's.
         other: u16,
     },

@@ -22,6 +22,8 @@ use outstanding::{Outstanding, Users};
 #[derive(Debug)]
 struct Object {
     kind: Kind,
+    /// The number that the device gave it.
+    number: Option<u32>,
     stack: Stack,
     /// The address of its context, or 0.
     context: usize,
@@ -37,6 +39,13 @@ struct Object {
     ending: Option<u64>,
     /// The library made it for itself.
     is_own: bool,
+}
+
+impl Object {
+    /// See [`Kind::at`].
+    fn at(&self, address: usize) -> String {
+        self.kind.at(address, self.number)
+    }
 }
 
 /// A multicast group that a queue pair is attached to.
@@ -272,10 +281,8 @@ impl Ledger {
         let Some(object) = self.objects.get(&address).filter(|_| !self.has_found_in_child) else {
             return;
         };
-        let name = object.kind.name();
-        let what = format!(
-            "a forked child {does} the {name} at {address:#x}, which is its parent's; {then}"
-        );
+        let (name, place) = (object.kind.name(), object.at(address));
+        let what = format!("a forked child {does} the {place}, which is its parent's; {then}");
         let made = self.origin(address, &format!("The {name} was made here, by the parent"));
         self.has_found_in_child = true;
         self.report(Check::ForkedChild, what, vec![here(Stack::here()), made]);
@@ -286,6 +293,7 @@ impl Ledger {
         self.dead.remove(address);
         let object = Object {
             kind,
+            number: None,
             stack: Stack::here(),
             context,
             closed: None,
@@ -296,6 +304,13 @@ impl Ledger {
             is_own: false,
         };
         self.objects.insert(address, object);
+    }
+
+    /// The device gave the object this number, which the log prints.
+    pub fn numbered(&mut self, address: usize, number: u32) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.number = Some(number);
+        }
     }
 
     /// The library made this object for itself, and keeps it until the process ends.
@@ -346,6 +361,7 @@ impl Ledger {
     /// Facts about a queue pair that was made.
     pub fn made_qp(&mut self, address: usize, qp: QueuePair) {
         self.numbers.insert(qp.number, address);
+        self.numbered(address, qp.number);
         self.queues.entry(address).or_default().qp = Some(qp);
     }
 
@@ -358,7 +374,7 @@ impl Ledger {
     pub fn is_out_of_order(&mut self, address: usize, wrong: &str) {
         let Some(object) = self.objects.get(&address) else { return };
         let name = object.kind.name();
-        let what = format!("{wrong} (the {name} at {address:#x})");
+        let what = format!("{wrong} (the {})", object.at(address));
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::OutOfOrder, what, vec![here(Stack::here()), made]);
     }
@@ -445,6 +461,11 @@ impl Ledger {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.expected = cq.expected.saturating_sub(n);
         }
+    }
+
+    /// An object of this kind at an address, in a report.
+    fn place(&self, kind: Kind, address: usize) -> String {
+        kind.at(address, self.objects.get(&address).and_then(|object| object.number))
     }
 
     fn origin(&self, address: usize, title: &str) -> (String, Stack) {

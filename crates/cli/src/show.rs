@@ -295,7 +295,8 @@ fn describe_qp(
     line(&mut text, "retries", traffic.retries);
     line(&mut text, "RNR NAKs", traffic.rnr_naks);
     line(&mut text, "events", format_args!("{} read and not acknowledged", qp.unacknowledged));
-    line(&mut text, "PD", format_args!("{:#x}", qp.protection_domain));
+    // As the log names it: the highest bits are those of the process.
+    line(&mut text, "PD", qp.protection_domain & 0xff_ffff);
     for (n, gid) in page.groups_of(qp.number).enumerate() {
         line(&mut text, if n == 0 { "groups" } else { "" }, address(gid));
     }

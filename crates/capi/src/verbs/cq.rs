@@ -166,7 +166,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
         pd: pd.as_ref().map(|pd| &pd.inner.device),
         ..CqInitAttr::new(attr.cqe)
     })?;
-    let handle = object::new_handle();
+    let (handle, number) = (object::new_handle(), device.number());
     // SAFETY: integers, NULL pointers, empty slots, and a mutex and condition that zeros initialise.
     let mut public: ibv_cq_ex = unsafe { std::mem::zeroed() };
     public.context = context.pointer();
@@ -195,6 +195,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     object::lookup(published)?.inner.device.set_cookie(published as u64);
     let domain = if has(IBV_CQ_INIT_ATTR_MASK_PD) { attr.parent_domain as usize } else { 0 };
     check::made_of(published, &[attr.channel as usize, domain]);
+    check::numbered(published, number);
     check::sized_cq(published, (!ignores_overrun).then_some(capacity));
     Ok(published)
 }

@@ -39,7 +39,10 @@ pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
     let parent = inner.device.is_parent_domain();
     let handle = if parent { object::new_handle() } else { inner.device.number() };
     let public = ibv_pd { context: inner.context.pointer(), handle };
-    object::publish(public, handle, inner)
+    let number = inner.device.number();
+    let published = object::publish(public, handle, inner);
+    check::numbered(published, number);
+    published
 }
 
 /// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it, `ENOENT` if the program says that it is another

@@ -175,6 +175,20 @@ fn the_checker_sees_what_ends_before_its_users() {
     assert!(said.contains("is destroyed while a communication identifier uses it"), "{said}");
 }
 
+/// A finding has the number by which the log and `anyverbs show` name the object, and the pointer that the program knows.
+#[test]
+fn the_checker_names_an_object_as_the_log_does() {
+    let (_, said, _) = check(["ended-in-use", "wrong", "plain"], "1", "");
+    let number = |from: &str, to: &str| {
+        let (_, rest) = said.split_once(from)?;
+        rest.split_once(to).map(|(number, _)| number.to_owned())
+    };
+    let logged = number(": CQ ", " (8 entries) is not destroyed");
+    let found = number("the completion queue at 0x", " is not ended");
+    let found = found.as_deref().and_then(|at| at.split_once(" (CQ ")?.1.strip_suffix(')'));
+    assert!(logged.is_some() && logged.as_deref() == found, "{logged:?}, {found:?}: {said}");
+}
+
 #[test]
 fn the_checker_blames_the_call_that_waits() {
     // One report of each: the call that was refused waits for nothing.
@@ -310,6 +324,17 @@ fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
     }
 }
 
+/// One report has both ends of a process, and where the region got its rights.
+#[test]
+fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
+    let said = finds("write-without-right", &["rights-too-weak"]);
+    let has = |part: &str| assert!(said.contains(part), "{part}: {said}");
+    has(" of queue pair 0x");
+    has(" failed: the region lacks a right that the operation needs; the region at 0x");
+    has(" (64 bytes) has the rights: LOCAL_WRITE; the peer is queue pair 0x");
+    has("  The region was registered here:\n    #0 ");
+}
+
 #[test]
 fn the_checker_says_which_messages_of_uc_were_dropped() {
     for (id, check_id, why) in [
@@ -322,19 +347,11 @@ fn the_checker_says_which_messages_of_uc_were_dropped() {
             assert_eq!((status, found), (Some(66), vec![check_id.to_owned()]), "{id}: {said}");
             let line = said.lines().find(|line| line.contains("has dropped messages (1 so far)"));
             assert!(line.is_some_and(|line| line.contains(why)), "{id}: {said}");
+            let has_region = said.contains("has the rights: LOCAL_WRITE\n")
+                && said.contains("The region was registered here");
+            assert_eq!(has_region, id == "uc-without-right", "{said}");
             // So does the log, without the checker as well.
             let logs = said.lines().filter(|line| line.contains("UC tells the sender nothing"));
-/// One report has both ends of a process, and where the region got its rights.
-#[test]
-fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
-    let said = finds("write-without-right", &["rights-too-weak"]);
-    let has = |part: &str| assert!(said.contains(part), "{part}: {said}");
-    has(" of queue pair 0x");
-    has(" failed: the region lacks a right that the operation needs; the region at 0x");
-    has(" (64 bytes) has the rights: LOCAL_WRITE; the peer is queue pair 0x");
-    has("  The region was registered here:\n    #0 ");
-}
-
             assert_eq!(logs.count(), 1, "{id}: {said}");
             let (status, said, found) = check([id, "right", calls], "1", "");
             assert_eq!((status, found), (Some(0), Vec::new()), "{id}: {said}");
@@ -347,9 +364,6 @@ fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
 #[test]
 fn the_checker_reports_a_lost_datagram_at_an_empty_poll() {
     let (status, said, found) = check(["waits-for-a-datagram", "wrong", "plain"], "1", "");
-            let has_region = said.contains("has the rights: LOCAL_WRITE\n")
-                && said.contains("The region was registered here");
-            assert_eq!(has_region, id == "uc-without-right", "{said}");
     let wanted = vec!["datagram-without-receive".to_owned()];
     assert_eq!((status, found), (Some(5), wanted), "{said}");
 }

@@ -28,6 +28,8 @@ struct One {
     /// Tells it from others of its address.
     number: u64,
     kind: Kind,
+    /// The number that the device gave it.
+    device_number: Option<u32>,
     made: Stack,
     ended: Stack,
     /// The local key of a region.
@@ -37,10 +39,11 @@ struct One {
 
 impl Dead {
     pub(super) fn add(&mut self, address: usize, object: Object, lkey: Option<u32>) {
-        let (kind, made, ended) = (object.kind, object.stack, Stack::here());
+        let (kind, device_number) = (object.kind, object.number);
+        let (made, ended) = (object.stack, Stack::here());
         let number = self.next;
         self.next += 1;
-        let one = One { number, kind, made, ended, lkey, is_reported: false };
+        let one = One { number, kind, device_number, made, ended, lkey, is_reported: false };
         self.objects.insert(address, one);
         self.order.push_back((address, number));
         while self.order.len() > MOST
@@ -65,9 +68,9 @@ impl Ledger {
         if std::mem::replace(&mut one.is_reported, true) {
             return true;
         }
-        let One { kind, made, ended, .. } = one.clone();
+        let One { kind, device_number, made, ended, .. } = one.clone();
         let name = kind.name();
-        let what = format!("the {name} at {address:#x} is used, and it has ended");
+        let what = format!("the {} is used, and it has ended", kind.at(address, device_number));
         let ended = (format!("The {name} was ended here"), ended);
         let made = (format!("The {name} was made here"), made);
         self.report(Check::UseAfterDestroy, what, vec![here(Stack::here()), ended, made]);

@@ -90,7 +90,8 @@ impl Ledger {
         let (n, first) = (users.len(), user.kind.name());
         let a = if first.starts_with(['a', 'e', 'i', 'o', 'u', 'X']) { "an" } else { "a" };
         let of = if n == 1 { String::new() } else { format!(", the first of {n} such objects") };
-        let what = format!("the {name} at {address:#x} {is} {a} {first} uses it{of}; {then}");
+        let place = object.at(address);
+        let what = format!("the {place} {is} {a} {first} uses it{of}; {then}");
         let user = (format!("The {first} was made here"), user.stack);
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(Stack::here()), user, made]);
@@ -114,12 +115,12 @@ impl Ledger {
     fn is_too_late(&mut self, address: usize, closed: Stack) {
         let Some(object) = self.objects.get(&address) else { return };
         let (name, context) = (object.kind.name(), object.context);
+        let place = object.at(address);
         // Once for a context.
         for other in self.objects.values_mut().filter(|other| other.context == context) {
             other.closed = None;
         }
-        let what =
-            format!("the context of the {name} at {address:#x} was closed before the {name} ended");
+        let what = format!("the context of the {place} was closed before the {name} ended");
         let ended = (format!("The {name} is ended here"), Stack::here());
         let made = self.origin(address, &format!("The {name} was made here"));
         self.report(Check::EndedInUse, what, vec![here(closed), ended, made]);
@@ -138,11 +139,11 @@ impl Ledger {
     /// A queue pair is not ended, since it is attached to a multicast group.
     fn is_in_group(&mut self, address: usize) {
         let Some(object) = self.objects.get(&address) else { return };
-        let (name, n) = (object.kind.name(), object.groups.len());
+        let (name, place, n) = (object.kind.name(), object.at(address), object.groups.len());
         let Some(group) = object.groups.first() else { return };
         let of = if n == 1 { String::new() } else { format!(", the first of {n} such groups") };
         let what = format!(
-            "the {name} at {address:#x} is not ended, since it is attached to the multicast group {}{of}; the call returns EBUSY",
+            "the {place} is not ended, since it is attached to the multicast group {}{of}; the call returns EBUSY",
             group.gid
         );
         let attached = group.origin();
@@ -171,7 +172,7 @@ impl Ledger {
     /// The program acknowledged events of one type.
     pub fn acknowledged(&mut self, address: usize, code: u32, count: u32) {
         let Some(object) = self.objects.get_mut(&address) else { return };
-        let name = object.kind.name();
+        let (name, place) = (object.kind.name(), object.at(address));
         let mut left = count;
         for event in object.unacknowledged.iter_mut().filter(|event| event.code == code) {
             left = left.saturating_sub(event.count);
@@ -181,7 +182,7 @@ impl Ledger {
         if left > 0 {
             let events = if count == 1 { "event" } else { "events" };
             let what = format!(
-                "the call acknowledges {count} {events} of the {name} at {address:#x}, and {} of them were read and not acknowledged before",
+                "the call acknowledges {count} {events} of the {place}, and {} of them were read and not acknowledged before",
                 count - left
             );
             let made = self.origin(address, &format!("The {name} was made here"));
@@ -197,7 +198,8 @@ impl Ledger {
         let (name, Unacknowledged { name: event, count, stack: read, .. }) =
             (object.kind.name(), event);
         let what = format!(
-            "the call that ends the {name} at {address:#x} waits, since events were read and not acknowledged: {event} ({count})"
+            "the call that ends the {} waits, since events were read and not acknowledged: {event} ({count})",
+            object.at(address)
         );
         let read = ("The last one was read here".into(), *read);
         let made = self.origin(address, &format!("The {name} was made here"));
@@ -241,9 +243,10 @@ impl Ledger {
     pub fn overrun(&mut self, address: usize) {
         let Some(cq) = self.cqs.get_mut(&address).filter(|cq| !cq.is_overrun) else { return };
         cq.is_overrun = true;
+        let capacity = cq.capacity.unwrap_or(0);
         let what = format!(
-            "the completion queue at {address:#x} holds {} completions, and more came: some are lost, and its queue pairs are in the error state",
-            cq.capacity.unwrap_or(0)
+            "the {} holds {capacity} completions, and more came: some are lost, and its queue pairs are in the error state",
+            self.place(Kind::Cq, address)
         );
         let made = self.origin(address, "The completion queue was made here");
         let seen = ("It was seen here".into(), Stack::here());
@@ -275,7 +278,7 @@ impl Ledger {
         let mut left = Left::default();
         for (address, object) in leaks {
             let name = object.kind.name();
-            let mut what = format!("the {name} at {address:#x} was not ended when the program did");
+            let mut what = format!("the {} was not ended when the program did", object.at(address));
             let mut stacks = vec![("It was made here".into(), object.stack)];
             if let Some(group) = object.groups.first() {
                 what.push_str(&format!(", and is in the multicast group {}", group.gid));
@@ -439,6 +442,27 @@ mod tests {
         ledger.attached(1, "ff0e::2".into());
         ledger.not_ended(1, true);
         assert_eq!(ledger.reporter.findings, 1);
+    }
+
+    #[test]
+    fn a_finding_has_the_number_that_the_log_prints() {
+        for (kind, number, name) in [
+            (Kind::Cq, Some(7), "completion queue at 0x10 (CQ 7)"),
+            (Kind::Qp, Some(0x0003_0011), "queue pair at 0x10 (QP 0x030011)"),
+            (Kind::Pd, Some(0x0300_0002), "protection domain at 0x10 (PD 2)"),
+            (Kind::Mr, None, "memory region at 0x10"),
+        ] {
+            let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, |_, _| vec![]);
+            ledger.made(16, kind, 0);
+            if let Some(number) = number {
+                ledger.numbered(16, number);
+            }
+            ledger.made(17, Kind::Mw, 0);
+            ledger.made_of(17, &[16]);
+            ledger.not_ended(16, true);
+            let summary = ledger.reporter.summary(&Left::default(), 0).unwrap();
+            assert!(summary.contains(&format!("the {name} is not ended")), "{name}: {summary}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyverbs_causes::Cause;
 
 use crate::catalogue::Check;
-use crate::facts::{Completion, Dropped, LONGEST_WAIT, Region};
+use crate::facts::{Completion, Dropped, Kind, LONGEST_WAIT, Region};
 use crate::report;
 use crate::stack::Stack;
 
@@ -170,12 +170,13 @@ impl Ledger {
             }
             Cause::LkeyOfOtherPd => {
                 let (address, region) = regions.find(|(_, region)| region.pd != pd)?;
-                let (addr, other) = (region.addr, region.pd);
+                let addr = region.addr;
+                let [other, own] = [region.pd, pd].map(|pd| self.place(Kind::Pd, pd));
                 let whose = srq.map_or("queue pair".into(), |srq| format!("SRQ at {srq:#x}"));
                 Some((
                     address,
                     format!(
-                        "; the region at {addr:#x} belongs to the protection domain at {other:#x}, and the {whose} to the one at {pd:#x}"
+                        "; the region at {addr:#x} belongs to the {other}, and the {whose} to the {own}"
                     ),
                 ))
             }
@@ -222,7 +223,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{DroppedDatagrams, Elements, Kind, Piece, Pieces, QueuePair, Work};
+    use crate::facts::{DroppedDatagrams, Elements, Piece, Pieces, QueuePair, Work};
     use crate::report::Reporter;
 
     /// The report of what `happens` to the queue pair at address 1, for this cause. Its region at 2 lets peers read alone.

@@ -1,6 +1,7 @@
 //! Completion queues that were made for one thread.
 
 use crate::catalogue::Check;
+use crate::facts::Kind;
 use crate::stack::Stack;
 
 use super::{Ledger, Turn, here};
@@ -38,8 +39,9 @@ impl Ledger {
             call => format!("is in {call}"),
         };
         let what = format!(
-            "a thread calls {} for the completion queue at {address:#x} while another one {place}, and the queue was made with IBV_CREATE_CQ_ATTR_SINGLE_THREADED",
-            turn.call
+            "a thread calls {} for the {} while another one {place}, and the queue was made with IBV_CREATE_CQ_ATTR_SINGLE_THREADED",
+            turn.call,
+            self.place(Kind::Cq, address)
         );
         let call = (format!("The other thread called {} here", other.call), other.stack);
         let made = self.origin(address, "The completion queue was made here");

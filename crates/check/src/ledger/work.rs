@@ -1,7 +1,7 @@
 //! Work that the program posts, and the completions that it polls.
 
 use crate::catalogue::Check;
-use crate::facts::{Completion, Elements, Piece, Pieces, QueuePair, Work, Works};
+use crate::facts::{Completion, Elements, Kind, Piece, Pieces, QueuePair, Work, Works};
 use crate::map::Map;
 use crate::stack::Stack;
 
@@ -162,9 +162,10 @@ impl Ledger {
     fn is_too_small(&mut self, address: usize, capacity: u32, stack: Stack) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
         cq.is_too_small = true;
+        let expected = cq.expected;
         let what = format!(
-            "the completion queue at {address:#x} holds {capacity} completions, and {} can come before the program polls",
-            cq.expected
+            "the {} holds {capacity} completions, and {expected} can come before the program polls",
+            self.place(Kind::Cq, address)
         );
         let made = self.origin(address, "The completion queue was made here");
         self.report(Check::CqTooSmall, what, vec![here(stack), made]);
