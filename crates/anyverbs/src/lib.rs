@@ -75,7 +75,7 @@
 //! | connection | [`Context::connect`], [`cm`], or states | endpoints and `handshake` | states | connection manager | one call, with a task on both sides | nothing runs that the program did not start |
 //! | posts | [`QpExt`]; lists and [`Poster`] without allocation | batches | guards | futures | futures | a dropped [`Poster`] cannot lose an error: each post returns its own |
 //! | errors | name the field, [`errno`](error::CreateError::errno) | name the verb | per call | its own | `io::Error` | |
-//! | events | acknowledged on drop ([`Acknowledged`]) or by hand | descriptors | | tokio | tokio | `destroy` waits for events that were not acknowledged |
+//! | events | acknowledged on drop; those of [`cm`] by [`ack_events`](cm::Id::ack_events) | descriptors | | tokio | tokio | `destroy` waits for events that were not acknowledged |
 //! | futures | feature `tokio`, the caller's runtime | none, descriptors | none | tokio | tokio | no hidden task |
 //!
 //! # Why the transport is a value
@@ -116,7 +116,6 @@
 
 #[doc(hidden)] // for launchers: the command `anyverbs run`
 pub mod abandoned;
-mod acknowledged;
 pub mod cm;
 mod context;
 mod device;
@@ -135,7 +134,6 @@ pub mod watch;
 #[cfg(feature = "tokio")]
 pub mod with_tokio;
 
-pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
 pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
 pub use region::{AllocError, MrExt, Region, RemoteSlice, Slice};
 pub use start::{Ah, AsyncEvent, CompChannel, Cq, Mr, Mw, Pd, Poster, Qp, Srq};

@@ -51,7 +51,7 @@ pub use anyverbs_objects::ah::Ah;
 /// let event = context.get_async_event()?;
 /// assert_eq!(event.kind(), AsyncEventKind::SrqLimitReached);
 /// assert_eq!(event.element(), EventElement::Srq { cookie: 7 });
-/// event.ack(); // `srq.destroy()` would wait for it
+/// drop(event); // acknowledged here: `srq.destroy()` would wait for it
 /// # Ok(())
 /// # }
 /// ```
@@ -81,7 +81,7 @@ pub use anyverbs_objects::async_event::AsyncEvent;
 ///     // A completion that came before the request makes no event: poll once more before sleeping.
 ///     seen += cq.poll(&mut wc)?;
 ///     if seen < 2 {
-///         assert_eq!(channel.next_event()?.cookie(), 7); // sleeps
+///         assert_eq!(channel.get_event()?.cookie(), 7); // sleeps
 ///     }
 /// }
 /// # Ok(())

@@ -19,7 +19,6 @@ use anyverbs_objects::error::{CqError, CreateError, EventError};
 use anyverbs_proto::wc::Wc;
 use thiserror::Error;
 
-use crate::acknowledged::{Acknowledged, CompChannelExt};
 use crate::context::Context;
 
 /// Why a wait ended without a result.
@@ -181,7 +180,7 @@ impl AsyncCq {
                 return Ok(wc[0]);
             }
             // The event is dropped, which acknowledges it.
-            next_of(&self.channel, CompChannelExt::next_event).await?;
+            next_of(&self.channel, CompChannel::get_event).await?;
         }
     }
 
@@ -240,18 +239,15 @@ impl AsyncEvents {
     ///
     /// # Errors
     /// [`WaitError`], but never a timeout.
-    pub async fn next(&self) -> Result<Acknowledged<AsyncEvent>, WaitError> {
-        next_of(&self.0, Context::next_async_event).await
+    pub async fn next(&self) -> Result<AsyncEvent, WaitError> {
+        next_of(&self.0, Context::get_async_event).await
     }
 
     /// As [`next`](Self::next), for at most this long.
     ///
     /// # Errors
     /// [`WaitError`].
-    pub async fn next_within(
-        &self,
-        timeout: Duration,
-    ) -> Result<Acknowledged<AsyncEvent>, WaitError> {
+    pub async fn next_within(&self, timeout: Duration) -> Result<AsyncEvent, WaitError> {
         within(timeout, self.next()).await
     }
 }

@@ -122,30 +122,40 @@ pub enum EventElement {
     Port(u8),
 }
 
-/// An event that was read. Acknowledge it: destroying the object waits for that (S1.6).
+/// An event that was read. It is acknowledged when dropped: destroying the object waits for that (S1.6).
 #[derive(Debug)]
-pub struct AsyncEvent {
-    pub(crate) kind: AsyncEventKind,
-    pub(crate) element: EventElement,
-    pub(crate) acks: Option<Arc<Acks>>,
+pub struct AsyncEvent(Raised);
+
+/// An event, and the account of its object.
+#[derive(Debug)]
+struct Raised {
+    kind: AsyncEventKind,
+    element: EventElement,
+    acks: Option<Arc<Acks>>,
 }
 
 impl AsyncEvent {
     /// The event's kind.
     #[must_use]
     pub fn kind(&self) -> AsyncEventKind {
-        self.kind
+        self.0.kind
     }
 
-    /// The queue pair that it is for.
+    /// The object or port that it is about.
     #[must_use]
     pub fn element(&self) -> EventElement {
-        self.element
+        self.0.element
     }
 
-    /// Acknowledges it. Equal to `ack_async_events(1)` of the object; dropping the event does *not* acknowledge it.
-    pub fn ack(self) {
-        if let Some(acks) = &self.acks {
+    /// Leaves it unacknowledged. The object cannot be destroyed before its `ack_async_events` has counted it.
+    pub fn leave_unacknowledged(mut self) {
+        self.0.acks = None;
+    }
+}
+
+impl Drop for AsyncEvent {
+    fn drop(&mut self) {
+        if let Some(acks) = &self.0.acks {
             acks.acknowledge(1);
         }
     }
@@ -156,7 +166,7 @@ const MOST_WAITING: usize = 512;
 
 /// The asynchronous events of one context.
 #[derive(Debug)]
-pub struct AsyncQueue(EventQueue<AsyncEvent>);
+pub struct AsyncQueue(EventQueue<Raised>);
 
 impl AsyncQueue {
     /// No events.
@@ -173,10 +183,10 @@ impl AsyncQueue {
     /// place of the oldest of a port: a program that never reads them would gather them for ever.
     pub fn raise(&self, kind: AsyncEventKind, element: EventElement, acks: Option<&Arc<Acks>>) {
         tracing::debug!(?kind, ?element, "asynchronous event");
-        let event = AsyncEvent { kind, element, acks: acks.cloned() };
+        let event = Raised { kind, element, acks: acks.cloned() };
         match element {
             EventElement::Port(_) => {
-                let is_of_port = |e: &AsyncEvent| matches!(e.element, EventElement::Port(_));
+                let is_of_port = |e: &Raised| matches!(e.element, EventElement::Port(_));
                 self.0.push_among(event, MOST_WAITING, is_of_port);
             }
             _ => self.0.push(event),
@@ -192,7 +202,7 @@ impl AsyncQueue {
             if let Some(acks) = &event.acks {
                 acks.read(event.kind.name());
             }
-            Some(event)
+            Some(AsyncEvent(event))
         })
     }
 

@@ -60,20 +60,31 @@ impl ChannelCell {
     }
 }
 
-/// A completion event that was read: which CQ has completions. Acknowledge it before the CQ is destroyed.
+/// A completion event that was read: which CQ has completions. It is acknowledged when dropped: destroying the CQ waits for that.
 #[derive(Debug)]
-pub struct CompEvent(Arc<CqCell>);
+pub struct CompEvent {
+    cq: Arc<CqCell>,
+    is_left: bool,
+}
 
 impl CompEvent {
     /// The value that the program gave at the CQ's creation or by [`crate::cq::Cq::set_cookie`].
     #[must_use]
     pub fn cookie(&self) -> u64 {
-        self.0.cookie()
+        self.cq.cookie()
     }
 
-    /// Acknowledges it; equal to [`crate::cq::Cq::ack_events`]`(1)`. Dropping the event does *not* acknowledge it.
-    pub fn ack(self) {
-        self.0.notices.comp_acks.acknowledge(1);
+    /// Leaves it unacknowledged. The CQ cannot be destroyed before [`crate::cq::Cq::ack_events`] has counted it.
+    pub fn leave_unacknowledged(mut self) {
+        self.is_left = true;
+    }
+}
+
+impl Drop for CompEvent {
+    fn drop(&mut self) {
+        if !self.is_left {
+            self.cq.notices.comp_acks.acknowledge(1);
+        }
     }
 }
 
@@ -100,16 +111,19 @@ impl CompChannel {
         }
         let ChannelCell { core, events, spin, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws the rest.
-        let read =
-            |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.notices.comp_acks.read(COMPLETION));
-        if let Some(cq) = events.try_pop_with(read) {
+        let read = |cq: Weak<CqCell>| {
+            let cq = cq.upgrade()?;
+            cq.notices.comp_acks.read(COMPLETION);
+            Some(CompEvent { cq, is_left: false })
+        };
+        if let Some(event) = events.try_pop_with(read) {
             spin.note_found();
-            return Ok(CompEvent(cq));
+            return Ok(event);
         }
         if !events.may_wait() {
             spin.note_polled();
             core.progress().end_polling();
-            return events.pop_with(read).map(CompEvent);
+            return events.pop_with(read);
         }
         let mut event = None;
         let mut found = || {
@@ -117,10 +131,10 @@ impl CompChannel {
             event.is_some()
         };
         core.progress().wait_for_event(spin, events.fd(), &mut found).map_err(EventError::Io)?;
-        if let Some(cq) = event {
-            return Ok(CompEvent(cq));
+        if let Some(event) = event {
+            return Ok(event);
         }
-        let event = events.pop_with(read).map(CompEvent);
+        let event = events.pop_with(read);
         core.progress().end_wait();
         event
     }

@@ -72,9 +72,8 @@ impl Sleepers {
         }
         if woken
             && let Some(channel) = channel
-            && let Ok(event) = channel.get_event()
+            && channel.get_event().is_ok()
         {
-            event.ack();
             state.armed = false;
             self.wake_all(&mut state);
         }

@@ -309,7 +309,6 @@ impl Endpoint {
             if got == 0 {
                 let event = self.channel.get_event().unwrap();
                 assert_eq!(event.cookie(), 7);
-                event.ack();
             }
         }
     }

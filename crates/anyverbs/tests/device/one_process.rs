@@ -79,7 +79,7 @@ fn a_wrong_rkey_is_an_error_on_both_sides() {
     // COMM_EST comes first where the queue pair was still in RTR; here it was in RTS.
     assert_eq!(event.kind(), AsyncEventKind::QpAccessErr);
     assert_eq!(event.element(), EventElement::Qp { qpn: b.qp.qpn(), cookie: 9 });
-    event.ack();
+    drop(event);
     b.qp.destroy().unwrap();
 }
 

@@ -42,9 +42,7 @@ fn pair_on(port: u8) -> (Endpoint, Endpoint) {
 
 fn event(context: &Context) -> (AsyncEventKind, EventElement) {
     let event = context.get_async_event().unwrap();
-    let of = (event.kind(), event.element());
-    event.ack();
-    of
+    (event.kind(), event.element())
 }
 
 #[test]

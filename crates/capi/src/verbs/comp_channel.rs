@@ -89,6 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
                 }
             }
             check::read_event(found.public() as usize, CODE, COMPLETION);
+            event.leave_unacknowledged();
             return Ok(0);
         }
     };

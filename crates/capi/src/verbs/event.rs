@@ -32,10 +32,9 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
                 let context = Arc::clone(&context);
                 let read =
                     cancel::holding(context, |context| context.inner.device.get_async_event())?;
-                // A thread is still making the object, so no program could use its pointer, or acknowledge its event.
-                match is_of_new_object(read.element()) {
-                    true => read.ack(),
-                    false => break read,
+                // Else a thread is still making the object, so no program could use its pointer, or acknowledge its event.
+                if !is_of_new_object(read.element()) {
+                    break read;
                 }
             };
             let element = match read.element() {
@@ -71,6 +70,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             );
             // SAFETY: the caller's promise.
             unsafe { give(event, ibv_async_event { element, event_type: read.kind() as u32 }) };
+            read.leave_unacknowledged();
             Ok(0)
         }),
     )
