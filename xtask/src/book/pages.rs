@@ -39,18 +39,24 @@ pub(super) fn below(
 }
 
 /// The targets of a page's links, with their lines; those in code are none.
-fn links(text: &str) -> Vec<(usize, String)> {
+pub(super) fn links(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
-    let mut in_block = false;
+    let (mut in_block, mut in_code) = (false, false);
     for (number, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("```") {
-            in_block = !in_block;
+            (in_block, in_code) = (!in_block, false);
+            continue;
         }
         if in_block {
             continue;
         }
-        // Every second part is code.
-        for part in line.split('`').step_by(2) {
+        // Code that begins on one line may end on the next, but not in another paragraph or row.
+        in_code &= !line.trim().is_empty() && !line.starts_with('|');
+        for (at, part) in line.split('`').enumerate() {
+            in_code ^= at > 0;
+            if in_code {
+                continue;
+            }
             for (at, _) in part.match_indices("](") {
                 let target = part[at + 2..].split([')', ' ']).next().unwrap_or_default();
                 links.push((number + 1, target.to_owned()));
@@ -142,19 +148,16 @@ pub(super) fn unlisted(root: &Path) -> anyhow::Result<Vec<String>> {
 
 /// The text of a page in `folder`, with links that leave `docs/` led to `repository`.
 pub(super) fn with_links_of_the_repository(text: &str, folder: &Path, repository: &str) -> String {
-    let mut changed = String::new();
-    for line in text.split_inclusive('\n') {
-        let mut line = line.to_owned();
-        for (_, target) in links(&line) {
-            let path = flat(&folder.join(&target));
-            if !is_elsewhere(&target) && target.starts_with("..") && !path.starts_with("docs") {
-                let there = format!("]({repository}/{}", path.display());
-                line = line.replace(&format!("]({target}"), &there);
-            }
+    let mut lines: Vec<_> = text.split_inclusive('\n').map(str::to_owned).collect();
+    for (number, target) in links(text) {
+        let path = flat(&folder.join(&target));
+        if !is_elsewhere(&target) && target.starts_with("..") && !path.starts_with("docs") {
+            let there = format!("]({repository}/{}", path.display());
+            let line = &mut lines[number - 1];
+            *line = line.replace(&format!("]({target}"), &there);
         }
-        changed.push_str(&line);
     }
-    changed
+    lines.concat()
 }
 
 /// The text of a page that goes elsewhere with the files of `beside` alone. Links to others lead to `repository`.
@@ -178,6 +181,9 @@ mod tests {
     fn links_in_code_are_none() {
         let text = "[a](b.md#c) and `x[i](j)`\n```sh\n[no](no.md)\n```\n![p](q.svg \"t\")\n";
         assert_eq!(links(text), [(1, "b.md#c".into()), (5, "q.svg".into())]);
+        let text = "a `word\nx[i](j)` [a](b.md)\n\n[c](d.md) a ` alone\n| [e](f.md) |\n";
+        let links: Vec<_> = links(text).into_iter().map(|(_, target)| target).collect();
+        assert_eq!(links, ["b.md", "d.md", "f.md"]);
     }
 
     #[test]
