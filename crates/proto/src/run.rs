@@ -115,7 +115,8 @@ impl<'a> Run<'a> {
     /// `n` packets from packet `at` on. If `ends`, the last one asks for an ACK.
     #[must_use]
     pub fn part(&self, at: u32, n: u32, ends: bool) -> Self {
-        let (headers, contents) = self.packet_from(at);
+        let mut headers = self.headers;
+        let contents = self.aim(at, &mut headers);
         let asks = self.asks >> at | u64::from(ends) << (n - 1);
         Self { headers, contents, payload_len: self.payload_len, len: n, asks }
     }
@@ -127,34 +128,42 @@ impl<'a> Run<'a> {
         self.asks >> i & 1 != 0
     }
 
-    fn packet_from(&self, i: u32) -> (Headers, Contents<'a>) {
-        let mut headers = self.headers;
-        headers.bth.psn = headers.bth.psn.plus(i);
-        let (at, contents) = match self.contents {
+    /// Makes the headers of packet `i` of those of another one, and returns its contents.
+    #[inline]
+    fn aim(&self, i: u32, headers: &mut Headers) -> Contents<'a> {
+        headers.bth.psn = self.headers.bth.psn.plus(i);
+        match self.contents {
             Contents::Message(payload) => {
                 let skip = u64::from(i) * u64::from(self.payload_len);
-                let at = headers.reth.map(|reth| reth.va.wrapping_add(skip));
-                (at, Contents::Message(payload.skip(skip as usize)))
+                if let (Some(reth), Some(first)) = (&mut headers.reth, self.headers.reth) {
+                    reth.va = first.va.wrapping_add(skip);
+                }
+                Contents::Message(payload.skip(skip as usize))
             }
             Contents::Messages(of, first) => {
-                (Some(of(first + i).0), Contents::Messages(of, first + i))
+                if let Some(reth) = &mut headers.reth {
+                    reth.va = of(first + i).0;
+                }
+                Contents::Messages(of, first + i)
             }
-        };
-        if let (Some(reth), Some(at)) = (&mut headers.reth, at) {
-            reth.va = at;
         }
-        (headers, contents)
+    }
+
+    /// The headers of packet `i`, made of those of another one, and its payload.
+    #[inline]
+    fn packet_from(&self, i: u32, headers: &mut Headers) -> Payload<'a> {
+        headers.bth.ack_req = self.asks(i);
+        match self.aim(i, headers) {
+            Contents::Message(payload) => payload.part(0, self.payload_len()),
+            Contents::Messages(of, first) => of(first).1,
+        }
     }
 
     /// Packet `i`.
     #[must_use]
     pub fn packet(&self, i: u32) -> (Headers, Payload<'a>) {
-        let (mut headers, contents) = self.packet_from(i);
-        headers.bth.ack_req = self.asks(i);
-        let payload = match contents {
-            Contents::Message(payload) => payload.part(0, self.payload_len()),
-            Contents::Messages(of, first) => of(first).1,
-        };
+        let mut headers = self.headers;
+        let payload = self.packet_from(i, &mut headers);
         (headers, payload)
     }
 
@@ -171,8 +180,9 @@ impl<'a> Run<'a> {
         &self,
         mut send: impl FnMut(&Headers, &Payload<'a>) -> Result<(), TransmitError>,
     ) -> (u32, Result<(), TransmitError>) {
+        let mut headers = self.headers;
         for i in 0..self.len {
-            let (headers, payload) = self.packet(i);
+            let payload = self.packet_from(i, &mut headers);
             if let Err(error) = send(&headers, &payload) {
                 return (i, Err(error));
             }
