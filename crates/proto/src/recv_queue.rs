@@ -122,7 +122,7 @@ impl RecvQueue {
     }
 
     /// Adds a request of one element at the end, if there is room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_single(&mut self, wr_id: u64, sge: Sge) -> bool {
         let at = self.wrap(self.head + self.len);
         if self.len == self.wqes.len() || self.max_sge == 0 {
