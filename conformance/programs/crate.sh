@@ -14,11 +14,17 @@
 #   crate.sh target/dist/bin/anyverbs rdma-sys@0.3.0 \
 #     'cargo run --example server & sleep 2; cargo run --example client 192.0.2.1 7471; wait'
 #   RUSTC_WORKSPACE_WRAPPER=CAP_LINTS FEATURES='cm raw' crate.sh target/dist/bin/anyverbs async-rdma@0.5.0 \
-#     'cargo test --locked --features "cm raw" --tests -- --skip with_imm' 'cargo run --example rpc'
+#     'cargo test --locked --features "cm raw" --tests -- --skip with_imm' 'cargo run --example rpc' \
+#     'cargo run --example cm_server --features "cm raw" & sleep 2
+#      cargo run --example cm_client --features "cm raw" 192.0.2.1 7471; wait'
+#   (`cargo run --example server` and `client` fail, as the tests `with_imm` do)
 #   (CAP_LINTS is a file with `#!/bin/sh` and `exec "$@" --cap-lints warn`)
 #   crate.sh target/dist/bin/anyverbs sideway@0.4.3 'cargo test --locked' 'cargo run --example show_gids' \
+#     'cargo run --example ibv_devinfo' \
 #     'cargo run --example rc_pingpong -- -d anyverbs0 -g 0 & sleep 2
 #      cargo run --example rc_pingpong -- -d anyverbs0 -g 0 127.0.0.1; wait' \
+#     'cargo run --example rc_pingpong_split -- -d anyverbs0 -g 0 & sleep 2
+#      cargo run --example rc_pingpong_split -- -d anyverbs0 -g 0 127.0.0.1; wait' \
 #     'cargo run --example cmtime -- -b 192.0.2.1 & sleep 2
 #      cargo run --example cmtime -- -b 192.0.2.1 -s 192.0.2.1; wait'
 set -eu

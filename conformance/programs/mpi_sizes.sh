@@ -3,7 +3,7 @@
 #
 #   mpi_sizes.sh ANYVERBS one-host|two-hosts [UCX_TLS...]
 #
-# Runs mpi_sizes.c once for each set of UCX's transports; by default for `rc,self`. With two hosts
+# Runs mpi_sizes.c once for each set of UCX's transports; the default is UCX_TLS=rc,self. With two hosts
 # each has a rank, and UCX finds no interface for `tcp` in the second. Root, a C compiler and these packages are needed:
 #
 #   apt-get install --no-install-recommends openmpi-bin libopenmpi-dev gcc

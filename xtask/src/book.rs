@@ -3,6 +3,7 @@
 mod blocks;
 mod examples;
 mod pages;
+mod programs;
 mod run;
 
 pub(crate) use pages::with_absolute_links;
@@ -81,11 +82,12 @@ type Check = fn(&Path) -> anyhow::Result<Vec<String>>;
 /// Links, the table of contents, excerpts from files, and the examples.
 fn checks() -> Tally {
     let mut tally = Tally::default();
-    let checks: [(&str, Check); 5] = [
+    let checks: [(&str, Check); 6] = [
         ("every link leads somewhere", pages::broken_links),
         ("every page is in the table of contents", pages::unlisted),
         ("every excerpt stands in its file", blocks::strange_excerpts),
         ("every command has a place to write to", blocks::without_place),
+        ("every row of programs agrees with its script", programs::strange),
         ("every example is short, and run by a page", examples::faulty),
     ];
     for (name, check) in checks {
