@@ -70,6 +70,8 @@ pub(crate) fn run_counted(dist: &Dist, filter: Option<&str>) -> anyhow::Result<T
         packages::PCIUTILS,
         packages::UCX_UTILS,
         packages::LIBFABRIC_BIN,
+        packages::TSHARK,
+        packages::JQ,
     ])?;
     let mut tally = checks();
     tally += run::pages(dist, filter)?;
@@ -82,10 +84,11 @@ type Check = fn(&Path) -> anyhow::Result<Vec<String>>;
 /// Links, the table of contents, excerpts from files, and the examples.
 fn checks() -> Tally {
     let mut tally = Tally::default();
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("every link leads somewhere", pages::broken_links),
         ("every page is in the table of contents", pages::unlisted),
         ("every excerpt stands in its file", blocks::strange_excerpts),
+        ("every command is run, or has a reason", blocks::unrun_without_reason),
         ("every command has a place to write to", blocks::without_place),
         ("every row of programs agrees with its script", programs::strange),
         ("every example is short, and run by a page", examples::faulty),

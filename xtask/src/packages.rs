@@ -24,6 +24,7 @@ pub(crate) const PYVERBS: Package = ("python3-pyverbs", "/usr/lib/python3/dist-p
 pub(crate) const RDMA_CORE: Package = ("rdma-core", "/usr/share/doc/rdma-core/tests/run_tests.py");
 pub(crate) const IPROUTE2: Package = ("iproute2", "/usr/sbin/ip");
 pub(crate) const TCPDUMP: Package = ("tcpdump", "/usr/bin/tcpdump");
+pub(crate) const JQ: Package = ("jq", "/usr/bin/jq");
 pub(crate) const TSHARK: Package = ("tshark", "/usr/bin/tshark");
 pub(crate) const PYTHON3: Package = ("python3", "/usr/bin/python3");
 pub(crate) const QEMU: Package = ("qemu-system-x86", "/usr/bin/qemu-system-x86_64");

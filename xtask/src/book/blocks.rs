@@ -3,11 +3,61 @@
 //! - ` ```sh run `: the commands are run, in the order of the page, in the checkout.
 //! - ` ```text output `: what the block before it prints, among other lines; `...` stands for anything.
 //! - ` ```c from FILE ` (or another language): the lines stand in the file, one after the other.
+//!
+//! A block of ` ```sh ` alone is not run. `UNRUN` says why.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+
+/// Blocks of commands that no test runs as they stand: the page, how the block begins, and the reason.
+const UNRUN: [(&str, &str, &str); 20] = [
+    ("README.md", "cargo xtask package", "`cargo xtask test` makes the packages"),
+    ("README.md", "anyverbs run -- cargo test", "the crate is the reader's"),
+    ("README.md", "cargo xtask demo", "takes half an hour, and is the test itself"),
+    ("docs/packaging.md", "sudo anyverbs cdi", "needs Podman: conformance/install/podman.sh"),
+    ("docs/performance.md", "cargo xtask bench  ", "takes 20 minutes of an idle machine"),
+    ("docs/probes.md", "# Time from posting", "needs bpftrace, and a kernel with uprobes"),
+    ("docs/recipes/cargo-test.md", "anyverbs run -- cargo test", "the crate is the reader's"),
+    (
+        "docs/recipes/ceph.md",
+        "anyverbs run -- ceph-mon",
+        "the next block of the page is a script that does it",
+    ),
+    ("docs/recipes/ceph.md", "conformance/programs/ceph.sh", "needs Ceph, and namespaces of root"),
+    ("docs/recipes/containers.md", "docker run", "needs Docker: conformance/install/docker.sh"),
+    (
+        "docs/recipes/containers.md",
+        "sudo anyverbs cdi",
+        "needs Podman: conformance/install/podman.sh",
+    ),
+    ("docs/recipes/kubernetes.md", "tar xzf", "needs Docker, kind and kubectl"),
+    ("docs/recipes/mooncake.md", "pip install", "needs the network: conformance/programs/wheel.sh"),
+    (
+        "docs/recipes/mpi.md",
+        "UCX_TLS=rc,self anyverbs",
+        "the program is the reader's; `xtask conformance mpi4py`",
+    ),
+    (
+        "docs/recipes/mpi.md",
+        "conformance/programs/mpi_sizes.sh",
+        "needs MPI's compiler, and namespaces of root",
+    ),
+    ("docs/recipes/nccl.md", "NCCL_IB_HCA=", "the program is the reader's, and needs a GPU"),
+    ("docs/recipes/nixl.md", "anyverbs doctor", "needs the network: conformance/programs/wheel.sh"),
+    ("docs/recipes/valkey.md", "make BUILD_RDMA=yes", "needs the source of Valkey"),
+    (
+        "docs/reliability.md",
+        "ANYVERBS_FAULT_ROUNDS",
+        "takes ten minutes; the tests run fewer rounds",
+    ),
+    (
+        "docs/tutorial/python.md",
+        "python3 -m venv",
+        "needs the network: conformance/install/wheel.sh",
+    ),
+];
 
 /// A code block.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,9 +73,11 @@ pub(super) enum Kind {
     Run,
     Output,
     From(String),
+    /// Commands without a mark.
+    Unrun,
 }
 
-/// The blocks of a page that are marked.
+/// The blocks of a page that are marked, and those of commands.
 pub(super) fn of(page: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut lines = page.lines().enumerate();
@@ -41,6 +93,7 @@ pub(super) fn of(page: &str) -> Vec<Block> {
             [_, "run"] => Kind::Run,
             [_, "output"] => Kind::Output,
             [_, "from", file] => Kind::From(file.to_owned()),
+            ["sh" | "bash" | "shell" | "console"] => Kind::Unrun,
             _ => continue,
         };
         blocks.push(Block { line: number + 1, kind, text: body.join("\n") });
@@ -65,6 +118,36 @@ pub(super) fn strange_excerpts(root: &Path) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(strange)
+}
+
+/// Commands that are not run without a reason, reasons without such commands, and output of no command that is run.
+pub(super) fn unrun_without_reason(root: &Path) -> anyhow::Result<Vec<String>> {
+    let mut faults = Vec::new();
+    let mut reasons = UNRUN.to_vec();
+    for page in super::run::pages_of(root)? {
+        let text = fs::read_to_string(root.join(&page))
+            .with_context(|| format!("cannot read {}", page.display()))?;
+        let blocks = of(&text);
+        let runs =
+            blocks.iter().find(|block| block.kind == Kind::Run).map_or(usize::MAX, |b| b.line);
+        let output = blocks.iter().filter(|b| b.kind == Kind::Output && b.line < runs);
+        faults.extend(output.map(|b| format!("{}:{}: what prints it?", page.display(), b.line)));
+        for block in blocks.into_iter().filter(|block| block.kind == Kind::Unrun) {
+            let is_of = |&(its, start, _): &(&str, &str, &str)| {
+                Path::new(its) == page && block.text.trim_start().starts_with(start)
+            };
+            match reasons.iter().position(is_of) {
+                Some(at) => drop(reasons.swap_remove(at)),
+                None => faults.push(format!(
+                    "{}:{}: mark it as `sh run`, or say in UNRUN why it is not run",
+                    page.display(),
+                    block.line
+                )),
+            }
+        }
+    }
+    faults.extend(reasons.iter().map(|(page, start, _)| format!("UNRUN: {page} has no {start:?}")));
+    Ok(faults)
 }
 
 /// Commands that write where a reader has no place yet.
@@ -149,9 +232,31 @@ mod tests {
     fn marked_blocks_are_found() {
         let page = "a\n```sh run\necho 1\n```\n```sh\nnot me\n```\n```c from x.c\nint i;\n```\n";
         let blocks = of(page);
-        assert_eq!(blocks.len(), 2);
+        assert_eq!(blocks.len(), 3);
         assert_eq!((blocks[0].line, &blocks[0].kind, &*blocks[0].text), (2, &Kind::Run, "echo 1"));
-        assert_eq!(blocks[1].kind, Kind::From("x.c".into()));
+        assert_eq!((blocks[1].line, &blocks[1].kind), (5, &Kind::Unrun));
+        assert_eq!(blocks[2].kind, Kind::From("x.c".into()));
+    }
+
+    #[test]
+    fn commands_are_run_or_have_a_reason() {
+        let root = std::env::temp_dir().join(format!("anyverbs-unrun-{}", std::process::id()));
+        fs::create_dir_all(root.join("docs")).unwrap();
+        fs::write(root.join("README.md"), "```sh\nanyverbs run -- cargo test\n```\n").unwrap();
+        fs::write(root.join("docs/a.md"), "```sh run\nx\n```\n```sh\nx\n```\n").unwrap();
+        fs::write(root.join("docs/b.md"), "```text output\ny\n```\n```sh run\nx\n```\n").unwrap();
+        let faults = unrun_without_reason(&root).unwrap();
+        let (missing, stale): (Vec<_>, Vec<_>) =
+            faults.into_iter().partition(|fault| !fault.starts_with("UNRUN"));
+        assert_eq!(
+            missing,
+            [
+                "docs/a.md:4: mark it as `sh run`, or say in UNRUN why it is not run",
+                "docs/b.md:1: what prints it?"
+            ]
+        );
+        assert_eq!(stale.len(), UNRUN.len() - 1, "{stale:?}");
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -165,7 +165,7 @@ fn run(dist: &Dist, scratch: &Path, name: &str, blocks: &[Block]) -> anyhow::Res
             }
             Kind::Output => blocks::check_output(&block.text, of_last)
                 .with_context(|| format!("line {}: the output was\n{of_last}", block.line))?,
-            Kind::From(_) => {}
+            Kind::From(_) | Kind::Unrun => {}
         }
     }
     Ok(count)
