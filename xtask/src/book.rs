@@ -1,7 +1,8 @@
-//! `cargo xtask book`: checks the pages of `docs/`, runs the programs in them, and builds the book.
+//! `cargo xtask book`: checks the pages of `docs/`, builds the book, runs the programs in its pages and looks at them.
 
 mod blocks;
 mod examples;
+mod look;
 mod pages;
 mod programs;
 mod run;
@@ -22,10 +23,10 @@ use crate::{interrupt, packages};
 /// The work beside the checks.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Check and run, and build nothing
+    /// Run the commands of the pages as well, and open each page in a headless browser
     #[arg(long)]
     test: bool,
-    /// Run only pages with this in their name
+    /// Run and open only pages with this in their name
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     #[command(flatten)]
@@ -51,12 +52,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         bail!("the book has errors");
     }
     if !options.test {
-        build()?;
+        println!("{}", build(&mdbook()?)?.join("index.html").display());
     }
     Ok(())
 }
 
-/// Checks the pages, and runs what they say can be run.
+/// Checks the pages, runs what they say can be run, and looks at them in a browser.
 pub(crate) fn run_counted(dist: &Dist, filter: Option<&str>) -> anyhow::Result<Tally> {
     packages::ensure(&[
         packages::CC,
@@ -75,6 +76,7 @@ pub(crate) fn run_counted(dist: &Dist, filter: Option<&str>) -> anyhow::Result<T
     ])?;
     let mut tally = checks();
     tally += run::pages(dist, filter)?;
+    tally += look::pages(filter)?;
     Ok(tally)
 }
 
@@ -108,17 +110,19 @@ fn checks() -> Tally {
     tally
 }
 
-/// Builds the pages for a browser into `target/book`.
-fn build() -> anyhow::Result<()> {
+/// Builds the pages for a browser into `target/book`, and tells where that is.
+fn build(mdbook: &Path) -> anyhow::Result<PathBuf> {
     let source = target().join("book-source");
     if source.exists() {
         fs::remove_dir_all(&source).context("cannot remove the last copy of the pages")?;
     }
     copy(&root().join("docs"), &source, Path::new("docs"))?;
     let out = target().join("book");
-    succeed(Command::new(mdbook()?).args(["build", "--dest-dir"]).arg(&out).arg(&source))?;
-    println!("{}", out.join("index.html").display());
-    Ok(())
+    if out.exists() {
+        fs::remove_dir_all(&out).context("cannot remove the last book")?;
+    }
+    succeed(Command::new(mdbook).args(["build", "--dest-dir"]).arg(&out).arg(&source))?;
+    Ok(out)
 }
 
 /// Copies the pages. Links that leave the book lead to the repository.

@@ -3,6 +3,7 @@
 mod abi_check;
 mod bench;
 mod book;
+mod browser;
 mod conformance;
 mod demo;
 mod deny;
@@ -64,7 +65,7 @@ enum Command {
     Soak(soak::Options),
     /// Measure the device beside TCP and bare UDP, and its cost to a process
     Bench(bench::Options),
-    /// Check the pages in docs/ and build the book; with --test, run the programs in them
+    /// Check the pages in docs/ and build the book; with --test, run the programs in them and look at each page
     Book(book::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {

@@ -1,7 +1,5 @@
 //! `cargo xtask report`: opens pages of `anyverbs report` in a headless browser, and judges what a reader sees there.
 
-mod browser;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-use self::browser::{Browser, Opened};
+use crate::browser::{self, Browser, Opened};
 use crate::conformance::{Tally, quiet};
 use crate::dist::{self, Dist};
 use crate::workspace::{root, target};

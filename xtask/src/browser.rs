@@ -17,7 +17,7 @@ use crate::packages;
 const WAIT: Duration = Duration::from_secs(30);
 
 /// A running browser with one page.
-pub(super) struct Browser {
+pub(crate) struct Browser {
     child: Child,
     commands: ChildStdin,
     messages: Receiver<Value>,
@@ -29,13 +29,13 @@ pub(super) struct Browser {
 }
 
 /// The outcome of opening a page.
-pub(super) struct Opened {
+pub(crate) struct Opened {
     /// Until the event `load`.
-    pub(super) time: Duration,
+    pub(crate) time: Duration,
     /// The addresses that were fetched.
-    pub(super) fetched: Vec<String>,
+    pub(crate) fetched: Vec<String>,
     /// Messages of the console, and exceptions.
-    pub(super) complaints: Vec<String>,
+    pub(crate) complaints: Vec<String>,
 }
 
 /// Options of each run. Root has no sandbox; the pages are of this project.
@@ -58,12 +58,12 @@ fn fresh(folder: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// The address of a file.
-pub(super) fn address(file: &Path) -> String {
+pub(crate) fn address(file: &Path) -> String {
     format!("file://{}", file.display())
 }
 
 /// Writes a picture of the top of a page, which is `width` by `height` pixels.
-pub(super) fn picture(
+pub(crate) fn picture(
     page: &Path,
     to: &Path,
     (width, height): (u32, u32),
@@ -81,7 +81,7 @@ pub(super) fn picture(
 
 impl Browser {
     /// Starts it, with its files in a folder.
-    pub(super) fn start(scratch: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(scratch: &Path) -> anyhow::Result<Self> {
         let profile = fresh(&scratch.join("profile"))?;
         let said = File::create(scratch.join("browser.out")).context("cannot write browser.out")?;
         // It reads commands from descriptor 3 and writes to 4. Each message ends with a zero.
@@ -118,7 +118,7 @@ impl Browser {
     }
 
     /// Opens a file in a window of this width.
-    pub(super) fn open(&mut self, file: &Path, width: u32) -> anyhow::Result<Opened> {
+    pub(crate) fn open(&mut self, file: &Path, width: u32) -> anyhow::Result<Opened> {
         let window =
             json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false });
         self.call("Emulation.setDeviceMetricsOverride", window)?;
@@ -149,8 +149,27 @@ impl Browser {
         Ok(Opened { time, fetched, complaints })
     }
 
+    /// Writes a picture of the open page in a window of this width, as far down as a picture may reach.
+    pub(crate) fn save_picture(&mut self, to: &Path, width: u32) -> anyhow::Result<()> {
+        /// The browser draws no larger ones.
+        const HIGHEST: f64 = 16_000.0;
+        let sizes = self.call("Page.getLayoutMetrics", json!({}))?;
+        let height = sizes["cssContentSize"]["height"].as_f64().unwrap_or_default().min(HIGHEST);
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
+        let parameters = json!({ "clip": clip, "captureBeyondViewport": true });
+        let picture = self.call("Page.captureScreenshot", parameters)?;
+        let data = picture["data"].as_str().context("the browser made no picture")?;
+        let file = File::create(to).with_context(|| format!("cannot write {}", to.display()))?;
+        let mut decode = Command::new("base64");
+        decode.arg("--decode").stdin(Stdio::piped()).stdout(file);
+        let mut decode = decode.spawn().context("cannot run base64")?;
+        decode.stdin.take().expect("it is a pipe").write_all(data.as_bytes())?;
+        anyhow::ensure!(decode.wait()?.success(), "the picture is not in base64");
+        Ok(())
+    }
+
     /// The value of an expression in the page.
-    pub(super) fn evaluate(&mut self, expression: &str) -> anyhow::Result<Value> {
+    pub(crate) fn evaluate(&mut self, expression: &str) -> anyhow::Result<Value> {
         let parameters =
             json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let mut answer = self.call("Runtime.evaluate", parameters)?;
