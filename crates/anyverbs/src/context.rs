@@ -162,6 +162,14 @@ impl Context {
         Ok(self.device()?.details(self.0.device))
     }
 
+    /// The name of the device.
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn name(&self) -> Result<&'static str, CreateError> {
+        Ok(self.core()?.config.ports.get(self.0.device).map_or("", |port| &port.name))
+    }
+
     /// The vendor's device that it looks like.
     ///
     /// # Errors

@@ -120,7 +120,7 @@ impl Device {
                 true => PortState::Down,
                 false => PortState::of(&self.core.gids, number),
             },
-            max_mtu: Mtu::Mtu4096,
+            max_mtu: self.core.config.ports.get(number).map_or(Mtu::Mtu4096, |port| port.mtu),
             active_mtu: self.core.gids.active_mtu(number),
             lid: lid_of(&self.core.gids, number, self.core.persona_of(number)),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,

@@ -55,6 +55,7 @@ fn the_guid_the_mtu_and_the_limits_of_a_table_are_shown() {
         ("max_sge_rd:", "12", "32"),
         ("max_qp_rd_atom:", "16", "128"),
         ("max_srq:", "7", "16384"),
+        ("max_mtu:", "2048 (4)", "4096 (5)"),
         ("active_mtu:", "2048 (4)", "4096 (5)"),
     ] {
         assert_eq!(

@@ -86,7 +86,7 @@ pub(crate) fn lid_of(gids: &GidTables, number: usize, persona: Option<&Persona>)
 pub struct PortAttr {
     /// State.
     pub state: PortState,
-    /// Largest path MTU of the device.
+    /// Largest path MTU of the device, which a configuration may lower.
     pub max_mtu: Mtu,
     /// Largest path MTU of GID 0's interface.
     pub active_mtu: Mtu,

@@ -635,12 +635,28 @@ fn no_attribute(what: &dyn fmt::Display) -> Errno {
     no_value(&format_args!("{what}, which is no value of it"))
 }
 
+/// The source of the largest path MTU of a path.
+#[cold]
+fn largest_mtu(context: &Context, attr: &QpAttr) -> String {
+    let device = &context.inner.device;
+    let number = attr.av.port;
+    let most = device.port_attr(number).map(|port| port.max_mtu);
+    match most.ok().filter(|most| attr.path_mtu > *most) {
+        None => "the interface takes".to_owned(),
+        Some(most) => format!(
+            "mtu = {} of port {number} of device {} in the configuration file",
+            most.bytes(),
+            device.name().unwrap_or_default()
+        ),
+    }
+}
+
 /// Says why a modify was refused.
 #[cold]
 fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError) -> Errno {
     let mut values = String::new();
     if let ModifyObjectError::Qp(ModifyError::Value(bits)) = error {
-        values = format!(" ({})", attr.values(bits));
+        values = format!(" ({})", attr.values(bits, &largest_mtu(context, attr)));
         for (bit, what, value) in [
             (QpAttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic),
             (QpAttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", attr.max_dest_rd_atomic),

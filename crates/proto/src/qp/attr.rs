@@ -295,9 +295,10 @@ impl fmt::Display for Bits {
 }
 
 impl QpAttr {
-    /// The values of these attributes, as a program gave them, with the largest that are allowed: `timeout 40 of at most 31`.
+    /// The values of these attributes, as a program gave them, with the largest that are allowed: `timeout 40 of at most 31`. The path MTU
+    /// is more than `mtu`, in words.
     #[must_use]
-    pub fn values(&self, bits: QpAttrMask) -> String {
+    pub fn values(&self, bits: QpAttrMask, mtu: &str) -> String {
         use QpAttrMask as M;
         let av = &self.av;
         let wrong = match av.dgid {
@@ -313,13 +314,7 @@ impl QpAttr {
             (M::PORT, format!("port_num {}", self.port)),
             (M::PKEY_INDEX, format!("pkey_index {}", self.pkey_index)),
             (M::AV, address),
-            (
-                M::PATH_MTU,
-                format!(
-                    "path_mtu of {} bytes, more than the interface takes",
-                    self.path_mtu.bytes()
-                ),
-            ),
+            (M::PATH_MTU, format!("path_mtu of {} bytes, more than {mtu}", self.path_mtu.bytes())),
             (M::RATE_LIMIT, format!("rate_limit {}", self.rate_limit)),
             (M::TIMEOUT, format!("timeout {} of at most 31", self.timeout)),
             (M::RETRY_CNT, format!("retry_cnt {} of at most 7", self.retry_cnt)),

@@ -720,16 +720,18 @@ fn the_values_of_attributes_are_those_of_the_mask() {
         (M::MAX_QP_RD_ATOMIC, "max_rd_atomic 8"),
         (M::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic 9"),
     ] {
-        assert_eq!(attr.values(bit), value);
+        assert_eq!(attr.values(bit, "the interface takes"), value);
     }
-    let both = attr.values(M::RETRY_CNT | M::TIMEOUT | M::STATE);
+    let both = attr.values(M::RETRY_CNT | M::TIMEOUT | M::STATE, "the interface takes");
     assert_eq!(both, "timeout 4 of at most 31, retry_cnt 5 of at most 7");
-    assert_eq!(attr.values(M::empty()), "");
-    let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }.values(M::AV);
+    assert_eq!(attr.values(M::empty(), "the interface takes"), "");
+    let av = QpAttr { av: AddressVector { sgid_index: 3, ..av() }, ..attr }
+        .values(M::AV, "the interface takes");
     assert!(av.starts_with("ah_attr with port_num 1, sgid_index 3, dgid "), "{av}");
     assert!(av.ends_with("; port_num is not that of the queue pair"), "{av}");
     let to = |dgid| QpAttr { av: AddressVector { dgid, ..AddressVector::default() }, ..attr };
-    let wrong = |dgid| to(dgid).values(M::AV).split_once("; ").unwrap().1.to_owned();
+    let wrong =
+        |dgid| to(dgid).values(M::AV, "the interface takes").split_once("; ").unwrap().1.to_owned();
     assert_eq!(wrong(Gid::ZERO), "dgid is no address");
     let mut group = Gid::ZERO;
     group.0[0] = 0xff;
