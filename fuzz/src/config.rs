@@ -58,7 +58,7 @@ pub fn run(input: &[u8]) {
             assert!((1..=32).contains(&config.registry.len()) && !config.registry.contains('/'));
             assert!((8192..=1 << 30).contains(&config.udp.window));
             assert!((4096..=1 << 30).contains(&config.udp.receive_buffer));
-            assert!(config.max_qp.is_none_or(|most| (1..=60_000).contains(&most)));
+            assert!(config.max_qp.is_none_or(|most| (1..=60_000).contains(&most.number)));
             assert!(config.raw_interface.is_none_or(|name| (1..16).contains(&name.len())));
             if let Some(fault) = config.fault {
                 assert!(!config.shm, "faults are those of a network");

@@ -16,7 +16,7 @@ use anyverbs_objects::dm::Dm;
 use anyverbs_objects::dmah::{Dmah, DmahAttr};
 use anyverbs_objects::error::{CreateError, EventError, OpenError};
 use anyverbs_objects::gid::GidEntry;
-use anyverbs_objects::limits::DeviceAttr;
+use anyverbs_objects::limits::{Bound, DeviceAttr};
 use anyverbs_objects::pd::Pd;
 use anyverbs_objects::persona::{Feature, Persona};
 use anyverbs_objects::td::Td;
@@ -190,13 +190,8 @@ impl Context {
     ///
     /// # Errors
     /// [`CreateError::PersonaLimit`], [`CreateError::Limit`], [`CreateError::Device`].
-    pub fn within(
-        &self,
-        what: &'static str,
-        value: u32,
-        limit_of: impl Fn(&DeviceAttr) -> u32,
-    ) -> Result<(), CreateError> {
-        self.core()?.within(self.0.device, what, value, limit_of)
+    pub fn within(&self, what: &'static str, value: u32, bound: Bound) -> Result<(), CreateError> {
+        self.core()?.within(self.0.device, what, value, bound)
     }
 
     /// State of a port (`ibv_query_port`).
@@ -271,7 +266,7 @@ impl Context {
     /// Makes a protection domain.
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`].
+    /// [`CreateError::Full`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         Pd::new(self.maker()?.core, &self.0)
     }
@@ -287,7 +282,7 @@ impl Context {
     /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`].
+    /// [`CreateError::Full`].
     pub fn create_comp_cntr(&self, kind: CompCntrKind) -> Result<CompCntr, CreateError> {
         CompCntr::create(self.maker()?.core, &self.0, kind)
     }
@@ -351,7 +346,7 @@ impl Context {
     /// Opens a domain of extended reliable connections (`ibv_open_xrcd`).
     ///
     /// # Errors
-    /// [`CreateError::NoXrcDomain`], [`CreateError::XrcDomainExists`], [`CreateError::Exhausted`],
+    /// [`CreateError::NoXrcDomain`], [`CreateError::XrcDomainExists`], [`CreateError::Full`],
     /// [`CreateError::System`] for a file that has no identity.
     pub fn open_xrcd(&self, init: XrcdInitAttr) -> Result<Xrcd, CreateError> {
         Xrcd::open(self.maker()?.xrc, &self.0, init)

@@ -44,6 +44,18 @@ fn refusal<V: Verbs>(device: &V, cap: QpCap) -> Option<CreateError> {
     device.create_sized_qp(&pd, &cq, &cq, cap, QpType::Rc).err()
 }
 
+/// The refusal of a device, without what a simulated host does not have: a name of its own.
+fn without_device(mut refused: CreateError) -> CreateError {
+    if let CreateError::Limit { what, of, .. } = &mut refused {
+        let of = of.take();
+        assert!(
+            of.is_some_and(|of| of.device == "anyverbs0" && of.limit.starts_with("max_")),
+            "{what}"
+        );
+    }
+    refused
+}
+
 #[test]
 fn a_host_refuses_the_sizes_that_the_device_refuses() {
     let fine = QpCap {
@@ -65,12 +77,12 @@ fn a_host_refuses_the_sizes_that_the_device_refuses() {
             QpCap { max_inline_data: value, ..fine },
         ] {
             let said = refusal(&host, cap);
-            assert_eq!(said, refusal(&context, cap), "{cap:?}");
+            assert_eq!(said, refusal(&context, cap).map(without_device), "{cap:?}");
             if let Some(CreateError::Limit { what, .. }) = said {
                 refused.push(what);
             }
         }
-        let of_device = Verbs::create_default_cq(&context, value).err();
+        let of_device = Verbs::create_default_cq(&context, value).err().map(without_device);
         assert_eq!(host.create_default_cq(value).err(), of_device, "{value}");
     }
     refused.sort_unstable();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, ptr};
 
 use anyverbs_causes::{Cause, name_of_error};
@@ -174,10 +174,15 @@ pub(crate) fn say(what: &str, error: &dyn fmt::Display, cause: Option<Cause>) {
 
 /// Logs an error, unless it was logged before.
 pub(crate) fn say_once(line: &str) {
-    static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
-    if SAID.is_new(line) {
+    if is_new(line) {
         tracing::error!(target: "anyverbs", "{line}");
     }
+}
+
+/// Whether this line was not said before, or what stands for it.
+fn is_new(line: &str) -> bool {
+    static SAID: Said = Said([const { AtomicU64::new(0) }; MOST]);
+    SAID.is_new(line)
 }
 
 /// `EINVAL`: an argument has no such value.
@@ -194,11 +199,11 @@ impl From<anyverbs::error::CreateError> for Errno {
             check::refused_by_persona(lacks, &error);
         }
         match error {
-            // Libraries find the largest by trying: the first refusal is said.
-            E::Limit { what: "max_inline_data", .. }
-            | E::PersonaLimit { what: "max_inline_data", .. } => {
-                static IS_SAID: AtomicBool = AtomicBool::new(false);
-                if IS_SAID.swap(true, Ordering::Relaxed) {
+            // Libraries find the largest by trying: the first refusal of a device is said.
+            E::Limit { what: what @ "max_inline_data", ref of, .. }
+            | E::PersonaLimit { what: what @ "max_inline_data", ref of, .. } => {
+                let device = of.as_ref().map_or("", |of| &of.device);
+                if !is_new(&format!("{what} of device {device}")) {
                     tracing::debug!("refused: {error}");
                     return Self::said(error.errno());
                 }

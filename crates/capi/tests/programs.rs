@@ -329,7 +329,60 @@ fn each_device_has_its_pkeys() {
 fn each_device_has_limits_an_mtu_and_a_guid() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/rack.toml");
     let config = [("ANYVERBS_CONFIG", file.to_str().unwrap()), ("ANYVERBS_INTERFACES", "")];
-    run_with("rack", &config);
+    let said = run_below("rack", &WITH_LOG, &[], &config);
+    for refused in [
+        "ibv_create_cq: cqe is 65, and the limit is 64 (max_cqe of device rail0)",
+        "ibv_create_qp: max_send_wr is 9, and the limit is 8 (max_qp_wr of device rail0)",
+        "ibv_create_qp: max_send_sge is 5, and the limit is 4 (max_sge of device rail1)",
+        "ibv_alloc_pd: device rail0 holds no more protection domains (max_pd = 2)",
+        "ibv_create_qp: device rail0 holds no more queue pairs (max_qp = 2)",
+        "ibv_create_qp: device rail1 holds no more queue pairs (max_qp = 3)",
+        "device rail0 holds no more memory regions (max_mr = 4)",
+        "ibv_create_srq: device rail0 holds no more shared receive queues (max_srq = 1)",
+        "device rail0 holds no more multicast groups (max_mcast_grp = 1)",
+        "device rail0 holds no more queue pairs in this multicast group (max_mcast_qp_attach = 1)",
+        "(path_mtu of 2048 bytes, more than mtu = 1024 of port 1 of device rail0 in the configuration file)",
+    ] {
+        assert_eq!(said.matches(refused).count(), 1, "{refused}: {said}");
+    }
+}
+
+/// Puts the log into the output.
+const WITH_LOG: [&str; 4] = ["sh", "-c", "exec \"$@\" 2>&1", "sh"];
+
+#[test]
+fn a_refusal_says_whose_limit_is_reached() {
+    let file = env::temp_dir().join(format!("anyverbs-fills-{}.toml", std::process::id()));
+    let path = file.to_str().unwrap();
+    let of_process = "refused: ibv_create_qp: the process holds no more queue pairs";
+    let own = "devices = [{ limits = { max_qp = 2 } }, {}]";
+    for (text, variable, first, second) in [
+        // The process's own limit counts the queue pairs of all devices.
+        (own, "5", "device anyverbs0 holds no more queue pairs (max_qp = 2)", "made 3"),
+        (
+            "devices = 2",
+            "3",
+            "the process holds no more queue pairs (ANYVERBS_MAX_QP = 3)",
+            "made 0",
+        ),
+        ("", "4", "the process holds no more queue pairs (ANYVERBS_MAX_QP = 4)", "made 4"),
+        ("max_qp = 1", "", "fills", "made 1"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let config = [("ANYVERBS_CONFIG", path), ("ANYVERBS_MAX_QP", variable)];
+        let said = run_below("fills", &WITH_LOG, &[], &config);
+        assert_eq!(said.matches(first).count(), 1, "{text}, {variable}: {said}");
+        assert!(said.contains(second), "{text}, {variable}: {said}");
+        if text == own {
+            let all = format!("{of_process} (ANYVERBS_MAX_QP = 5)");
+            assert_eq!(said.matches(&all).count(), 1, "{said}");
+        }
+        if variable.is_empty() {
+            let key = format!("{of_process} (configuration file {path:?}: max_qp = 1)");
+            assert!(said.contains(&key), "{said}");
+        }
+    }
+    fs::remove_file(file).unwrap();
 }
 
 #[test]

@@ -61,8 +61,7 @@ impl Ah {
             return Err(CreateError::Invalid("address: grh.dgid is that of no port (::)"));
         }
         check_route(core, &av)?;
-        let ticket =
-            core.take(device, |all| &all.ah).ok_or(CreateError::Exhausted("address handles"))?;
+        let ticket = core.take(device, |all| &all.ah)?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
         Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
     }

@@ -27,11 +27,11 @@ use anyverbs_proto::wc::Wc;
 use tracing::Level;
 
 use crate::config::Config;
-use crate::error::CreateError;
+use crate::error::{CreateError, Full, LimitOf};
 use crate::features::Feature;
 use crate::fork;
 use crate::gid::GidTables;
-use crate::limits::{self, DeviceAttr};
+use crate::limits::{self, Bound, DeviceAttr};
 use crate::memory::ProcessMemory;
 use crate::persona::Persona;
 pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
@@ -228,9 +228,34 @@ impl Core {
         self.attrs.get(device).unwrap_or(&self.attr)
     }
 
-    /// A place for a new object of a device, unless that or the process has as many as it may have.
-    pub fn take(&'static self, device: usize, kind: fn(&Quotas) -> &Quota) -> Option<Ticket> {
-        Ticket::of(kind(&self.quotas), kind(self.quotas_of.get(device)?))
+    /// A place for a new object of a device.
+    ///
+    /// # Errors
+    /// The limit of the device or of the process that is reached.
+    pub fn take(&'static self, device: usize, kind: fn(&Quotas) -> &Quota) -> Result<Ticket, Full> {
+        let of_device = kind(&self.quotas_of[device]);
+        Ticket::of(of_device, kind(&self.quotas)).map_err(|full| {
+            let device = std::ptr::eq(full, of_device).then_some(device);
+            self.full(device, full.what, full.limit, full.max)
+        })
+    }
+
+    /// A limit that is reached, of a device or of all together. Of queue pairs, a device may have as many as the process.
+    #[cold]
+    pub fn full(
+        &'static self,
+        device: Option<usize>,
+        what: &'static str,
+        limit: &'static str,
+        max: u32,
+    ) -> Full {
+        let port = device.and_then(|device| self.config.ports.get(device));
+        let of_process = self.config.max_qp.as_ref().filter(|all| {
+            let own = port.and_then(|port| port.limits.max_qp());
+            limit == "max_qp" && own.is_none_or(|own| own > all.number)
+        });
+        let device = port.filter(|_| of_process.is_none()).map(|port| &*port.name);
+        Full { device, what, limit: of_process.map_or(limit, |all| &all.named_by), max }
     }
 
     /// The vendor's device that a device looks like.
@@ -264,20 +289,25 @@ impl Core {
         device: usize,
         what: &'static str,
         value: u32,
-        limit_of: impl Fn(&DeviceAttr) -> u32,
+        bound: Bound,
     ) -> Result<(), CreateError> {
-        let limit = limit_of(self.attr_of(device));
-        if value <= limit || limit == limit_of(&limits::DEFAULT) {
-            return CreateError::check(what, value, limit);
+        let limit = (bound.of)(self.attr_of(device));
+        if value <= limit {
+            return Ok(());
         }
-        let has_it = |persona: &&Persona| limit_of(&persona.apply(limits::DEFAULT)) == limit;
-        match self.persona_of(device).filter(has_it) {
-            None => CreateError::check(what, value, limit),
+        let name = self.config.ports.get(device).map_or("", |port| &port.name);
+        let of = Some(LimitOf { device: name.to_owned(), limit: bound.name });
+        let has_it = |persona: &&Persona| {
+            let promised = (bound.of)(&persona.apply(limits::DEFAULT));
+            promised == limit && promised != (bound.of)(&limits::DEFAULT)
+        };
+        Err(match self.persona_of(device).filter(has_it) {
+            None => CreateError::Limit { what, value, limit, of },
             Some(persona) => {
                 let persona = persona.name.clone();
-                Err(CreateError::PersonaLimit { persona, what, value, limit })
+                CreateError::PersonaLimit { persona, what, value, limit, of }
             }
-        }
+        })
     }
 
     /// The name of a device's persona; empty without one.

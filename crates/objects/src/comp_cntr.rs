@@ -95,9 +95,7 @@ impl CompCntr {
         context: &Arc<ContextCell>,
         kind: CompCntrKind,
     ) -> Result<Self, CreateError> {
-        let ticket = core
-            .take(context.device, |all| &all.comp_cntr)
-            .ok_or(CreateError::Exhausted("completion counters"))?;
+        let ticket = core.take(context.device, |all| &all.comp_cntr)?;
         Ok(Self(Arc::new(CompCntrCell {
             core,
             context: Arc::clone(context),

@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::persona::{Limits, Persona};
 use crate::text::{DEVICE_NAME, is_device_name, is_name, one_line};
 use devices::{Asked, FIRST, FileDevices, Without};
+use places::in_file;
 
 mod devices;
 mod form;
@@ -125,7 +126,7 @@ pub struct Config {
     /// A warning that a variable replaces tables of the file.
     pub replaced: Option<String>,
     /// Largest number of queue pairs, in place of the device's.
-    pub max_qp: Option<u32>,
+    pub max_qp: Option<MaxQp>,
     /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
     pub raw_interface: Option<String>,
     /// Writes every packet to this pcapng file. `%p` in it stands for the number of the process.
@@ -140,6 +141,15 @@ pub struct Config {
     pub faults: Option<Script>,
     /// The number with which the choices of both begin.
     pub fault_seed: u64,
+}
+
+/// The most queue pairs of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaxQp {
+    /// So many.
+    pub number: u32,
+    /// What gives the number, for messages: a variable, or a file and the key in it.
+    pub named_by: String,
 }
 
 /// A port of a device of the process.
@@ -459,9 +469,17 @@ impl Config {
                 && !partitioned,
             partitioned,
             replaced,
-            max_qp: env.parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
-                (1..=60_000).contains(n)
-            })?,
+            max_qp: env
+                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
+                    (1..=60_000).contains(n)
+                })?
+                .map(|number| MaxQp {
+                    number,
+                    named_by: match env.value("MAX_QP") {
+                        Some(_) => "ANYVERBS_MAX_QP".to_owned(),
+                        None => in_file(&path, "max_qp"),
+                    },
+                }),
             raw_interface: env.parse(
                 "RAW_INTERFACE",
                 file.raw_interface,

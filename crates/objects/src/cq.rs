@@ -24,6 +24,7 @@ use crate::context_cell::ContextCell;
 use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError, Useless};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::limits::bound;
 use crate::pd::{Pd, PdCell};
 
 bitflags! {
@@ -518,7 +519,7 @@ impl Cq {
             let (value, most) = (init.cqe, core.attr_of(context.device).max_cqe);
             return Err(CreateError::OutOfRange { what: "cqe", value, least: 1, most });
         }
-        core.within(context.device, "cqe", init.cqe, |max| max.max_cqe)?;
+        core.within(context.device, "cqe", init.cqe, bound!(max_cqe))?;
         let vectors = core.attr_of(context.device).num_comp_vectors;
         if init.comp_vector >= vectors {
             return Err(CreateError::OutOfRange {
@@ -551,9 +552,7 @@ impl Cq {
             CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
         let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
         let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
-        let ticket = core
-            .take(context.device, |all| &all.cq)
-            .ok_or(CreateError::Exhausted("completion queues"))?;
+        let ticket = core.take(context.device, |all| &all.cq)?;
         Ok(Self(core.cqs.enter(|number| CqCell {
             core,
             number,

@@ -53,7 +53,7 @@ impl CreateError {
             | Self::Hash(_) => libc::EINVAL,
             Self::NotPermitted => libc::EPERM,
             Self::NoXrcDomain => libc::EAGAIN,
-            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Full(_) | Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) | Self::Persona { .. } | Self::NoTraffic { .. } => {
                 libc::EOPNOTSUPP
             }
@@ -74,7 +74,7 @@ impl RegisterError {
             Self::NotMapped(_) | Self::Protected(_) => libc::EFAULT,
             Self::Bound => libc::EBUSY,
             Self::System(errno) => *errno,
-            Self::Exhausted => libc::ENOMEM,
+            Self::Full(_) | Self::Exhausted => libc::ENOMEM,
             Self::Forked | Self::Failed => libc::EIO,
         }
     }
@@ -141,7 +141,7 @@ impl AttachError {
             Self::NotDatagram | Self::NotGroup | Self::NotAttached | Self::Gone => libc::EINVAL,
             Self::Foreign(_) | Self::NoOperation | Self::TooLate => libc::EINVAL,
             Self::Counted => libc::EBUSY,
-            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Full(_) => libc::ENOMEM,
             Self::Join(source) => source.raw_os_error().unwrap_or(libc::EIO),
             Self::Forked => libc::EIO,
         }
@@ -242,15 +242,23 @@ mod tests {
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
+        let full = crate::error::Full { device: None, what: "", limit: "", max: 1 };
         for (error, errno) in [
             (CreateError::Invalid(""), EINVAL),
-            (CreateError::Limit { what: "", value: 2, limit: 1 }, EINVAL),
+            (CreateError::Limit { what: "", value: 2, limit: 1, of: None }, EINVAL),
             (
-                CreateError::PersonaLimit { persona: String::new(), what: "", value: 2, limit: 1 },
+                CreateError::PersonaLimit {
+                    persona: String::new(),
+                    what: "",
+                    value: 2,
+                    limit: 1,
+                    of: None,
+                },
                 EINVAL,
             ),
             (CreateError::OutOfRange { what: "", value: 2, least: 0, most: 1 }, EINVAL),
             (CreateError::NoGid { port: 1, index: 2, last: Some(1), taken_by: None }, EINVAL),
+            (CreateError::Full(full), ENOMEM),
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Persona { persona: String::new(), lacks: Feature::Srq }, EOPNOTSUPP),
@@ -280,6 +288,7 @@ mod tests {
             (RegisterError::Invalid(""), EINVAL),
             (RegisterError::Bound, EBUSY),
             (RegisterError::System(EMFILE), EMFILE),
+            (RegisterError::Full(full), ENOMEM),
             (RegisterError::Exhausted, ENOMEM),
             (RegisterError::Foreign(""), EINVAL),
             (RegisterError::Forked, EIO),
@@ -318,7 +327,7 @@ mod tests {
             (AttachError::NotDatagram, EINVAL),
             (AttachError::NotGroup, EINVAL),
             (AttachError::NotAttached, EINVAL),
-            (AttachError::Exhausted(""), ENOMEM),
+            (AttachError::Full(full), ENOMEM),
             (AttachError::Join(io(ENODEV)), ENODEV),
             (AttachError::Join(std::io::ErrorKind::Other.into()), EIO),
             (AttachError::Foreign(""), EINVAL),

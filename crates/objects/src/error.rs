@@ -68,6 +68,32 @@ impl From<std::io::Error> for OpenError {
     }
 }
 
+/// The limit that leaves no room for another object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{} holds no more {what} ({limit} = {max})",
+    device.map_or_else(|| "the process".to_owned(), |device| format!("device {device}"))
+)]
+pub struct Full {
+    /// The device; `None` where the devices of the process hold no more together.
+    pub device: Option<&'static str>,
+    /// The objects.
+    pub what: &'static str,
+    /// The name of the limit: one of the device, or what limits the process.
+    pub limit: &'static str,
+    /// Its value.
+    pub max: u32,
+}
+
+/// A limit of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitOf {
+    /// The device.
+    pub device: String,
+    /// The name of the limit.
+    pub limit: &'static str,
+}
+
 /// Why an object could not be made or asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -76,7 +102,7 @@ pub enum CreateError {
     #[error("invalid {0}")]
     Invalid(&'static str),
     /// `EINVAL`: a value beyond a limit of the device.
-    #[error("{what} is {value}, and the limit is {limit}")]
+    #[error("{what} is {value}, and the limit is {limit}{}", in_brackets(of.as_ref()))]
     Limit {
         /// The field.
         what: &'static str,
@@ -84,6 +110,8 @@ pub enum CreateError {
         value: u32,
         /// The largest that the device has.
         limit: u32,
+        /// The limit and the device, unless it is one of a simulation.
+        of: Option<LimitOf>,
     },
     /// `EINVAL`: a number that must lie between two others.
     #[error("{what} is {}, and it must be between {least} and {most}", value.cast_signed())]
@@ -110,7 +138,7 @@ pub enum CreateError {
         taken_by: Option<String>,
     },
     /// `EINVAL`: the engine takes the value, and it is beyond a limit of the device's persona.
-    #[error("persona {persona}: {what} is {value}, and the limit is {limit}")]
+    #[error("persona {persona}: {what} is {value}, and the limit is {limit}{}", in_brackets(of.as_ref()))]
     PersonaLimit {
         /// Its name.
         persona: String,
@@ -120,6 +148,8 @@ pub enum CreateError {
         value: u32,
         /// The largest that the persona has.
         limit: u32,
+        /// The limit and the device.
+        of: Option<LimitOf>,
     },
     /// The system has no route from the local address to the peer; its error number.
     #[error(
@@ -139,6 +169,9 @@ pub enum CreateError {
         /// As the system says, or would say.
         errno: i32,
     },
+    /// `ENOMEM`: a limit of the device, or of the process, is reached.
+    #[error(transparent)]
+    Full(#[from] Full),
     /// `ENOMEM`: the device holds no more of these.
     #[error("the device holds no more {0}")]
     Exhausted(&'static str),
@@ -234,7 +267,10 @@ pub enum RegisterError {
     /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped; or that of its libibverbs.
     #[error("the system refused the registration: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
-    /// `ENOMEM`: the device holds no more regions.
+    /// `ENOMEM`: a limit of the device, or of the process, is reached.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// `ENOMEM`: there is no key for another region.
     #[error("the device holds no more memory regions")]
     Exhausted,
     /// `EINVAL`: an object of another context, or one that is already destroyed.
@@ -351,9 +387,9 @@ pub enum AttachError {
     /// `EINVAL`: it is not attached to that group.
     #[error("not attached to that group")]
     NotAttached,
-    /// `ENOMEM`: the device holds no more of these.
-    #[error("the device holds no more {0}")]
-    Exhausted(&'static str),
+    /// `ENOMEM`: a limit of the device is reached.
+    #[error(transparent)]
+    Full(#[from] Full),
     /// `EINVAL`: an object of another context.
     #[error("the {0} is not of this context")]
     Foreign(&'static str),
@@ -497,7 +533,7 @@ impl CreateError {
     /// # Errors
     /// [`Limit`](Self::Limit).
     pub fn check(what: &'static str, value: u32, limit: u32) -> Result<(), Self> {
-        if value > limit { Err(Self::Limit { what, value, limit }) } else { Ok(()) }
+        if value > limit { Err(Self::Limit { what, value, limit, of: None }) } else { Ok(()) }
     }
 
     /// The cause, of which there is a page. `None` for what programs try out.
@@ -582,6 +618,14 @@ impl RegisterError {
         }
     }
 }
+
+/// The limit that a value is beyond.
+fn in_brackets(of: Option<&LimitOf>) -> String {
+    of.map_or_else(String::new, |LimitOf { device, limit }| {
+        format!(" ({limit} of device {device})")
+    })
+}
+
 /// What a GID table has besides an index without an address.
 fn other_gids(last: Option<u32>, taken_by: Option<&str>) -> String {
     match (taken_by, last) {

@@ -3,6 +3,7 @@
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
+use crate::config::MaxQp;
 use crate::features::Features;
 
 /// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
@@ -98,6 +99,25 @@ pub struct DeviceAttr {
     pub lacks: Features,
 }
 
+/// A limit among the attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value.
+    pub of: fn(&DeviceAttr) -> u32,
+}
+
+/// The [`Bound`] of a name.
+#[macro_export]
+macro_rules! bound {
+    ($name:ident) => {
+        $crate::limits::Bound { name: stringify!($name), of: |attr| attr.$name }
+    };
+}
+
+pub use bound;
+
 /// Numbers that stay within 24 bits or 8 bits by the protocol, or that a process can hold.
 pub const DEFAULT: DeviceAttr = DeviceAttr {
     node_guid: 0,
@@ -149,7 +169,7 @@ pub const DEFAULT: DeviceAttr = DeviceAttr {
 
 /// The attributes that hold for all devices of a process together: those of the only one, and else the engine's. The connection
 /// manager offers no more READs than each of them takes. `max_qp` is the most queue pairs of the process, if its configuration says so.
-pub fn of_all(ports: &[DeviceAttr], max_qp: Option<u32>) -> DeviceAttr {
+pub fn of_all(ports: &[DeviceAttr], max_qp: Option<&MaxQp>) -> DeviceAttr {
     let Some(first) = ports.first() else { return DEFAULT };
     if usize::from(first.phys_port_cnt) == ports.len() {
         return *first;
@@ -157,7 +177,7 @@ pub fn of_all(ports: &[DeviceAttr], max_qp: Option<u32>) -> DeviceAttr {
     let DeviceAttr { node_guid, sys_image_guid, .. } = *first;
     let reads = ports.iter().map(|attr| attr.max_qp_rd_atom).min();
     let max_qp_rd_atom = reads.unwrap_or(DEFAULT.max_qp_rd_atom);
-    let max_qp = max_qp.unwrap_or(DEFAULT.max_qp);
+    let max_qp = max_qp.map_or(DEFAULT.max_qp, |all| all.number);
     DeviceAttr { node_guid, sys_image_guid, max_qp, max_qp_rd_atom, ..DEFAULT }
 }
 

@@ -263,7 +263,7 @@ impl Mr {
         if core.has_failed(pd.device) {
             return Err(RegisterError::Failed);
         }
-        let ticket = core.take(pd.device, |all| &all.mr).ok_or(RegisterError::Exhausted)?;
+        let ticket = core.take(pd.device, |all| &all.mr)?;
         let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
         let hold = |dmah: &Dmah| {
             Held::new(&dmah.0, Holder::Mr).ok_or(RegisterError::Foreign("DMA handle"))

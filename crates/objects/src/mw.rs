@@ -41,8 +41,7 @@ impl Mw {
         let core = pd.core;
         core.may_make(pd.device)?;
         core.offers(pd.device, Feature::MemoryWindows)?;
-        let ticket =
-            core.take(pd.device, |all| &all.mw).ok_or(CreateError::Exhausted("memory windows"))?;
+        let ticket = core.take(pd.device, |all| &all.mw)?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
         let rkey = core.mrs.alloc_window(pd.number, kind);
         let rkey = rkey.ok_or(CreateError::Exhausted("memory keys"))?;

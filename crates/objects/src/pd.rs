@@ -67,8 +67,7 @@ impl PdCell {
         number: u32,
         taken: Option<Taken>,
     ) -> Result<Self, CreateError> {
-        let ticket =
-            core.take(device, |all| &all.pd).ok_or(CreateError::Exhausted("protection domains"))?;
+        let ticket = core.take(device, |all| &all.pd)?;
         Ok(Self {
             core,
             device,
@@ -122,7 +121,7 @@ impl Pd {
     /// in `memory`, and are given back when those are destroyed.
     ///
     /// # Errors
-    /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
+    /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Full`],
     /// [`CreateError::Forked`].
     pub fn parent_domain(&self, td: Option<&Td>, memory: QueueMemory) -> Result<Self, CreateError> {
         let pd = &self.cell;

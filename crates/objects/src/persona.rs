@@ -216,6 +216,13 @@ limits! {
     max_srq max_srq_wr max_srq_sge max_mcast_grp max_mcast_qp_attach
 }
 
+impl Limits {
+    /// Queue pairs.
+    pub(crate) fn max_qp(&self) -> Option<u32> {
+        self.max_qp.map(|value| value as u32)
+    }
+}
+
 impl Persona {
     /// The names of the built-in ones.
     pub fn names() -> impl Iterator<Item = &'static str> {

@@ -24,6 +24,7 @@ use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError, Usel
 use crate::event_queue::Acks;
 use crate::features::Feature;
 use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::limits::bound;
 use crate::pd::{Pd, PdCell};
 use table::SrqTable;
 
@@ -323,11 +324,9 @@ impl Srq {
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }
-        core.within(pd.device, "max_wr of an SRQ", init.max_wr, |max| max.max_srq_wr)?;
-        core.within(pd.device, "max_sge of an SRQ", init.max_sge, |max| max.max_srq_sge)?;
-        let ticket = core
-            .take(pd.device, |all| &all.srq)
-            .ok_or(CreateError::Exhausted("shared receive queues"))?;
+        core.within(pd.device, "max_wr of an SRQ", init.max_wr, bound!(max_srq_wr))?;
+        core.within(pd.device, "max_sge of an SRQ", init.max_sge, bound!(max_srq_sge))?;
+        let ticket = core.take(pd.device, |all| &all.srq)?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
         Ok((hold, ticket))
     }

@@ -52,9 +52,7 @@ impl RwqIndTable {
         if !wqs.iter().all(|wq| wq.0.is_of(core, device)) {
             return Err(CreateError::Foreign("work queue"));
         }
-        let ticket = core
-            .take(device, |all| &all.ind_table)
-            .ok_or(CreateError::Exhausted("indirection tables"))?;
+        let ticket = core.take(device, |all| &all.ind_table)?;
         let held: Option<Vec<_>> =
             wqs.iter().map(|wq| Held::new(&wq.0, Holder::IndTable)).collect();
         let hold = Hold(held.ok_or(CreateError::Foreign("work queue"))?, ticket);

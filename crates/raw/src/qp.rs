@@ -143,10 +143,7 @@ impl RawQp {
             cqs: held_cqs([Some(&init.send_cq.0), Some(&init.recv_cq.0)])?,
             srq: held(init.srq.map(|srq| &srq.0), "SRQ")?,
             table: None,
-            ticket: switch
-                .core()
-                .take(pd.cell.device, |all| &all.qp)
-                .ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: switch.core().take(pd.cell.device, |all| &all.qp)?,
         };
         let number = Number::take(switch.transport)?;
         let memory = pd.cell.memory.of(Queue::Qp);
@@ -178,10 +175,7 @@ impl RawQp {
             cqs: [None, None],
             srq: None,
             table: held(Some(&init.table.0), "indirection table")?,
-            ticket: switch
-                .core()
-                .take(pd.cell.device, |all| &all.qp)
-                .ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: switch.core().take(pd.cell.device, |all| &all.qp)?,
         };
         let number = Number::take(switch.transport)?;
         let sends = Sends::none();

@@ -11,6 +11,7 @@ use anyverbs_objects::cq::{Cq, CqCell};
 use anyverbs_objects::error::{CreateError, DestroyError, ModifyObjectError, PostError, Useless};
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
+use anyverbs_objects::limits::bound;
 use anyverbs_objects::pd::{Pd, PdCell};
 use anyverbs_objects::persona::Feature;
 use anyverbs_proto::recv_queue::RecvQueue;
@@ -148,16 +149,19 @@ impl Wq {
         if init.max_wr == 0 {
             return Err(CreateError::Invalid("max_wr of a work queue"));
         }
-        switch
-            .core()
-            .within(pd.device, "max_wr of a work queue", init.max_wr, |max| max.max_qp_wr)?;
-        switch
-            .core()
-            .within(pd.device, "max_sge of a work queue", init.max_sge, |max| max.max_sge)?;
-        let ticket = switch
-            .core()
-            .take(pd.device, |all| &all.wq)
-            .ok_or(CreateError::Exhausted("work queues"))?;
+        switch.core().within(
+            pd.device,
+            "max_wr of a work queue",
+            init.max_wr,
+            bound!(max_qp_wr),
+        )?;
+        switch.core().within(
+            pd.device,
+            "max_sge of a work queue",
+            init.max_sge,
+            bound!(max_sge),
+        )?;
+        let ticket = switch.core().take(pd.device, |all| &all.wq)?;
         let hold = Hold(
             Held::new(pd, Holder::Wq).ok_or(CreateError::Foreign("protection domain"))?,
             Held::new(&init.cq.0, Holder::Wq).ok_or(CreateError::Foreign("completion queue"))?,

@@ -109,12 +109,32 @@ impl<M: Member> Groups<M> {
             (false, true) => {}
         }
         let Control { groups, attachments } = &mut *control;
-        let max = links.core.attr_of(cell.device());
         let known = groups.get(&gid);
         if known.is_some_and(|group| group.position(cell, lid).is_some()) {
             return Ok(true);
         }
-        check_room(max, groups.len(), *attachments, known)?;
+        let (core, device) = (links.core, cell.device());
+        let own = |group: &Group<M>| {
+            group.attached.iter().filter(|(qp, _)| qp.device() == device).count() as u32
+        };
+        let of_each = groups.values().map(own);
+        let of_device = Counts {
+            groups: of_each.clone().filter(|attached| *attached > 0).count(),
+            attachments: of_each.sum(),
+            of_group: known.map_or(0, own),
+        };
+        let of_process = Counts {
+            groups: groups.len(),
+            attachments: *attachments,
+            of_group: known.map_or(0, |group| group.attached.len() as u32),
+        };
+        for (device, counts, max) in
+            [(Some(device), of_device, core.attr_of(device)), (None, of_process, &core.attr)]
+        {
+            if let Some((what, limit, max)) = counts.reached(max) {
+                return Err(core.full(device, what, limit, max).into());
+            }
+        }
         let mut joined = Group { attached: Vec::new(), interfaces: Vec::new() };
         if known.is_none() {
             joined.follow(&links.port, &links.core.gids, gid.to_ip()).map_err(AttachError::Join)?;
@@ -296,23 +316,27 @@ fn check(cell: &impl Member, gid: Gid) -> Result<(), AttachError> {
     }
 }
 
-fn check_room<M>(
-    max: &DeviceAttr,
+/// The attachments of a device, or of all together.
+struct Counts {
     groups: usize,
     attachments: u32,
-    known: Option<&Group<M>>,
-) -> Result<(), AttachError> {
-    match known {
-        None if groups >= max.max_mcast_grp as usize => {
-            Err(AttachError::Exhausted("multicast groups"))
+    /// Those to the group that another one is for.
+    of_group: u32,
+}
+
+impl Counts {
+    /// The limit that leaves no room for another attachment: what it counts, its name and its value.
+    fn reached(&self, max: &DeviceAttr) -> Option<(&'static str, &'static str, u32)> {
+        let most = max.max_mcast_grp;
+        if self.of_group == 0 && self.groups >= most as usize {
+            return Some(("multicast groups", "max_mcast_grp", most));
         }
-        Some(group) if group.attached.len() >= max.max_mcast_qp_attach as usize => {
-            Err(AttachError::Exhausted("queue pairs in this multicast group"))
+        let most = max.max_mcast_qp_attach;
+        if self.of_group >= most {
+            return Some(("queue pairs in this multicast group", "max_mcast_qp_attach", most));
         }
-        _ if attachments >= max.max_total_mcast_qp_attach => {
-            Err(AttachError::Exhausted("attachments to multicast groups"))
-        }
-        _ => Ok(()),
+        let (what, most) = ("attachments to multicast groups", max.max_total_mcast_qp_attach);
+        (self.attachments >= most).then_some((what, "max_total_mcast_qp_attach", most))
     }
 }
 

@@ -31,6 +31,7 @@ use anyverbs_objects::error::{
 };
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_objects::holders::{Held, Holdable, Holder};
+use anyverbs_objects::limits::bound;
 use anyverbs_objects::pd::{Pd, PdCell};
 use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::Srq;
@@ -252,10 +253,7 @@ impl Qp {
             }
         }
         let cap = actual_cap(transport.core, context.device, parts)?;
-        let ticket = transport
-            .core
-            .take(context.device, |all| &all.qp)
-            .ok_or(CreateError::Exhausted("queue pairs"))?;
+        let ticket = transport.core.take(context.device, |all| &all.qp)?;
         let hold = Hold(
             held(parts.pd, "protection domain")?,
             held_cqs([parts.send_cq, parts.recv_cq].map(|cq| cq.map(|cq| &cq.0)))?,
@@ -749,11 +747,11 @@ fn actual_cap(core: &Core, device: usize, parts: &QpParts<'_>) -> Result<QpCap, 
 /// # Errors
 /// [`CreateError::Limit`], [`CreateError::PersonaLimit`].
 pub fn check_sizes(core: &Core, device: usize, cap: &QpCap) -> Result<(), CreateError> {
-    core.within(device, "max_send_wr", cap.max_send_wr, |max| max.max_qp_wr)?;
-    core.within(device, "max_recv_wr", cap.max_recv_wr, |max| max.max_qp_wr)?;
-    core.within(device, "max_send_sge", cap.max_send_sge, |max| max.max_sge)?;
-    core.within(device, "max_recv_sge", cap.max_recv_sge, |max| max.max_sge)?;
-    core.within(device, "max_inline_data", cap.max_inline_data, |max| max.max_inline_data)
+    core.within(device, "max_send_wr", cap.max_send_wr, bound!(max_qp_wr))?;
+    core.within(device, "max_recv_wr", cap.max_recv_wr, bound!(max_qp_wr))?;
+    core.within(device, "max_send_sge", cap.max_send_sge, bound!(max_sge))?;
+    core.within(device, "max_recv_sge", cap.max_recv_sge, bound!(max_sge))?;
+    core.within(device, "max_inline_data", cap.max_inline_data, bound!(max_inline_data))
 }
 
 /// Inline data that every queue pair takes: as much as the elements themselves would take. Programs post a little inline

@@ -64,7 +64,7 @@ impl DataPath {
         })?;
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
-        let attr = limits::of_all(&attrs, config.max_qp);
+        let attr = limits::of_all(&attrs, config.max_qp.as_ref());
         let gids = gids(&config, &attrs)?;
         let registry = Registry::of_port(&config.registry, config.udp_port);
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;

@@ -147,11 +147,7 @@ impl Xrcd {
         init: XrcdInitAttr,
     ) -> Result<Self, CreateError> {
         shared.transport.core.offers(context.device, Feature::Xrc)?;
-        let ticket = shared
-            .transport
-            .core
-            .take(context.device, |all| &all.xrcd)
-            .ok_or(CreateError::Exhausted("XRC domains"))?;
+        let ticket = shared.transport.core.take(context.device, |all| &all.xrcd)?;
         let (domain, file) = shared.domains.open(shared, init)?;
         Ok(Self(Arc::new(XrcdCell {
             shared,

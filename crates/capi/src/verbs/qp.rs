@@ -8,7 +8,8 @@ use std::{
 
 use anyverbs::{
     ModifyError, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn,
-    RateLimit, XrcSendInitAttr, error::ModifyObjectError, persona::Feature, raw::RawQp,
+    RateLimit, XrcSendInitAttr, error::ModifyObjectError, limits::bound, persona::Feature,
+    raw::RawQp,
 };
 use anyverbs_sanitizers as sanitizers;
 
@@ -661,7 +662,7 @@ fn refused(context: &Context, qpn: Qpn, attr: &QpAttr, error: ModifyObjectError)
             (QpAttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic),
             (QpAttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", attr.max_dest_rd_atomic),
         ] {
-            let within = context.inner.device.within(what, value.into(), |max| max.max_qp_rd_atom);
+            let within = context.inner.device.within(what, value.into(), bound!(max_qp_rd_atom));
             let Err(beyond) = within else { continue };
             if bits.contains(bit) {
                 values = values.replace(&format!("{what} {value}"), &beyond.to_string());

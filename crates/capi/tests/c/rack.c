@@ -20,6 +20,34 @@ static struct ibv_qp *make(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t wrs, u
 	return ibv_create_qp(pd, &init);
 }
 
+static union ibv_gid group(uint8_t n)
+{
+	union ibv_gid gid = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 78, [15] = n } };
+	return gid;
+}
+
+/* Groups, which each device counts by itself as well. */
+static void attach(struct ibv_pd **pds, struct ibv_cq **cqs)
+{
+	struct ibv_qp *qps[3];
+	union ibv_gid first = group(1), second = group(2);
+	for (int n = 0; n < 3; n++) {
+		struct ibv_qp_init_attr init = { .send_cq = cqs[n / 2], .recv_cq = cqs[n / 2], .qp_type = IBV_QPT_UD,
+						 .cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+		TRUE((qps[n] = ibv_create_qp(pds[n / 2], &init)) != NULL);
+	}
+	OK(ibv_attach_mcast(qps[0], &first, 0));
+	REFUSES(ibv_attach_mcast(qps[0], &second, 0), ENOMEM);
+	REFUSES(ibv_attach_mcast(qps[1], &first, 0), ENOMEM);
+	OK(ibv_attach_mcast(qps[2], &first, 0));
+	OK(ibv_attach_mcast(qps[2], &second, 0));
+	for (int n = 0; n < 3; n += 2)
+		OK(ibv_detach_mcast(qps[n], &first, 0));
+	OK(ibv_detach_mcast(qps[2], &second, 0));
+	for (int n = 0; n < 3; n++)
+		OK(ibv_destroy_qp(qps[n]));
+}
+
 int main(void)
 {
 	struct ibv_context *rails[2] = { open_named("rail0"), open_named("rail1") };
@@ -53,6 +81,8 @@ int main(void)
 	IS_NULL(make(pds[0], cqs[0], 9, 1), EINVAL);
 	IS_NULL(make(pds[0], cqs[0], 8, 4), EINVAL);
 	IS_NULL(make(pds[1], cqs[1], 9, 5), EINVAL);
+
+	attach(pds, cqs);
 
 	/* Numbers, which each device counts by itself. */
 	struct ibv_pd *second = ibv_alloc_pd(rails[0]);

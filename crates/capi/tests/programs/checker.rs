@@ -249,18 +249,18 @@ fn the_checker_reports_each_limit_of_the_persona_that_a_call_exceeds() {
     let run = |kind| check(["beyond-limits-of-a-persona", kind, "plain"], "1", "");
     let (status, said, found) = run("wrong");
     assert_eq!((status, found), (Some(66), vec!["refused-by-persona".to_owned(); 8]), "{said}");
-    for (call, field, asked, limit) in [
-        ("ibv_create_qp", "max_send_wr", 17, 16),
-        ("ibv_create_qp", "max_recv_wr", 17, 16),
-        ("ibv_create_qp", "max_send_sge", 4, 3),
-        ("ibv_create_qp", "max_recv_sge", 4, 3),
-        ("ibv_create_cq", "cqe", 65, 64),
-        ("ibv_create_srq", "max_wr of an SRQ", 11, 10),
-        ("ibv_create_srq", "max_sge of an SRQ", 3, 2),
-        ("ibv_modify_qp", "max_rd_atomic", 6, 5),
+    for (call, field, asked, limit, name) in [
+        ("ibv_create_qp", "max_send_wr", 17, 16, "max_qp_wr"),
+        ("ibv_create_qp", "max_recv_wr", 17, 16, "max_qp_wr"),
+        ("ibv_create_qp", "max_send_sge", 4, 3, "max_sge"),
+        ("ibv_create_qp", "max_recv_sge", 4, 3, "max_sge"),
+        ("ibv_create_cq", "cqe", 65, 64, "max_cqe"),
+        ("ibv_create_srq", "max_wr of an SRQ", 11, 10, "max_srq_wr"),
+        ("ibv_create_srq", "max_sge of an SRQ", 3, 2, "max_srq_sge"),
+        ("ibv_modify_qp", "max_rd_atomic", 6, 5, "max_qp_rd_atom"),
     ] {
         let what = format!(
-            "{call} is refused: persona small_limits: {field} is {asked}, and the limit is {limit}\n"
+            "{call} is refused: persona small_limits: {field} is {asked}, and the limit is {limit} ({name} of device small0)\n"
         );
         assert!(said.contains(&what), "{what}: {said}");
     }

@@ -2,12 +2,16 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::limits::DeviceAttr;
+use crate::limits::{Bound, DeviceAttr, bound};
 
 /// The limit and the number of objects of a kind.
 #[derive(Debug)]
 pub struct Quota {
-    max: u32,
+    /// The objects, for people.
+    pub(super) what: &'static str,
+    /// The name of the limit.
+    pub(super) limit: &'static str,
+    pub(super) max: u32,
     used: AtomicU32,
 }
 
@@ -21,8 +25,8 @@ pub struct Ticket(Place, Place);
 struct Place(&'static Quota);
 
 impl Quota {
-    fn new(max: u32) -> Self {
-        Self { max, used: AtomicU32::new(0) }
+    fn new(what: &'static str, bound: Bound, attr: &DeviceAttr) -> Self {
+        Self { what, limit: bound.name, max: (bound.of)(attr), used: AtomicU32::new(0) }
     }
 
     /// Objects that exist.
@@ -41,9 +45,15 @@ impl Quota {
 }
 
 impl Ticket {
-    /// A place for an object, if both quotas have one.
-    pub(super) fn of(process: &'static Quota, device: &'static Quota) -> Option<Self> {
-        Some(Self(process.take()?, device.take()?))
+    /// A place for an object in both quotas.
+    ///
+    /// # Errors
+    /// The quota that has none.
+    pub(super) fn of(
+        device: &'static Quota,
+        process: &'static Quota,
+    ) -> Result<Self, &'static Quota> {
+        Ok(Self(device.take().ok_or(device)?, process.take().ok_or(process)?))
     }
 }
 
@@ -83,18 +93,18 @@ impl Quotas {
     /// As many as the attributes say.
     pub fn new(attr: &DeviceAttr) -> Self {
         Self {
-            pd: Quota::new(attr.max_pd),
-            mr: Quota::new(attr.max_mr),
-            mw: Quota::new(attr.max_mw),
-            cq: Quota::new(attr.max_cq),
-            srq: Quota::new(attr.max_srq),
+            pd: Quota::new("protection domains", bound!(max_pd), attr),
+            mr: Quota::new("memory regions", bound!(max_mr), attr),
+            mw: Quota::new("memory windows", bound!(max_mw), attr),
+            cq: Quota::new("completion queues", bound!(max_cq), attr),
+            srq: Quota::new("shared receive queues", bound!(max_srq), attr),
             // The device has no limit of its own for them.
-            xrcd: Quota::new(attr.max_pd),
-            wq: Quota::new(attr.max_wq),
-            ind_table: Quota::new(attr.max_rwq_ind_tables),
-            ah: Quota::new(attr.max_ah),
-            qp: Quota::new(attr.max_qp),
-            comp_cntr: Quota::new(attr.max_comp_cntr),
+            xrcd: Quota::new("XRC domains", bound!(max_pd), attr),
+            wq: Quota::new("work queues", bound!(max_wq), attr),
+            ind_table: Quota::new("indirection tables", bound!(max_rwq_ind_tables), attr),
+            ah: Quota::new("address handles", bound!(max_ah), attr),
+            qp: Quota::new("queue pairs", bound!(max_qp), attr),
+            comp_cntr: Quota::new("completion counters", bound!(max_comp_cntr), attr),
         }
     }
 }
@@ -102,10 +112,13 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::Quota;
+    use crate::limits::{self, DeviceAttr, bound};
 
     #[test]
     fn a_quota_is_whole_again_when_all_is_returned() {
-        let quota: &'static Quota = Box::leak(Box::new(Quota::new(3)));
+        let attr = DeviceAttr { max_qp: 3, ..limits::DEFAULT };
+        let quota: &'static Quota =
+            Box::leak(Box::new(Quota::new("queue pairs", bound!(max_qp), &attr)));
         for _ in 0..3 {
             let tickets: Vec<_> = std::iter::from_fn(|| quota.take()).collect();
             assert_eq!(tickets.len(), 3);

@@ -111,8 +111,9 @@ impl Config {
             let attr = row.limits.apply(attr);
             let node_guid = self.guid_of(number, &guid);
             let sys_image_guid = self.guid_of(self.device_of(number).0, &guid);
-            let own = row.limits.max_qp.unwrap_or(u32::MAX);
-            let max_qp = self.max_qp.map_or(attr.max_qp, |all| all.min(own));
+            let own = row.limits.max_qp();
+            let all = self.max_qp.as_ref().map(|all| all.number);
+            let max_qp = all.map_or(attr.max_qp, |all| all.min(own.unwrap_or(all)));
             let ports = self.ports.iter().filter(|port| port.name == row.name);
             let max_pkeys = ports.clone().map(|port| port.pkeys.len()).max().unwrap_or(0) as u16;
             let phys_port_cnt = ports.count() as u8;
@@ -366,7 +367,7 @@ mod tests {
         let limits = |file: &str| {
             let config = Config::parse("", file, |_| None).unwrap();
             let each = config.device_attrs(|_, _| 0);
-            let all = limits::of_all(&each, config.max_qp);
+            let all = limits::of_all(&each, config.max_qp.as_ref());
             let of = |attr: &limits::DeviceAttr| (attr.max_qp, attr.max_sge, attr.max_qp_rd_atom);
             (each.iter().map(of).collect::<Vec<_>>(), of(&all))
         };
@@ -395,7 +396,7 @@ mod tests {
         let found: Vec<_> = each.iter().map(of).collect();
         // Those of a device precede the persona's, whose missing features stay missing. No device has more than the process.
         assert_eq!(found, [[2, 3, 3, 16_384, 128], [9, 6, 6, 0, 4], [9, 32, 32, 16_384, 128]]);
-        let all = limits::of_all(&each, config.max_qp);
+        let all = limits::of_all(&each, config.max_qp.as_ref());
         assert_eq!((all.max_qp, all.max_sge, all.max_qp_rd_atom), (9, 32, 4));
     }
 
