@@ -335,7 +335,9 @@ fn a_file_is_a_persona_for_a_program_in_another_directory() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(125));
     assert!(
-        said.starts_with("anyverbs: persona \"own.toml\": TOML parse error at line 6"),
+        said.starts_with(
+            "anyverbs: ANYVERBS_PERSONA: persona \"own.toml\": TOML parse error at line 6"
+        ),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1);

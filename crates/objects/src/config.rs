@@ -13,12 +13,12 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::persona::{Limits, Persona};
-use crate::text::{DEVICE_NAME, is_device_name, is_name, one_line};
+use crate::text::{DEVICE_NAME, in_words, is_device_name, is_name};
 use devices::{Asked, FIRST, FileDevices, Without};
 use places::in_file;
 
 mod devices;
-mod form;
+pub(crate) mod form;
 mod places;
 mod ports;
 
@@ -91,8 +91,10 @@ pub enum ConfigError {
         reason: String,
     },
     /// The file of a persona cannot be read, or does not parse.
-    #[error("persona {path:?}: {reason}")]
+    #[error("{named_by} {path:?}: {reason}")]
     Persona {
+        /// What names it: a variable, or a configuration file and the key in it.
+        named_by: String,
         /// The file.
         path: PathBuf,
         /// Why, and where.
@@ -376,7 +378,7 @@ impl Config {
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
             path: path.clone(),
-            reason: in_words(&one_line(&e.to_string())),
+            reason: in_words(&e.to_string()),
         })?;
         let env = Environment { variable, path: &path };
         let default = Self::default();
@@ -519,7 +521,10 @@ fn persona(
             persona.file = Some(path);
             Ok(Arc::new(persona))
         }
-        Err(reason) => Err(ConfigError::Persona { path, reason }),
+        Err(reason) => {
+            let by = file.map_or_else(|| format!("{key}: persona"), |file| in_file(file, key));
+            Err(ConfigError::Persona { named_by: by, path, reason })
+        }
     }
 }
 
@@ -582,25 +587,6 @@ fn read_limited(path: &Path) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is longer than 1 MiB"));
     }
     Ok(text)
-}
-
-/// The reason of a parser, which names a type of Rust at its end, in words.
-fn in_words(reason: &str) -> String {
-    let words = [
-        ("u16", "a number from 0 to 65535"),
-        ("u32", "a number from 0 to 4294967295"),
-        ("u64", "a number, 0 at least"),
-        ("usize", "a number, 0 at least"),
-        ("i64", "a number"),
-        ("f64", "a number"),
-        ("path string", "the name of a file"),
-        ("a sequence", "a list"),
-    ];
-    let found = words.into_iter().find_map(|(name, words)| {
-        let before = reason.strip_suffix(name)?;
-        before.ends_with("expected ").then(|| format!("{before}{words}"))
-    });
-    found.unwrap_or_else(|| reason.to_owned())
 }
 
 /// The refusal of a value, which a key of a file or a variable has.

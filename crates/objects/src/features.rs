@@ -1,6 +1,11 @@
 //! Features that a persona may lack.
 
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+
+use crate::config::form::elements;
 
 /// A feature that the engine has, and that a persona may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -69,5 +74,23 @@ impl Features {
 impl FromIterator<Feature> for Features {
     fn from_iter<I: IntoIterator<Item = Feature>>(features: I) -> Self {
         Self(features.into_iter().fold(0, |set, feature| set | 1 << feature as u8))
+    }
+}
+
+impl<'de> Deserialize<'de> for Features {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Lacks;
+        impl<'de> Visitor<'de> for Lacks {
+            type Value = Features;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of features, as [\"rc\"]")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Features, A::Error> {
+                Ok(elements::<_, Feature>(list)?.into_iter().collect())
+            }
+        }
+        from.deserialize_any(Lacks)
     }
 }

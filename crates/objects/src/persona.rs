@@ -12,8 +12,9 @@ use serde::Deserialize;
 
 pub use crate::features::{Feature, Features};
 
+use crate::config::form::Tabled;
 use crate::limits::{self, DeviceAttr};
-use crate::text::{DEVICE_NAME, NAME, is_device_name, is_name, line_of, one_line};
+use crate::text::{DEVICE_NAME, NAME, in_words, is_device_name, is_name, line_of};
 
 /// A persona, read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,11 +175,10 @@ struct File {
     oui: Option<String>,
     rate: u32,
     #[serde(default)]
-    lacks: Vec<Feature>,
-    #[serde(default)]
-    limits: Limits,
-    gids: GidShape,
-    pci: Option<Pci>,
+    lacks: Features,
+    limits: Option<Tabled<Limits>>,
+    gids: Tabled<GidShape>,
+    pci: Option<Tabled<Pci>>,
 }
 
 macro_rules! limits {
@@ -187,24 +187,24 @@ macro_rules! limits {
         #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Limits {
-            $(pub(crate) $name: Option<u32>,)*
+            $($name: Option<i64>,)*
         }
 
         impl Limits {
             /// One that the engine does not hold: its key, its value, and the most that the engine holds.
-            pub(crate) fn beyond(&self) -> Option<(&'static str, u32, u32)> {
+            pub(crate) fn beyond(&self) -> Option<(&'static str, i64, u32)> {
                 $(
                     let most = limits::DEFAULT.$name;
-                    if let Some(value) = self.$name && !(1..=most).contains(&value) {
+                    if let Some(value) = self.$name && !(1..=most.into()).contains(&value) {
                         return Some((concat!("limits.", stringify!($name)), value, most));
                     }
                 )*
                 None
             }
 
-            /// Puts them in place of those of a device, and lowers what depends on them.
+            /// Puts them in place of those of a device, and lowers what depends on them. None is [beyond](Self::beyond) the engine.
             pub(crate) fn apply(&self, mut attr: DeviceAttr) -> DeviceAttr {
-                $(if let Some(value) = self.$name { attr.$name = value; })*
+                $(if let Some(value) = self.$name { attr.$name = value as u32; })*
                 consistent(attr)
             }
         }
@@ -247,12 +247,14 @@ impl Persona {
     /// # Errors
     /// The reason, in one line, with the place.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let file: File = toml::from_str(text).map_err(|error| one_line(&error.to_string()))?;
+        let file: File = toml::from_str(text).map_err(|error| in_words(&error.to_string()))?;
+        let limits = file.limits.map_or_else(Limits::default, |Tabled(limits)| limits);
+        let (Tabled(gids), pci) = (file.gids, file.pci.map(|Tabled(pci)| pci));
         let at = |key: &str, reason: &str| match line_of(text, key) {
             Some(line) => format!("line {line}: {key}{reason}"),
             None => format!("{key}{reason}"),
         };
-        if let Some((key, value, most)) = file.limits.beyond() {
+        if let Some((key, value, most)) = limits.beyond() {
             return Err(at(key, &format!(" = {value}: this device holds 1 to {most}")));
         }
         let rate = Rate::ALL.into_iter().find(|rate| rate.gbps == file.rate).ok_or_else(|| {
@@ -271,15 +273,15 @@ impl Persona {
         if !is_device_name(&file.device) {
             return Err(at("device", &format!(": expected {DEVICE_NAME}")));
         }
-        let types = &file.gids.types;
-        let order = &file.gids.order;
+        let types = &gids.types;
+        let order = &gids.order;
         if !types.contains(&GidType::RoceV2) || has_twice(types) {
             return Err(at("gids.types", ": expected \"RoCE v2\" among them, and each once"));
         }
         if order.len() != 2 || has_twice(order) {
             return Err(at("gids.order", ": expected \"ipv4\" and \"ipv6\", each once"));
         }
-        if let Some(pci) = &file.pci {
+        if let Some(pci) = &pci {
             if !is_name(&pci.driver) {
                 return Err(at("pci.driver", &format!(": expected {NAME}")));
             }
@@ -321,10 +323,10 @@ impl Persona {
             hca_type: file.hca_type,
             oui,
             rate,
-            lacks: file.lacks.into_iter().collect(),
-            gids: file.gids,
-            pci: file.pci,
-            limits: file.limits,
+            lacks: file.lacks,
+            gids,
+            pci,
+            limits,
         })
     }
 
@@ -359,6 +361,8 @@ fn consistent(mut attr: DeviceAttr) -> DeviceAttr {
     attr.max_sge_rd = attr.max_sge_rd.min(attr.max_sge);
     attr.max_res_rd_atom =
         attr.max_res_rd_atom.min(attr.max_qp.saturating_mul(attr.max_qp_rd_atom));
+    let attachments = attr.max_mcast_grp.saturating_mul(attr.max_mcast_qp_attach);
+    attr.max_total_mcast_qp_attach = attr.max_total_mcast_qp_attach.min(attachments);
     let lacks = |feature| attr.lacks.has(feature);
     let without_tags = [Feature::Srq, Feature::Rc, Feature::TagMatching].into_iter().any(lacks);
     let [srq, windows, memory, raw] =

@@ -35,9 +35,25 @@ pub(crate) fn line_of(text: &str, key: &str) -> Option<usize> {
     Some(before.matches('\n').count() + 1)
 }
 
-/// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a
-/// terminal.
-pub(crate) fn one_line(message: &str) -> String {
+/// The parser's message in a line. It has several: place, excerpt, and a reason that may name a type of Rust at its end. The excerpt may
+/// hold control characters for a terminal.
+pub(crate) fn in_words(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace(char::is_control, "\u{fffd}")
+    let line = line.replace(char::is_control, "\u{fffd}");
+    let words = [
+        ("u8", "a number from 0 to 255"),
+        ("u16", "a number from 0 to 65535"),
+        ("u32", "a number from 0 to 4294967295"),
+        ("u64", "a number, 0 at least"),
+        ("usize", "a number, 0 at least"),
+        ("i64", "a whole number"),
+        ("f64", "a number"),
+        ("path string", "the name of a file"),
+        ("a sequence", "a list"),
+    ];
+    let found = words.into_iter().find_map(|(name, words)| {
+        let before = line.strip_suffix(name)?;
+        before.ends_with("expected ").then(|| format!("{before}{words}"))
+    });
+    found.unwrap_or(line)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::form::{Item, Kind, PkeyList, Several};
+use super::form::{Item, Kind, PkeyList, Several, Tabled};
 use super::places::{
     AskedBy, Placed, check_place, in_file, key_of, loopback, place_from, place_of,
 };
@@ -45,7 +45,7 @@ pub(super) struct Table {
     address: Option<IpAddr>,
     persona: Option<String>,
     guid: Option<String>,
-    limits: Option<Limits>,
+    limits: Option<Tabled<Limits>>,
     mtu: Option<i64>,
     pkeys: Option<PkeyList>,
     ports: Option<Several<Item<PortTable>>>,
@@ -255,7 +255,7 @@ fn tabled(
     by: &AskedBy<'_>,
 ) -> Result<Vec<Placed>, ConfigError> {
     let Table { name, interface, address, persona, guid, limits, mtu, pkeys, ports } = table;
-    let limits = limits.unwrap_or_default();
+    let limits = limits.map_or_else(Limits::default, |Tabled(limits)| limits);
     if let Some((key, value, most)) = limits.beyond() {
         return Err(by.refuse(Some(n), key, &value.to_string(), &format!("1 to {most}")));
     }
@@ -355,9 +355,19 @@ mod tests {
         assert_eq!(names(&[mlx5, ("ANYVERBS_DEVICE", "mlx5_4")]), "mlx5_4=:mlx5");
         assert_eq!(devices_of("persona = \"rxe\"", &[]).unwrap(), ["rxe0=:rxe"]);
         let file = devices_of("persona = \"own.toml\"", &[]).unwrap_err();
-        assert_eq!(file, "persona \"/etc/own.toml\": no file is read here", "beside the file");
+        let named = "configuration file \"/etc/rack.toml\": persona";
+        assert_eq!(
+            file,
+            format!("{named} \"/etc/own.toml\": no file is read here"),
+            "beside the file"
+        );
         let file = devices_of("", &[("ANYVERBS_PERSONA", "own.toml")]).unwrap_err();
-        assert_eq!(file, "persona \"own.toml\": no file is read here", "in the working directory");
+        let named = "ANYVERBS_PERSONA: persona";
+        assert_eq!(
+            file,
+            format!("{named} \"own.toml\": no file is read here"),
+            "in the working one"
+        );
         let unknown = devices_of("persona = \"mlx6\"", &[]).unwrap_err();
         assert!(unknown.contains("persona") && !unknown.contains("ANYVERBS_PERSONA"), "{unknown}");
     }
@@ -398,6 +408,9 @@ mod tests {
         assert_eq!(found, [[2, 3, 3, 16_384, 128], [9, 6, 6, 0, 4], [9, 32, 32, 16_384, 128]]);
         let all = limits::of_all(&each, config.max_qp.as_ref());
         assert_eq!((all.max_qp, all.max_sge, all.max_qp_rd_atom), (9, 32, 4));
+        let groups = "devices = [{ limits = { max_mcast_grp = 2, max_mcast_qp_attach = 3 } }, {}]";
+        let each = Config::parse("", groups, |_| None).unwrap().device_attrs(|_, _| 0);
+        assert_eq!([0, 1].map(|n: usize| each[n].max_total_mcast_qp_attach), [6, 16_384]);
     }
 
     #[test]
@@ -626,7 +639,8 @@ mod tests {
         }
         // A file of a persona lies beside that of the configuration; no file is read here.
         let error = devices_of("devices = [{ persona = 'nic.toml' }]", &[]).unwrap_err();
-        assert_eq!(error, "persona \"/etc/nic.toml\": no file is read here");
+        let named = "configuration file \"/etc/rack.toml\": device 1 of devices: persona";
+        assert_eq!(error, format!("{named} \"/etc/nic.toml\": no file is read here"));
         let error = devices_of("devices = 65", &[]).unwrap_err();
         assert!(error.starts_with("configuration file \"/etc/rack.toml\": devices=\"65\": "));
         let both = "devices = 2\ninterfaces = ['eth0']";
@@ -640,6 +654,13 @@ mod tests {
             ("{ persona = 5 }", "expected a string"),
             ("{ limits = { max_qps = 5 } }", "unknown field `max_qps`, expected one of `max_qp`"),
             ("{ pkeys = ['a'] }", "invalid type: string \"a\", expected a P_Key as a number"),
+            ("{ limits = [] }", "invalid type: sequence, expected a table"),
+            ("{ limits = [1, 2] }", "invalid type: sequence, expected a table"),
+            ("{ limits = 5 }", "invalid type: integer `5`, expected a table"),
+            (
+                "{ limits = { max_qp = '8' } }",
+                "invalid type: string \"8\", expected a whole number",
+            ),
             ("{ pkeys = 1 }", "invalid type: integer `1`, expected a list of P_Keys"),
             ("7", "expected an interface, an address or a table"),
         ] {

@@ -1,4 +1,4 @@
-//! The forms of lists in a configuration file.
+//! The forms of lists and tables in files.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,6 +33,10 @@ pub(super) enum Item<T> {
     /// A table of a file.
     Table(T),
 }
+
+/// A table. Serde would take a list for it as well, with the values of the keys in their order.
+#[derive(Debug)]
+pub(crate) struct Tabled<T>(pub(crate) T);
 
 /// The P_Keys of a port, before they are checked.
 #[derive(Debug)]
@@ -93,6 +97,24 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Item<T> {
     }
 }
 
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Tabled<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Keys<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Keys<T> {
+            type Value = Tabled<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Tabled)
+            }
+        }
+        from.deserialize_any(Keys(PhantomData))
+    }
+}
+
 impl<'de> Deserialize<'de> for PkeyList {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Keys;
@@ -134,7 +156,9 @@ impl<'de> Deserialize<'de> for Key {
 }
 
 /// Every element of a list.
-fn elements<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(mut list: A) -> Result<Vec<T>, A::Error> {
+pub(crate) fn elements<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
+    mut list: A,
+) -> Result<Vec<T>, A::Error> {
     let mut elements = Vec::new();
     while let Some(element) = list.next_element()? {
         elements.push(element);

@@ -49,6 +49,9 @@ fn bad_files_are_refused_in_one_line_with_the_place() {
         ("speed = 160", "speed = 7", "pci.speed = 7: "),
         ("width = 16", "width = 3", "pci.width = 3: "),
         ("lacks = [", "lacks = [\"wings\", ", "wings"),
+        ("lacks = [", "lacks = \"rc\" # [", "expected a list of features, as [\"rc\"]"),
+        ("[limits]\n", "limits = [1]\n[pci.other]\n", "expected a table"),
+        ("max_sge = 30", "max_sge = -1", "limits.max_sge = -1: this device holds 1 to 32"),
     ] {
         let (_, text) = BUILT_IN.iter().find(|(known, _)| *known == "mlx5").unwrap();
         let line = text[..text.find(from).unwrap()].matches('\n').count() + 1;
