@@ -165,7 +165,7 @@ pub struct PortConfig {
     pub addresses: Addresses,
     /// The vendor's device that its device looks like.
     pub persona: Option<Arc<Persona>>,
-    /// The GUID of its device, if the configuration gives one.
+    /// Its GUID, if the configuration gives its device one. That of a first port is the node's.
     pub guid: Option<u64>,
     /// Limits of its device, which precede those of the persona.
     pub limits: Limits,

@@ -96,10 +96,15 @@ impl Config {
     /// configuration does not, by the persona and the place.
     pub fn guid_of(&self, port: usize, guid: impl Fn(Option<&Persona>, u64) -> u64) -> u64 {
         let row = self.ports.get(port);
-        match row.and_then(|row| Some((row.guid?, row.port))) {
-            Some((node, number)) => node.wrapping_add(u64::from(number) - 1),
-            None => guid(row.and_then(|row| row.persona.as_deref()), port as u64),
+        if let Some(given) = row.and_then(|row| row.guid) {
+            return given;
         }
+        let given: Vec<u64> = self.ports.iter().filter_map(|row| row.guid).collect();
+        let persona = row.and_then(|row| row.persona.as_deref());
+        // No two ports try the same numbers. One that is given to another device is left out.
+        let candidate = |round: usize| guid(persona, (port + round * MOST_PORTS) as u64);
+        let free = (0..=given.len()).map(candidate).find(|guid| !given.contains(guid));
+        free.unwrap_or_else(|| candidate(0))
     }
 
     /// The attributes of each device, a row for each of its ports. `guid` gives the GUID of a node, by its persona and its number.
@@ -191,12 +196,16 @@ fn is_new(
     by: &AskedBy<'_>,
 ) -> Result<(), ConfigError> {
     let earlier = |same: &dyn Fn(&Placed) -> bool| found.iter().find(|other| same(other));
-    let same_guid = |other: &Placed| {
-        other.device != n && other.port.guid.is_some() && other.port.guid == new.port.guid
-    };
+    let same_guid = |other: &Placed| other.port.guid.is_some() && other.port.guid == new.port.guid;
     if let (Some(other), Some(guid)) = (earlier(&same_guid), new.port.guid) {
-        let expected = format!("a GUID that device {} does not have", other.device + 1);
-        return Err(by.refuse(Some(n), "guid", &shown(guid), &expected));
+        let (value, expected) = match new.port.port {
+            1 => (guid, format!("a GUID that {} does not have", other.whose())),
+            _ => {
+                let (next, other) = (shown(guid), other.whose());
+                (guid - 1, format!("another one: port 2 gets the next, {next}, which {other} has"))
+            }
+        };
+        return Err(by.refuse(Some(n), "guid", &shown(value), &expected));
     }
     let same_name = |other: &Placed| other.device != n && other.port.name == new.port.name;
     if let Some(other) = earlier(&same_name) {
@@ -287,7 +296,7 @@ fn guid_from(text: &str) -> Option<u64> {
 }
 
 /// The same the other way.
-fn shown(guid: u64) -> String {
+pub(super) fn shown(guid: u64) -> String {
     [48, 32, 16, 0].map(|bits| format!("{:04x}", guid >> bits & 0xffff)).join(":")
 }
 
@@ -421,6 +430,20 @@ mod tests {
         let guids: Vec<_> = attrs.iter().map(|a| (a.node_guid, a.sys_image_guid)).collect();
         let own = 0x0002_c903_00aa_bbcc;
         assert_eq!(guids, [(own, own), (own + 1, own), (2, 2)]);
+    }
+
+    #[test]
+    fn an_automatic_guid_steps_aside_for_one_that_is_given() {
+        let rack = "devices = [
+            {}, {},
+            { guid = '0000:0000:0000:0001' }, { guid = '0000:0000:0000:0040', ports = 2 }, {}
+        ]";
+        let config = Config::parse("", rack, |_| None).unwrap();
+        let automatic = |_: Option<&Persona>, place| place;
+        let guids: Vec<_> = (0..6).map(|port| config.guid_of(port, automatic)).collect();
+        assert_eq!(guids, [0, 129, 1, 0x40, 0x41, 5]);
+        let alike = (0..6).map(|port| config.guid_of(port, |_, _| 7)).collect::<Vec<_>>();
+        assert_eq!(alike, [7, 7, 1, 0x40, 0x41, 7], "the search ends");
     }
 
     #[test]
@@ -600,6 +623,22 @@ mod tests {
             (
                 "{ guid = '0002:C903:00aa:bbcc' }, { guid = '0002:c903:00aa:bbcc' }",
                 "device 2 of devices: guid=\"0002:c903:00aa:bbcc\": expected a GUID that device 1 does not have",
+            ),
+            (
+                "{ guid = '0002:c903:00aa:bbcc', ports = 2 }, { guid = '0002:c903:00aa:bbcd' }",
+                "device 2 of devices: guid=\"0002:c903:00aa:bbcd\": expected a GUID that port 2 of device 1 does not have",
+            ),
+            (
+                "{ guid = '0002:c903:00aa:bbcd' }, { guid = '0002:c903:00aa:bbcc', ports = 2 }",
+                "device 2 of devices: guid=\"0002:c903:00aa:bbcc\": expected another one: port 2 gets the next, 0002:c903:00aa:bbcd, which device 1 has",
+            ),
+            (
+                "{ guid = 'ffff:ffff:ffff:ffff', ports = 2 }",
+                "device 1 of devices: guid=\"ffff:ffff:ffff:ffff\": expected a GUID below it: port 2 gets the next",
+            ),
+            (
+                "{ limits = { max_qp = -1 } }",
+                "device 1 of devices: limits.max_qp=\"-1\": expected 1 to 16384",
             ),
             (
                 "{}, { mtu = 1500 }",

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyverbs_proto::types::{Mtu, PKey};
 use serde::Deserialize;
 
+use super::devices::shown;
 use super::form::{Item, Kind, PkeyList, Several};
 use super::places::{AskedBy, Placed, check_place, loopback, place_from};
 use super::{Addresses, ConfigError, PortConfig};
@@ -96,6 +97,10 @@ pub(super) fn read(
         let expected = "1 or 2, or a list of as many interfaces, addresses or tables";
         return Err(by.refuse(Some(n), "ports", &said, expected));
     }
+    if let (2, Some(guid @ u64::MAX)) = (count, device.guid) {
+        let expected = "a GUID below it: port 2 gets the next";
+        return Err(by.refuse(Some(n), "guid", &shown(guid), expected));
+    }
     let items = match ports {
         Several::Number(_) => (0..count).map(|_| Item::Table(PortTable::default())).collect(),
         Several::List(items) => items,
@@ -105,6 +110,7 @@ pub(super) fn read(
         let port = PortConfig {
             port: at as u8 + 1,
             addresses: loopback(behind + at),
+            guid: device.guid.map(|guid| guid + at as u64),
             named_by: by.name(n, Some("ports")),
             ..device.clone()
         };
