@@ -124,16 +124,68 @@ fn a_program_with_its_own_libibverbs_sees_the_device() {
     assert!(line.contains(package.canonicalize().unwrap().join(NAME).to_str().unwrap()), "{line}");
 }
 
-#[test]
-fn a_program_has_the_device_and_rsockets_at_once() {
-    let scratch = Scratch(env::temp_dir().join(format!("anyverbs-both-{}", std::process::id())));
-    let lib = scratch.0.join("lib");
+/// The program that talks to itself, with libraries beside it.
+fn talker(name: &str) -> (Scratch, PathBuf, PathBuf) {
+    let directory = env::temp_dir().join(format!("anyverbs-{name}-{}", std::process::id()));
+    let (lib, program) = (directory.join("lib"), directory.join("talks"));
     built_libraries::link(&lib);
-    let (source, program) = (scratch.0.join("talks.c"), scratch.0.join("talks"));
+    let source = directory.join("talks.c");
     fs::write(&source, TALKS).unwrap();
     let mut cc = Command::new("cc");
     cc.arg("-o").arg(&program).arg(&source).arg("-L").arg(&lib).args(["-libverbs", "-lpthread"]);
     assert!(cc.status().unwrap().success());
+    (Scratch(directory), lib, program)
+}
+
+/// Tells the program, and the doctor.
+#[test]
+fn what_stops_rsockets_is_said() {
+    let (scratch, lib, program) = talker("stopped");
+    let port = UdpPort::reserve();
+    let persona = "device = 'nic0'\nvendor_id = 1\nvendor_part_id = 1\nfw_ver = '1'\nrate = 100\nlacks = ['rc']\n\
+                   gids = { types = ['RoCE v2'], link_local = false }\n";
+    fs::write(scratch.0.join("nic.toml"), persona).unwrap();
+    let file = scratch.0.join("rack.toml");
+    for (rack, said, kind) in [
+        (
+            "devices = [{ limits = { max_cqe = 512 } }]",
+            "rsocket: cqe is 768, and the limit is 512 (max_cqe of device anyverbs0)",
+            "stream sockets: device anyverbs0: max_cqe = 512, and a socket needs 768",
+        ),
+        (
+            "persona = 'nic.toml'\ndevices = 1",
+            "rsocket: persona nic: it lacks reliable connections (RC)",
+            "stream sockets: device nic0: it lacks reliable connections (RC)",
+        ),
+        (
+            "persona = 'mana'\ndevices = 1",
+            "rsocket: persona mana: it lacks datagrams (UD)",
+            "datagram sockets: device mana_0: it lacks datagrams (UD)",
+        ),
+    ] {
+        fs::write(&file, rack).unwrap();
+        let anyverbs = |arguments: &[&str]| {
+            let mut command = Command::new("timeout");
+            command.arg("60").arg(env!("CARGO_BIN_EXE_anyverbs")).args(arguments).arg(&program);
+            command.env("ANYVERBS_LIB_DIR", &lib).env("ANYVERBS_CONFIG", &file);
+            command.env("ANYVERBS_UDP_PORT", port.number().to_string());
+            command.env("ANYVERBS_REGISTRY", format!("anyverbs-stopped-{}", port.number()));
+            command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
+            command.output().unwrap()
+        };
+        let output = anyverbs(&["run", "--sockets=all", "--"]);
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{rack}");
+        assert_eq!(log.matches(&format!("ERROR anyverbs: {said}\n")).count(), 1, "{rack}: {log}");
+        let found = String::from_utf8(anyverbs(&["doctor", "--"]).stdout).unwrap();
+        let line = format!("note  `anyverbs run --sockets` gives no {kind}\n");
+        assert!(found.contains(&line), "{rack}: {found}");
+    }
+}
+
+#[test]
+fn a_program_has_the_device_and_rsockets_at_once() {
+    let (_scratch, lib, program) = talker("both");
     let port = UdpPort::reserve();
     for (sockets, preload) in
         [("stream", true), ("dgram", true), ("all", true), ("stream", false), ("all", false)]

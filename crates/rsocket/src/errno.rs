@@ -34,6 +34,24 @@ impl From<io::Error> for Errno {
     }
 }
 
+/// The device makes no object for a socket. The program sees a number, which does not say what the device lacks.
+macro_rules! from_refusal {
+    ($($error:path)*) => { $(
+        impl From<$error> for Errno {
+            fn from(error: $error) -> Self {
+                let number = error.errno();
+                anyverbs::say_again!(error, number.unsigned_abs().into(), "rsocket: {error}");
+                Self(number)
+            }
+        }
+    )* };
+}
+
+from_refusal! {
+    anyverbs::error::CreateError
+    anyverbs::error::RegisterError
+}
+
 /// The device's errors carry their numbers; their text goes to the log.
 macro_rules! from_device {
     ($($error:path)*) => { $(
@@ -48,8 +66,6 @@ macro_rules! from_device {
 
 from_device! {
     anyverbs::error::OpenError
-    anyverbs::error::CreateError
-    anyverbs::error::RegisterError
     anyverbs::error::DestroyError
     anyverbs::error::ModifyObjectError
     anyverbs::error::PostError

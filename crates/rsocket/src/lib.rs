@@ -31,6 +31,7 @@ mod fork;
 #[allow(missing_docs, unreachable_pub, reason = "public for the fuzz target alone")]
 pub mod fuzzed;
 mod machine;
+mod needs;
 mod options;
 mod poll;
 mod ready;
@@ -45,6 +46,7 @@ mod wire;
 
 pub use config::Config;
 pub use errno::{Errno, Result};
+pub use needs::obstacle;
 pub use options::{
     RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, RDMA_UNREAD, SOL_RDMA, Value,
 };

@@ -40,7 +40,10 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.push(loopback());
     findings.push(port(udp_port()));
     findings.push(view_directory(devices.as_deref().unwrap_or_default()));
-    findings.extend(libraries::find(&args.settings).ok().map(|_| rsockets(&rsocket_settings())));
+    if libraries::find(&args.settings).is_ok() {
+        let directory = rsocket_settings();
+        findings.push(no_sockets(&args.settings).unwrap_or_else(|| rsockets(&directory)));
+    }
     findings.push(buffers());
     findings.extend(offloads());
     findings.push(cross_process_copy());
@@ -257,6 +260,19 @@ fn view_directory(devices: &[Device]) -> Finding {
 fn rsocket_settings() -> PathBuf {
     environment::variable("ANYVERBS_RSOCKET_CONFIG")
         .map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)
+}
+
+/// The first device, which gives all sockets, lacks something for them.
+fn no_sockets(settings: &Settings) -> Option<Finding> {
+    // A configuration that cannot be read is reported with the devices.
+    let config = anyverbs::config::Config::load_with(&settings.variables()).ok()?;
+    let (device, attr) = (config.ports.first()?, *config.device_attrs(|_, _| 0).first()?);
+    let (kind, why) = anyverbs_rsocket::obstacle(&attr)?;
+    Some(Finding::new(
+        Severity::Note,
+        format!("`anyverbs run --sockets` gives no {kind} sockets: device {}: {why}", device.name),
+        "change the limits or the persona of that device, which is the first, if programs need sockets over RDMA",
+    ))
 }
 
 /// The object was found with the libraries. This checks whether its settings are right.

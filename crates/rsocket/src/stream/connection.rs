@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
 use anyverbs::{
-    Access, CompChannel, Cq, Qp, QpCap, QpInitAttr, QpType, RecvWr, RemoteAddr, SendFlags, SendOp,
-    SendWr, Wc, WcStatus,
+    Access, CompChannel, Cq, Qp, QpInitAttr, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
+    Wc, WcStatus,
 };
 use parking_lot::Mutex;
 
@@ -17,6 +17,7 @@ use crate::config::config;
 use crate::device::Device;
 use crate::errno::Result;
 use crate::machine::{Grant, Machine, Piece, Posted, Sizes, Source, Violation};
+use crate::needs;
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
 use crate::sleepers::Sleepers;
@@ -63,19 +64,12 @@ impl Connection {
         let pd = &device.pd;
         let channel = device.context.create_comp_channel()?;
         set_nonblocking(&channel)?;
-        let cqe = u32::from(sizes.send_queue) + u32::from(sizes.recv_queue);
-        let cq = device.context.create_cq(cqe, Some(&channel), 0, 0)?;
+        let cq = device.context.create_cq(needs::cqe(sizes), Some(&channel), 0, 0)?;
         let init = QpInitAttr {
             send_cq: &cq,
             recv_cq: &cq,
             srq: None,
-            cap: QpCap {
-                max_send_wr: sizes.send_queue.into(),
-                max_recv_wr: sizes.recv_queue.into(),
-                max_send_sge: 2,
-                max_recv_sge: 1,
-                max_inline_data: sizes.inline.max(Target::LEN as u32),
-            },
+            cap: needs::cap(sizes),
             qp_type: QpType::Rc,
             sq_sig_all: true,
             cookie: 0,
