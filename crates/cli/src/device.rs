@@ -4,12 +4,14 @@
 //! process opens the device and starts its threads. That takes one of the host's process slots for as long as the
 //! process lives. So a short-lived child asks: a launcher must not hold a slot beside its program's.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::net::{IpAddr, Ipv6Addr};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 use anyverbs::limits::DeviceAttr;
+use anyverbs::persona::Limits;
 use anyverbs::watch::OfPort;
 use anyverbs::{GidKind, persona};
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,8 @@ pub(crate) struct Device {
     pub(crate) persona: Option<String>,
     /// Its place on the PCI bus, if the persona has one.
     pub(crate) pci: Option<Pci>,
+    /// Those that a configuration or a persona may lower, by their names.
+    pub(crate) limits: BTreeMap<String, u32>,
     pub(crate) udp_port: u16,
     /// The registry in which the processes of this host find each other.
     pub(crate) registry: String,
@@ -45,7 +49,9 @@ pub(crate) struct Device {
 pub(crate) struct Port {
     /// `IBV_PORT_*`: 4 is ACTIVE, 1 is DOWN.
     pub(crate) state: u8,
-    /// Largest RDMA payload of a packet, in bytes.
+    /// Largest RDMA payload of a packet, in bytes: what the configuration says, 4096 without it.
+    pub(crate) max_mtu: u32,
+    /// The same, as the interface lets it pass.
     pub(crate) active_mtu: u32,
     pub(crate) lid: u16,
     pub(crate) gid_tbl_len: u32,
@@ -196,6 +202,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
     let persona = info.persona.as_deref();
     let port = |port: &anyverbs::PortDetails| Port {
         state: port.attr.state as u8,
+        max_mtu: port.attr.max_mtu.bytes(),
         active_mtu: port.attr.active_mtu.bytes(),
         lid: port.attr.lid,
         gid_tbl_len: port.attr.gid_tbl_len,
@@ -217,6 +224,7 @@ fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &Dev
         hca_type: persona.map_or_else(ours, |persona| persona.hca_type.clone()),
         persona: persona.map(|persona| persona.name.clone()),
         pci: persona.and_then(|persona| persona.pci.as_ref()).map(pci),
+        limits: Limits::of(attr).map(|(name, value)| (name.to_owned(), value)).collect(),
         udp_port: details.udp_port,
         registry: details.registry.clone(),
         links: [(details.inproc, "inproc"), (details.shm, "shm"), (true, "udp")]
@@ -283,11 +291,13 @@ pub(crate) fn example() -> Device {
         hca_type: Some("anyverbs".into()),
         persona: None,
         pci: None,
+        limits: BTreeMap::new(),
         udp_port: 4791,
         registry: "anyverbs".into(),
         links: vec!["inproc".into(), "shm".into(), "udp".into()],
         ports: vec![Port {
             state: 4,
+            max_mtu: 4096,
             active_mtu: 1024,
             lid: 0x8001,
             gid_tbl_len: 16,

@@ -19,7 +19,8 @@ pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
     crate::write_out(text.as_bytes())
 }
 
-/// The devices as a list. `port` is the first of `ports`, for readers who know no second one.
+/// The devices as a list. `port` is the first of `ports`, for readers who know no second one. GUIDs are texts, as in sysfs: readers
+/// of JSON may round numbers beyond 2^53.
 fn as_json(devices: &[Device], to: Option<IpAddr>) -> serde_json::Result<String> {
     let mut all = serde_json::to_value(devices)?;
     for (json, device) in all.as_array_mut().into_iter().flatten().zip(devices) {
@@ -32,6 +33,8 @@ fn as_json(devices: &[Device], to: Option<IpAddr>) -> serde_json::Result<String>
             }
         }
         json["port"] = json["ports"][0].clone();
+        json["node_guid"] = groups(device.node_guid).into();
+        json["sys_image_guid"] = groups(device.sys_image_guid).into();
     }
     serde_json::to_string_pretty(&all)
 }

@@ -38,6 +38,19 @@ fn the_guid_the_mtu_and_the_limits_of_a_table_are_shown() {
         "cat /sys/class/infiniband/rail0/node_guid /sys/class/infiniband/rail0/sys_image_guid",
     );
     assert_eq!(guids, "0002:c903:00aa:bbcc\n0002:c903:00aa:bbcc\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+    command.args(["devices", "--json"]).current_dir(&dir).env("ANYVERBS_CONFIG", "rack.toml");
+    let listed: serde_json::Value =
+        serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    for name in ["node_guid", "sys_image_guid"] {
+        assert_eq!(listed[0][name], "0002:c903:00aa:bbcc", "{listed}");
+    }
+    for (rail, max_qp, max_srq, mtu) in [(0, 100, 7, 2048), (1, 16_384, 16_384, 4096)] {
+        let (limits, port) = (&listed[rail]["limits"], &listed[rail]["port"]);
+        assert_eq!((&limits["max_qp"], &limits["max_srq"]), (&max_qp.into(), &max_srq.into()));
+        assert_eq!(limits.as_object().unwrap().len(), 17, "{limits}");
+        assert_eq!(port["max_mtu"], mtu);
+    }
     let is_there = Command::new("sh").args(["-c", "command -v ibv_devinfo"]).output().unwrap();
     if !is_there.status.success() {
         fs::remove_dir_all(&dir).unwrap();

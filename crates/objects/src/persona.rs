@@ -191,6 +191,11 @@ macro_rules! limits {
         }
 
         impl Limits {
+            /// The names of all, with the values of a device.
+            pub fn of(attr: &DeviceAttr) -> impl Iterator<Item = (&'static str, u32)> {
+                [$((stringify!($name), attr.$name)),*].into_iter()
+            }
+
             /// One that the engine does not hold: its key, its value, and the most that the engine holds.
             pub(crate) fn beyond(&self) -> Option<(&'static str, i64, u32)> {
                 $(
