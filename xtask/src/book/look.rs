@@ -93,6 +93,9 @@ fn judge(opened: &Opened, seen: &Seen, leads_somewhere: impl Fn(&str) -> bool) -
     expect(content <= window, format!("it is {content} pixels wide in a window of {window}"));
     expect(scrolling.is_empty(), format!("these scroll sideways: {scrolling:?}"));
     expect(unloaded.is_empty(), format!("images that do not load: {unloaded:?}"));
+    let is_own = |address: &&String| address.starts_with("file:") || address.starts_with("data:");
+    let foreign: Vec<_> = opened.fetched.iter().filter(|address| !is_own(address)).collect();
+    expect(foreign.is_empty(), format!("it fetches {foreign:?}"));
     expect(opened.complaints.is_empty(), format!("the console: {:?}", opened.complaints));
     let dead: Vec<_> = links.iter().filter(|address| !leads_somewhere(address)).collect();
     expect(dead.is_empty(), format!("links to nothing: {dead:?}"));
@@ -140,6 +143,9 @@ mod tests {
             faults(Seen { links: ["b".to_owned()].into(), ..right() }, Vec::new()),
             faults(right(), vec!["error".into()]),
         ];
+        let fetched = vec!["file:///a.css".to_owned(), "https://example.org/b.js".to_owned()];
+        let faults = judge(&Opened { fetched, ..opened(Vec::new()) }, &right(), |_| true);
+        assert_eq!(faults, ["it fetches [\"https://example.org/b.js\"]"]);
         for faults in wrong {
             assert_eq!(faults.len(), 1, "{faults:?}");
         }
