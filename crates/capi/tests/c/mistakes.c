@@ -196,13 +196,11 @@ static struct ibv_cq *event_of;
 /* Wrong: the first thread waits for longer than the checker does. Right: another one may acknowledge the event while it waits. */
 static void let_wait(void)
 {
-	if (wrong) {
+	if (wrong)
 		usleep(2000000);
-		return;
-	}
 	char path[64], state = 0;
 	snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
-	for (; state != 'S'; usleep(1000)) {
+	for (; !wrong && state != 'S'; usleep(1000)) {
 		FILE *file = fopen(path, "r");
 		TRUE(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
 		fclose(file);

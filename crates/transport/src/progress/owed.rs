@@ -31,8 +31,8 @@ impl Driver {
         }
     }
 
-    /// As [`flush`](Self::flush), for a caller that has locked the receive path. It does what follows
-    /// ([`after_unlock`](Self::after_unlock)) once it has released that. Tells whether any were owed.
+    /// As [`flush`](Self::flush), for a caller that has locked the receive path. It does what follows (`after_unlock`) once it has
+    /// released that. Tells whether any were owed.
     pub fn pay_all(&'static self, debts: Debts) -> bool {
         let owed = &self.transport.owed;
         if !owed.now().is_any() {
