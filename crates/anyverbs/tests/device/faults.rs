@@ -200,24 +200,26 @@ fn a_marked_packet_notifies_the_sender() {
 /// Receives that are not ready, four times.
 const STORM: &str = "on qp 2: rnr received send packets 2 to 5";
 
-fn send_through_a_storm() {
+/// Sends through it; how many NAKs there were.
+fn naks_of_a_storm() -> u64 {
     let (a, b) = pair(QpType::Rc);
     send_through(&a, &b);
-    let counters = a.context.counters().unwrap();
-    assert_eq!(counters.read(Counter::RnrNakSent), 4);
-    assert_eq!(injected(&a.context), 4);
+    let naks = a.context.counters().unwrap().read(Counter::RnrNakSent);
+    assert_eq!(injected(&a.context), naks);
+    naks
 }
 
 #[test]
 fn a_storm_of_rnr_naks_delays_messages_and_loses_none() {
     let name = "a_storm_of_rnr_naks_delays_messages_and_loses_none";
-    with(name, STORM, &[], send_through_a_storm);
+    with(name, STORM, &[], || assert_eq!(naks_of_a_storm(), 4));
 }
 
 #[test]
 fn a_storm_of_rnr_naks_by_udp_delays_messages_and_loses_none() {
     let name = "a_storm_of_rnr_naks_by_udp_delays_messages_and_loses_none";
-    with(name, STORM, &BY_UDP, send_through_a_storm);
+    // A packet that is repeated before its NAK has come counts as received, and gets no second NAK.
+    with(name, STORM, &BY_UDP, || assert!((1..=4).contains(&naks_of_a_storm())));
 }
 
 #[test]
