@@ -196,8 +196,7 @@ static struct ibv_cq *event_of;
 /* Wrong: the first thread waits for longer than the checker does. Right: another one may acknowledge the event while it waits. */
 static void let_wait(void)
 {
-	if (wrong)
-		usleep(2000000);
+	usleep(wrong ? 2000000 : 0);
 	char path[64], state = 0;
 	snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
 	for (; !wrong && state != 'S'; usleep(1000)) {
