@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyverbs_net::host::MAX_ENDED;
-use anyverbs_objects::base::AT_EXIT;
+use anyverbs_objects::base::{AT_EXIT, Progress as _};
 use anyverbs_objects::fork;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_transport::progress::Debts;
@@ -81,8 +81,11 @@ impl Device {
         self.exit_thread.set(State::Sleeping);
         let spawned = spawn_quiet(c"anyverbs-exit", || {
             self.exit_thread.wait_until_wanted();
-            self.log_counters(self.tell_peers());
+            let end = self.tell_peers();
             self.leave_counters();
+            // What the last messages met. It may wait for a thread that writes to the log, which may be the one that ends the process.
+            self.driver.explain_failures();
+            self.log_counters(end);
             self.log_idle_faults();
             self.exit_thread.set(State::Done);
         });
