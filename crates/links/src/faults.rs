@@ -372,6 +372,11 @@ impl Faults {
         (is_cleared, plan.rules[from..].to_vec())
     }
 
+    /// Whether a rule has not been cleared.
+    pub fn has(&self, rule: &Rule) -> bool {
+        self.plan.lock().rules.iter().any(|active| std::ptr::eq(active.rule, rule))
+    }
+
     /// The ports whose devices have failed.
     pub(crate) fn failed(&self) -> impl Iterator<Item = usize> {
         let ports = self.ports.iter().enumerate();

@@ -184,7 +184,7 @@ impl Connected {
         }
     }
 
-    fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
+    pub(super) fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
         use QpAttrMask as M;
         let attr = Self::attr(driver, dest_qpn, retry_cnt);
         for (state, mask) in [

@@ -21,11 +21,12 @@ use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState};
 use anyverbs_proto::qp::lane::LaneEnv as _;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Psn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_testing::in_own_process;
 
+use super::Driver;
 use super::owed::Debts;
 use super::receive::Reader;
 use super::testing::{
@@ -370,6 +371,51 @@ fn the_log_is_called_without_a_lock() {
         let err = QpAttr { state: QpState::Err, ..QpAttr::default() };
         let overruns = || full.qp.modify(&err, QpAttrMask::STATE).unwrap();
         assert_eq!(lines(full, &overruns), 1, "a completion is lost");
+    });
+}
+
+/// A queue pair that a rule lets fail, and what is done to it when the log is told of that.
+fn fails_while(
+    meanwhile: impl Fn(&'static Driver, &Connected) + Send + Sync + 'static,
+) -> (&'static Driver, &'static Connected) {
+    let script = Script::parse("on qp 1: fails after 3s").unwrap();
+    let driver = stopped_with(|config| config.faults = Some(script));
+    let faulty: &'static Connected = Box::leak(Box::new(alone(driver)));
+    set(driver, at(2_000_000));
+    let said = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&said);
+    let log = Log(move || {
+        if count.fetch_add(1, Ordering::SeqCst) == 0 {
+            meanwhile(driver, faulty);
+        }
+    });
+    tracing::subscriber::with_default(log, || driver.run_timers());
+    assert_eq!(said.load(Ordering::SeqCst), 1);
+    (driver, faulty)
+}
+
+#[test]
+fn a_queue_pair_that_is_reset_while_its_fault_is_told_fails_when_it_is_ready_again() {
+    let name = "a_queue_pair_that_is_reset_while_its_fault_is_told_fails_when_it_is_ready_again";
+    alone_in_process(name, || {
+        let (driver, faulty) = fails_while(|_, faulty| {
+            let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+            faulty.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+        });
+        assert_eq!(faulty.qp.state().unwrap(), QpState::Reset);
+        faulty.connect(driver, Qpn::new(faulty.qp.qpn().get() ^ 0xffff), 0);
+        assert_eq!(faulty.qp.state().unwrap(), QpState::Err);
+    });
+}
+
+#[test]
+fn a_queue_pair_does_not_fail_by_a_rule_that_is_cleared_while_it_is_told() {
+    let name = "a_queue_pair_does_not_fail_by_a_rule_that_is_cleared_while_it_is_told";
+    alone_in_process(name, || {
+        let (_, faulty) = fails_while(|driver, _| {
+            thread::spawn(|| driver.obey(b"clear").unwrap()).join().unwrap();
+        });
+        assert_eq!(faulty.qp.state().unwrap(), QpState::Rts);
     });
 }
 

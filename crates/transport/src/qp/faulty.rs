@@ -44,23 +44,23 @@ impl DeviceEnv<'_, '_> {
         self.link.watch.as_mut()?.faults.as_deref_mut()
     }
 
-    /// Whether a rule holds for it.
-    pub(crate) fn is_faulty_by(&mut self, rule: &Rule) -> bool {
-        self.faults().is_some_and(|faults| faults.is_of(rule))
+    /// Whether a rule can move the queue pair to a state of failure: the rule has not been cleared, holds for it, and has not done so.
+    fn may_fail_by(&mut self, rule: &Rule, machine: &Qp) -> bool {
+        let may = |faults: &mut QpFaults| faults.is_of(rule) && !faults.has_failed_by(rule);
+        is_at_work(rule, machine)
+            && self.faults().is_some_and(may)
+            && self.transport.links.faults.as_ref().is_some_and(|faults| faults.has(rule))
     }
 
-    /// Whether a rule moves the queue pair to a state of failure: it holds for it, and has not done so. It is told, and then
-    /// [`fail_by`](Self::fail_by) is called.
+    /// Whether a rule moves the queue pair to a state of failure. It is told, and then [`fail_by`](Self::fail_by) is called.
     #[cold]
     pub(crate) fn is_to_fail_by(&mut self, rule: &'static Rule, machine: &Qp) -> bool {
-        let goes_to_sqe = rule.fault.is_sqe();
-        if !is_at_work(rule, machine) || !self.is_faulty_by(rule) {
+        if !self.may_fail_by(rule, machine) {
             return false;
         }
         let (qpn, qp_type) = (self.cell.qpn.get(), self.cell.qp_type);
-        let is_new = |faults: &&mut QpFaults| !faults.has_failed_by(rule);
-        let Some(faults) = self.faults().filter(is_new) else { return false };
-        if goes_to_sqe && qp_type.is_reliable() {
+        let lacks_sqe = rule.fault.is_sqe() && qp_type.is_reliable();
+        if lacks_sqe && let Some(faults) = self.faults() {
             faults.is_done_with(rule);
             let named = rule.named();
             let line = format!(
@@ -68,17 +68,19 @@ impl DeviceEnv<'_, '_> {
                 qp_type.name()
             );
             self.transport.overruns.log_each(Level::WARN, line);
-            return false;
         }
-        faults.fails_by(rule);
-        true
+        !lacks_sqe
     }
 
-    /// Moves the queue pair to a state of failure by a rule, unless it has come to another one since that was told.
+    /// Moves the queue pair to a state of failure by a rule. Since that was told, the queue pair may have come to another state, and the
+    /// rule may have been cleared. Then it stays as it is.
     #[cold]
     pub(crate) fn fail_by(&mut self, rule: &'static Rule, machine: &mut Qp) {
-        if !is_at_work(rule, machine) {
+        if !self.may_fail_by(rule, machine) {
             return;
+        }
+        if let Some(faults) = self.faults() {
+            faults.fails_by(rule);
         }
         match rule.fault.is_sqe() {
             true => machine.fail_sends(Cause::Injected, self),
