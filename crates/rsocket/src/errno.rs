@@ -1,6 +1,7 @@
 //! The reasons why calls fail: error numbers, as sockets have them.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 
 /// An error number (`errno(3)`).
@@ -34,14 +35,21 @@ impl From<io::Error> for Errno {
     }
 }
 
+/// Stands for a text. Refusals with one error number may have several.
+fn hash_of(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The device makes no object for a socket. The program sees a number, which does not say what the device lacks.
 macro_rules! from_refusal {
     ($($error:path)*) => { $(
         impl From<$error> for Errno {
             fn from(error: $error) -> Self {
-                let number = error.errno();
-                anyverbs::say_again!(error, number.unsigned_abs().into(), "rsocket: {error}");
-                Self(number)
+                let text = error.to_string();
+                anyverbs::say_again!(error, hash_of(&text), "rsocket: {text}");
+                Self(error.errno())
             }
         }
     )* };
@@ -76,3 +84,45 @@ from_device! {
 
 /// A call's result.
 pub type Result<T> = std::result::Result<T, Errno>;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use anyverbs::error::CreateError;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    /// Counts lines.
+    struct Log(Arc<AtomicU32>);
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn each_refusal_is_said_though_the_numbers_are_the_same() {
+        let said = Arc::new(AtomicU32::new(0));
+        tracing::subscriber::with_default(Log(Arc::clone(&said)), || {
+            for (what, lines) in [("a", 1), ("b", 2), ("a", 2)] {
+                assert_eq!(Errno::from(CreateError::Invalid(what)), Errno(libc::EINVAL));
+                assert_eq!(said.load(Ordering::SeqCst), lines, "{what}");
+            }
+        });
+    }
+}
