@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use anyverbs_net::Uncancelled;
 use anyverbs_objects::ah::{self, AhAttr};
 use anyverbs_objects::async_event::{AsyncEvent, AsyncQueue};
-use anyverbs_objects::base::Core;
+use anyverbs_objects::base::{Core, Progress as _};
 use anyverbs_objects::clock;
 use anyverbs_objects::command::CommandFile;
 use anyverbs_objects::comp_channel::CompChannel;
@@ -453,12 +454,18 @@ impl Context {
     }
 
     /// Reads the oldest asynchronous event (`ibv_get_async_event`). Waits for one unless the program set `O_NONBLOCK`
-    /// on the descriptor; holds no lock meanwhile.
+    /// on the descriptor; holds no lock meanwhile. The log has said why a queue pair failed when this returns.
     ///
     /// # Errors
     /// [`EventError`].
     pub fn get_async_event(&self) -> Result<AsyncEvent, EventError> {
-        self.0.events.pop()
+        let event = self.0.events.pop()?;
+        if let Some(device) = Device::running() {
+            // The log may write to a file, and a thread that is cancelled there would leave its lines behind.
+            let _uncancelled = Uncancelled::new();
+            device.driver.explain_failures();
+        }
+        Ok(event)
     }
 
     /// The descriptor that is readable while an asynchronous event waits.

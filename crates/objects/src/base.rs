@@ -147,7 +147,7 @@ pub trait Progress: Sync {
     /// As [`say`](Self::say), of lines that have a bound of their own.
     fn say_each(&'static self, level: Level, line: String);
 
-    /// The program is about to see a completion that failed: the log says why. A program may end at once.
+    /// The program is about to see a completion that failed, or an event: the log says why. A program may end at once.
     fn explain_failures(&'static self);
 }
 

@@ -1,5 +1,11 @@
 //! Queue pairs that fail at a time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
 use super::*;
 
 #[test]
@@ -36,6 +42,45 @@ fn a_queue_pair_that_is_made_after_its_time_fails_once_when_it_is_ready() {
         b.connect(a.address());
         assert_eq!([a.qp.state(), b.qp.state()].map(Result::unwrap), [QpState::Rts; 2]);
         assert_eq!(injected(&a.context), before + 1);
+    });
+}
+
+/// A log that takes its time, and tells when it has a line.
+struct SlowLog(Arc<AtomicBool>);
+
+impl Subscriber for SlowLog {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {
+        std::thread::sleep(Duration::from_millis(100));
+        self.0.store(true, Ordering::SeqCst);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn the_log_has_a_late_failure_before_the_program_has_its_event() {
+    let name = "at_a_time::the_log_has_a_late_failure_before_the_program_has_its_event";
+    with(name, "on qp 2: fails after 1s; fails after 1s", &[], || {
+        // When the first one has failed, the time has passed.
+        let first = Endpoint::new(QpType::Rc);
+        first.to_init();
+        assert_eq!(event(&first.context), AsyncEventKind::QpFatal);
+        let e = Endpoint::new(QpType::Rc);
+        let said = Arc::new(AtomicBool::new(false));
+        tracing::subscriber::set_global_default(SlowLog(Arc::clone(&said))).unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| (event(&e.context), said.load(Ordering::SeqCst)));
+            e.connect(e.address());
+            assert_eq!(reader.join().unwrap(), (AsyncEventKind::QpFatal, true));
+        });
     });
 }
 
