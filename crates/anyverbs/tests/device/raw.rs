@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyverbs::error::*;
@@ -508,22 +508,31 @@ fn a_protection_domain_that_was_dropped_ends_with_the_last_queue_on_it() {
     let context = context();
     let cq = context.create_cq(4, None, 0, 0).unwrap();
     let flags = ReceiveFlags::empty();
+    let drop_pd = |pd: Pd| {
+        let cell = Arc::downgrade(&pd.cell);
+        drop(pd);
+        assert!(cell.strong_count() > 0, "the queue holds it");
+        cell
+    };
     for by_drop in [false, true] {
         let pd = context.alloc_pd().unwrap();
         let qp = context.create_raw_qp(&pd, &init(&cq, flags)).unwrap();
-        drop(pd);
+        let cell = drop_pd(pd);
         if !by_drop {
             qp.destroy().unwrap();
         }
         drop(qp);
+        assert_eq!(cell.strong_count(), 0);
 
         let pd = context.alloc_pd().unwrap();
         let init = WqInit { cq: &cq, max_wr: 4, max_sge: 1, flags, cookie: 0 };
         let wq = context.create_wq(&pd, &init).unwrap();
-        drop(pd);
+        let cell = drop_pd(pd);
         if !by_drop {
             wq.destroy().unwrap();
         }
+        drop(wq);
+        assert_eq!(cell.strong_count(), 0);
     }
 }
 
