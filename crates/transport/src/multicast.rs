@@ -117,12 +117,12 @@ impl<M: Member> Groups<M> {
         let own = |group: &Group<M>| {
             group.attached.iter().filter(|(qp, _)| qp.device() == device).count() as u32
         };
-        let of_each = groups.values().map(own);
-        let of_device = Counts {
-            groups: of_each.clone().filter(|attached| *attached > 0).count(),
-            attachments: of_each.sum(),
-            of_group: known.map_or(0, own),
-        };
+        let none = Counts { groups: 0, attachments: 0, of_group: known.map_or(0, own) };
+        let of_device = groups.values().map(own).fold(none, |counts, attached| Counts {
+            groups: counts.groups + usize::from(attached > 0),
+            attachments: counts.attachments + attached,
+            ..counts
+        });
         let of_process = Counts {
             groups: groups.len(),
             attachments: *attachments,
