@@ -104,7 +104,8 @@ impl Ledger {
             stacks.push(("The region was registered here".into(), made));
         }
         if let Some((peer, number)) = self.peer_in_process(qp) {
-            // Both ends are here, and learn it. One report names both.
+            // Both ends are here, and learn it. One report names both. If the peer's came first, since the peer was reset, there are two: this one
+            // alone knows where the work was posted.
             if matches!(check, Check::NoReceive | Check::Rights) {
                 self.is_first_drop(peer, check);
             }
