@@ -382,16 +382,23 @@ impl Worker {
         self.driver.next_deadline().min(self.resteer_at).min(observe_at)
     }
 
+    /// How long it is until a time. While another thread does what a script of faults has due, it is long enough to sleep: the log of that
+    /// thread may take its time (`it_does_not_spin_while_another_thread_tells_of_a_fault`).
+    fn time_until(&self, until: u64) -> Duration {
+        let driver = self.driver;
+        let time = Duration::from_nanos(until.saturating_sub(driver.core.now().as_nanos()));
+        if driver.script.is_locked() { time.max(BUSY_POLL) } else { time }
+    }
+
     /// Says until when it will sleep, and returns for how long. `None`: until something comes.
     fn lie_down(&mut self) -> Option<Duration> {
         let driver = self.driver;
         let waker = &driver.links.waker;
         self.owed = driver.transport.owed.now();
-        let now = || driver.core.now().as_nanos();
         if let Some(away) = self.away {
             // It looks again by itself, so no thread need wake it for an earlier time.
-            let now = now();
-            let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
+            let now = driver.core.now().as_nanos();
+            let timer = self.time_until(self.next_deadline());
             let away = if self.owed.is_any() { away.min(ACK_DELAY) } else { away };
             let timeout = away.min(timer.max(WAKE_UP));
             waker.set_away_until(now + timeout.as_nanos() as u64);
@@ -409,7 +416,7 @@ impl Worker {
         if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
             return Some(ACK_DELAY);
         }
-        let timer = (until != NEVER).then(|| Duration::from_nanos(until.saturating_sub(now())));
+        let timer = (until != NEVER).then(|| self.time_until(until));
         // Whoever polls may leave an ACK behind.
         if self.polled { Some(timer.map_or(BUSY_POLL, |t| t.min(BUSY_POLL))) } else { timer }
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use anyverbs_faults::Script;
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
@@ -13,7 +14,9 @@ use super::{BUSY_POLL, Found, ONE_SIDED, WAKE_UP, Worker};
 use crate::progress::Driver;
 use crate::progress::owed::Debts;
 use crate::progress::receive::Reader;
-use crate::progress::testing::{Connected, NOTHING, at, count, open, pair, set, stopped};
+use crate::progress::testing::{
+    Connected, NOTHING, at, count, open, pair, set, stopped, stopped_with,
+};
 use crate::qp::owed::ACK_DELAY;
 
 /// The driver of this process, which has a worker.
@@ -68,6 +71,22 @@ fn it_does_not_spin_while_another_thread_receives() {
         let used = time_of(&worker) - begin;
         drop(reading);
         assert!(used < Duration::from_millis(100), "{used:?}");
+    });
+}
+
+#[test]
+fn it_does_not_spin_while_another_thread_tells_of_a_fault() {
+    let name = "progress::worker::tests::it_does_not_spin_while_another_thread_tells_of_a_fault";
+    in_own_process(name, || {
+        let script = Script::parse("down after 3s").unwrap();
+        let driver = stopped_with(|config| config.faults = Some(script));
+        let mut worker = Worker::new(driver);
+        set(driver, at(2_000_000));
+        let telling = driver.script.lock();
+        assert_eq!(worker.lie_down(), Some(BUSY_POLL));
+        worker.get_up();
+        drop(telling);
+        assert_eq!(worker.lie_down(), Some(Duration::ZERO));
     });
 }
 
