@@ -153,7 +153,6 @@ fn an_event_that_is_not_the_programs_is_acknowledged() {
     heard.id.destroy().unwrap();
 }
 
-/// The program leaves while another thread reads of the join.
 /// A queue pair for datagrams.
 fn datagrams(cq: &Cq) -> QpInitAttr<'_> {
     QpInitAttr {
@@ -173,6 +172,7 @@ fn datagrams(cq: &Cq) -> QpInitAttr<'_> {
     }
 }
 
+/// The program leaves while another thread reads of the join.
 #[test]
 fn a_group_that_is_left_meanwhile_is_not_heard() {
     let heard = Heard::new(QpType::Ud, false);
