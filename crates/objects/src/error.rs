@@ -387,7 +387,7 @@ pub enum AttachError {
     /// `EINVAL`: it is not attached to that group.
     #[error("not attached to that group")]
     NotAttached,
-    /// `ENOMEM`: a limit of the device is reached.
+    /// `ENOMEM`: a limit of the device, or of the process, is reached.
     #[error(transparent)]
     Full(#[from] Full),
     /// `EINVAL`: an object of another context.
