@@ -123,6 +123,8 @@ pub enum EventElement {
 }
 
 /// An event that was read. It is acknowledged when dropped: destroying the object waits for that (S1.6).
+///
+/// So a thread drops the event before it destroys its object. In the head of a `match` or an `if let` the event lives until the end of that.
 #[derive(Debug)]
 pub struct AsyncEvent(Raised);
 

@@ -61,6 +61,8 @@ impl ChannelCell {
 }
 
 /// A completion event that was read: which CQ has completions. It is acknowledged when dropped: destroying the CQ waits for that.
+///
+/// So a thread drops the event before it destroys the CQ. In the head of a `match` or an `if let` the event lives until the end of that.
 #[derive(Debug)]
 pub struct CompEvent {
     cq: Arc<CqCell>,
