@@ -195,7 +195,8 @@ impl Reporter {
             };
         }
         if let Some(more @ 1..) = mistakes.len().checked_sub(MOST_LISTED) {
-            let _ = writeln!(text, "  {more} other mistakes are reported above");
+            let are = if more == 1 { "mistake is" } else { "mistakes are" };
+            let _ = writeln!(text, "  {more} other {are} reported above");
         }
         if left.kinds.is_empty() {
             return Some(text);
@@ -210,7 +211,8 @@ impl Reporter {
                 "    The program failed (status {status}), so these have no reports here. A file of --check-report has them."
             );
         } else if left.reported < all {
-            let _ = writeln!(text, "    {} of them are reported above.", left.reported);
+            let are = if left.reported == 1 { "is" } else { "are" };
+            let _ = writeln!(text, "    {} of them {are} reported above.", left.reported);
         }
         Some(text)
     }
@@ -421,7 +423,7 @@ mod tests {
             "cq-overrun: it is full; and 12 more of the same",
             "leak: 3 objects were not ended: memory region (2), queue pair (1)",
         ];
-        assert_eq!(lines(0), [found[0], found[1], "1 of them are reported above."]);
+        assert_eq!(lines(0), [found[0], found[1], "1 of them is reported above."]);
         let failed = "The program failed (status 7), so these have no reports here. A file of --check-report has them.";
         assert_eq!(lines(7), [found[0], found[1], failed]);
     }
