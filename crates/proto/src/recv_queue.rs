@@ -63,7 +63,7 @@ pub struct RecvQueue {
     max_sge: usize,
     head: usize,
     len: usize,
-    /// Requests that were taken before `head` was 0 last. Only then it changes.
+    /// Requests taken in the earlier rounds of the ring. It changes when `head` returns to 0.
     taken_before: u64,
 }
 

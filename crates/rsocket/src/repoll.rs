@@ -107,7 +107,7 @@ impl Repoll {
         Ok(Self { all, others, items: Mutex::default(), sleepers, owner: std::process::id() })
     }
 
-    /// Whether it is a parent's, a thread of which may have it for good here.
+    /// Whether the process inherited it across `fork`. A thread of the parent may have locked it, and nobody unlocks it here.
     pub(crate) fn is_inherited(&self) -> bool {
         self.owner != std::process::id()
     }

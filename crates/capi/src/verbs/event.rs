@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
                 let context = Arc::clone(&context);
                 let read =
                     cancel::holding(context, |context| context.inner.device.get_async_event())?;
-                // Else a thread is still making the object, so no program could use its pointer, or acknowledge its event.
+                // While a thread still makes the object, no program can use its pointer, or acknowledge its event.
                 if !is_of_new_object(read.element()) {
                     break read;
                 }

@@ -60,8 +60,12 @@ pub struct Drops {
     pub room: u64,
 }
 
-/// Messages of a UC queue pair that were dropped for one cause, a difference between the two ends of a connection, a message that
-/// the peer gave up for want of a receive, or a request of the peer that was refused for want of a right.
+/// What a queue pair of a connection has lost for one cause. It is one of these:
+///
+/// - messages of UC that were dropped;
+/// - packets of a peer that differs from this end;
+/// - a message that the peer gave up for want of a receive;
+/// - a request of the peer that was refused for want of a right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The cause.
