@@ -198,10 +198,14 @@ impl<M: Member> Groups<M> {
 
     /// The interfaces have changed: joins where there are new ones, leaves where they are gone.
     pub(crate) fn follow(&self, port: &UdpPort, gids: &GidTables) {
-        for (gid, group) in &mut self.control.lock().groups {
-            if let Err(error) = group.follow(port, gids, gid.to_ip()) {
-                tracing::warn!(group = %gid, %error, "the group is joined nowhere");
-            }
+        let mut control = self.control.lock();
+        let follow = |(gid, group): (&Gid, &mut Group<M>)| {
+            group.follow(port, gids, gid.to_ip()).err().map(|error| (*gid, error))
+        };
+        let failed: Vec<_> = control.groups.iter_mut().filter_map(follow).collect();
+        drop(control);
+        for (group, error) in failed {
+            tracing::warn!(%group, %error, "the group is joined nowhere");
         }
     }
 
