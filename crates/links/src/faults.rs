@@ -86,7 +86,7 @@ pub fn take_calls(calls: &'static dyn Calls) {
 pub type Raise<'a> = &'a dyn Fn(usize, Option<AsyncEventKind>);
 
 /// Tells the log of what is about to happen, and whether something changes by it. A program that sees the change may end at once, and the log
-/// has it by then. It is called without a lock: the log may be the program's, which may poll.
+/// has it by then. The lock of the rules is free meanwhile: the log may be the program's, which may poll.
 pub type Tell<'a> = &'a dyn Fn(Happening, bool);
 
 /// A rule that holds.

@@ -270,7 +270,7 @@ impl Driver {
         config.faults.as_ref().map(|script| script.seed_or(Some(config.fault_seed)))
     }
 
-    /// Tells of a fault, before it happens. No lock is held: the log may be the program's.
+    /// Tells of a fault, before it happens. `FaultScript` alone may be locked, for which nobody waits: the log may be the program's.
     fn tell_of(&self, port: usize, rule: &Rule, what: &str) {
         rule.fired.set();
         self.core.count(port, Counter::InjectedFaults, 1);
