@@ -213,7 +213,8 @@ impl Driver {
                 return Ok(if rules.is_empty() { "no rules\n".to_owned() } else { rules });
             }
             "clear" => {
-                // Rules that were due did their work, however late the timers are.
+                // Rules that are due do their work first, however late the timers are. While another thread does that work, what it has not
+                // begun is cleared.
                 self.run_script(faults, self.core.now());
                 let raise = |port, kind| self.raise_by_rule(port, kind);
                 let (count, up) = faults.clear(&raise);
