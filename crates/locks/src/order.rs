@@ -201,7 +201,7 @@ ranks! {
     /// Lines of the log that a thread has taken to write.
     FailureLines,
     /// Completion queues that have overrun, and lines for the log.
-    Overruns,
+    Aftermath,
     /// Queue pairs that owe an ACK.
     OwedAcks,
     /// Queue pairs for which a thread is sending an ACK.

@@ -252,19 +252,19 @@ impl Progress for Driver {
     }
 
     fn say(&'static self, level: Level, line: String) {
-        self.transport.overruns.log_at(level, self.core.now(), line);
+        self.transport.aftermath.log_at(level, self.core.now(), line);
     }
 
     fn say_each(&'static self, level: Level, line: String) {
-        self.transport.overruns.log_each(level, line);
+        self.transport.aftermath.log_each(level, line);
     }
 
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
-        self.transport.overruns.note(cq, qpn);
+        self.transport.aftermath.note(cq, qpn);
     }
 
     fn explain_failures(&'static self) {
-        self.transport.overruns.write_lines();
+        self.transport.aftermath.write_lines();
     }
 }
 

@@ -24,7 +24,7 @@ use crate::progress::{Driver, RxState};
 use crate::qp::owed::OwedList;
 use crate::qp::table::QpTable;
 use crate::qp::timers::Timers;
-use crate::qp::transport::{Overruns, Transport};
+use crate::qp::transport::{Aftermath, Transport};
 
 /// The data path, whose parts live until the process ends. It still lacks the rooms above it ([`Driver::above`],
 /// [`Transport::sharing`]), and its worker waits until [`starter`](Self::starter) is told the driver.
@@ -125,7 +125,7 @@ impl DataPath {
             groups: Groups::default(),
             timers: Timers::default(),
             owed: OwedList::default(),
-            overruns: Overruns::default(),
+            aftermath: Aftermath::default(),
             out_of_order_bytes: Arc::default(),
             sharing: OnceLock::new(),
         });

@@ -696,7 +696,7 @@ impl Driver {
     /// The work that had to wait until no queue pair is locked.
     #[inline]
     pub(crate) fn after_unlock(&'static self) {
-        if self.transport.overruns.is_any() {
+        if self.transport.aftermath.is_any() {
             self.fail_overrun();
         }
         if self.links.inproc.is_pending() && !self.links.inproc.drain(&self, false) {
@@ -739,7 +739,7 @@ impl Driver {
 
     #[cold]
     fn fail_overrun(&'static self) {
-        while let Some(overrun) = self.transport.overruns.take() {
+        while let Some(overrun) = self.transport.aftermath.take() {
             if overrun.is_empty() {
                 continue;
             }

@@ -68,7 +68,7 @@ impl Driver {
         if bth.opcode.is_response() {
             let of_udp = || Digest::new(arrival.source, arrival.destination);
             let from = source.digest().unwrap_or_else(of_udp);
-            self.transport.overruns.note_stray(from, bth.psn, bth.dest_qpn);
+            self.transport.aftermath.note_stray(from, bth.psn, bth.dest_qpn);
         }
         self.tell_why(arrival, bth, Cause::PeerHasNoQp);
         self.say_unclaimed(arrival, bth);
@@ -84,7 +84,7 @@ impl Driver {
             true => "this host".to_owned(),
             false => arrival.source.to_ip().to_string(),
         };
-        self.transport.overruns.log(
+        self.transport.aftermath.log(
             self.core.now(),
             format!(
                 "packets from {from} for queue pair {:#08x} are dropped: this process has no queue pair of that number; \

@@ -344,7 +344,7 @@ impl QpCell {
         };
         if let Some(why) = no_way.or_else(no_route) {
             let now = self.transport.core.now();
-            self.transport.overruns.log(now, format!(
+            self.transport.aftermath.log(now, format!(
                 "queue pair {:#08x}: the local address {} (sgid_index {}) cannot reach the peer at {}: {why}; \
                  see `anyverbs explain {}`",
                 self.qpn.get(),

@@ -259,7 +259,7 @@ impl Env for DeviceEnv<'_, '_> {
     #[cold]
     fn log(&mut self, line: std::fmt::Arguments<'_>) {
         let now = self.now();
-        self.transport.overruns.log(now, line.to_string());
+        self.transport.aftermath.log(now, line.to_string());
     }
 }
 
@@ -548,9 +548,9 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     fn heard(&mut self, av: &AddressVector, una: Psn) -> Option<Told> {
         let verdict = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
         let digests = [Some(Digest::new(av.dgid, av.sgid)), self.link.digest_of_peer()];
-        let overruns = &self.transport.overruns;
+        let aftermath = &self.transport.aftermath;
         let stray = || {
-            let to = digests.into_iter().flatten().find_map(|peer| overruns.stray(peer, una))?;
+            let to = digests.into_iter().flatten().find_map(|peer| aftermath.stray(peer, una))?;
             let to = Some(to).filter(|to| *to != self.cell.qpn)?;
             Some(Told { cause: Cause::QpnDiffers, value: to.get().into() })
         };
@@ -583,7 +583,7 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
     #[cold]
     fn note_stray(&self, av: &AddressVector, psn: Psn) {
         let from = Digest::new(av.dgid, av.sgid);
-        self.transport.overruns.note_stray(from, psn, self.cell.qpn);
+        self.transport.aftermath.note_stray(from, psn, self.cell.qpn);
     }
 
     #[cold]

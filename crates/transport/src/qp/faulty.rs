@@ -67,7 +67,7 @@ impl DeviceEnv<'_, '_> {
                 "faults: queue pair {qpn:#08x} is of type {}, which has no SQE: it stays as it is ({named})",
                 qp_type.name()
             );
-            self.transport.overruns.log_each(Level::WARN, line);
+            self.transport.aftermath.log_each(Level::WARN, line);
         }
         !lacks_sqe
     }
@@ -375,7 +375,7 @@ impl DeviceEnv<'_, '_> {
                     self.cell.qpn.get(),
                     wc.wr_id
                 );
-                self.transport.overruns.log_at(Level::WARN, now, line);
+                self.transport.aftermath.log_at(Level::WARN, now, line);
             }
             self.tell_completed(side, &wc);
             self.hand_completion(side, wc, solicited);

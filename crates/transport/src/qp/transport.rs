@@ -45,8 +45,8 @@ pub struct Transport {
     pub timers: Timers,
     /// Queue pairs that owe an ACK or hold small sends back.
     pub owed: OwedList,
-    /// Completion queues that have overrun.
-    pub overruns: Overruns,
+    /// What waits until no queue pair is locked.
+    pub aftermath: Aftermath,
     /// Bytes that the out-of-order buffers of all queue pairs hold.
     pub(crate) out_of_order_bytes: Arc<OutOfOrderBytes>,
     /// With processes that have the same XRC domains; set before the first queue pair is made.
@@ -73,7 +73,7 @@ impl Transport {
     /// The work that had to wait until no queue pair is locked.
     #[inline]
     pub fn after_unlock(&self) {
-        if self.overruns.is_any()
+        if self.aftermath.is_any()
             || self.links.inproc.is_pending()
             || self.links.paths.any_admitted()
         {
@@ -85,7 +85,7 @@ impl Transport {
     #[cold]
     pub(crate) fn tell_why(&self, now: Time, arrival: &Arrival, psn: Psn, cause: Cause) {
         let Arrival { source, destination, interface, port, .. } = *arrival;
-        if port != 0 && self.overruns.may_tell(now) {
+        if port != 0 && self.aftermath.may_tell(now) {
             let to = Destination {
                 source: Some(destination.to_ip()),
                 interface,
@@ -113,18 +113,18 @@ impl Transport {
     }
 }
 
-/// Work that waits until no queue pair is locked: completion queues that have overrun, whose queue pairs must fail, and lines
-/// for the log.
+/// What waits until no queue pair is locked: completion queues that have overrun, whose queue pairs must fail, and lines for the log
+/// of the whole device.
 #[derive(Debug, Default)]
-pub struct Overruns {
-    list: Mutex<rank::Overruns, Aftermath>,
+pub struct Aftermath {
+    list: Mutex<rank::Aftermath, Noted>,
     any: AtomicBool,
     /// The thread that writes lines. The log may be a program's, which is called without a lock.
     writer: Monitor<rank::FailureLines, Option<libc::pthread_t>>,
 }
 
 #[derive(Debug, Default)]
-struct Aftermath {
+struct Noted {
     overruns: Vec<Overrun>,
     lines: Vec<(Level, String)>,
     said: Second,
@@ -187,7 +187,7 @@ impl Overrun {
     }
 }
 
-impl Overruns {
+impl Aftermath {
     pub(crate) fn note(&self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
         self.list.lock().overruns.push(Overrun { cq, qpn });
         self.any.store(true, Ordering::Release);
@@ -294,7 +294,7 @@ impl Overruns {
 }
 
 /// A thread writes lines, while this lives.
-struct Writing<'a>(&'a Overruns);
+struct Writing<'a>(&'a Aftermath);
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
@@ -349,77 +349,77 @@ pub(crate) mod tests {
     }
 
     /// Some lines, and none that is left out.
-    fn of_lines(n: u64) -> &'static Overruns {
-        let overruns: &'static Overruns = Box::leak(Box::default());
-        (0..n).for_each(|n| overruns.log(Time::from_nanos(1), n.to_string()));
-        overruns
+    fn of_lines(n: u64) -> &'static Aftermath {
+        let aftermath: &'static Aftermath = Box::leak(Box::default());
+        (0..n).for_each(|n| aftermath.log(Time::from_nanos(1), n.to_string()));
+        aftermath
     }
 
     #[test]
     fn a_log_that_polls_gets_all_lines_one_by_one() {
-        let overruns = of_lines(3);
+        let aftermath = of_lines(3);
         let (line, lines) = mpsc::channel();
         let log = Log(move || {
             // As a poll does. A device is locked on the way, which the order of locks allows.
             let _state: Mutex<rank::CompletionQueue, ()> = Mutex::default();
             drop(_state.lock());
-            overruns.write_lines();
+            aftermath.write_lines();
             line.send(()).unwrap();
         });
-        tracing::subscriber::with_default(log, || overruns.write_lines());
+        tracing::subscriber::with_default(log, || aftermath.write_lines());
         assert_eq!(lines.iter().count(), 3);
     }
 
     /// The log of one thread waits for another thread, which polls.
     #[test]
     fn a_thread_waits_for_the_lines_of_another_for_a_bounded_time() {
-        let overruns = of_lines(1);
+        let aftermath = of_lines(1);
         let log = Log(move || {
-            thread::spawn(|| overruns.write_lines()).join().unwrap();
+            thread::spawn(|| aftermath.write_lines()).join().unwrap();
         });
         let begin = Instant::now();
-        tracing::subscriber::with_default(log, || overruns.write_lines());
+        tracing::subscriber::with_default(log, || aftermath.write_lines());
         assert!(begin.elapsed() >= LONGEST_WAIT, "the other thread has not waited");
         assert!(begin.elapsed() < 10 * LONGEST_WAIT);
     }
 
     #[test]
     fn a_log_that_panics_does_not_stop_the_next_line() {
-        let overruns = of_lines(1);
+        let aftermath = of_lines(1);
         let panics = Log(|| panic!("a log fails"));
         let panicked = thread::spawn(move || {
-            tracing::subscriber::with_default(panics, || overruns.write_lines());
+            tracing::subscriber::with_default(panics, || aftermath.write_lines());
         });
         assert!(panicked.join().is_err());
-        overruns.log(Time::from_nanos(2), "next".into());
+        aftermath.log(Time::from_nanos(2), "next".into());
         let (line, lines) = mpsc::channel();
         let log = Log(move || line.send(()).unwrap());
-        tracing::subscriber::with_default(log, || overruns.write_lines());
+        tracing::subscriber::with_default(log, || aftermath.write_lines());
         assert_eq!(lines.iter().count(), 1);
     }
 
     #[test]
     fn a_stray_answer_belongs_to_its_sender_and_packet() {
         let [peer, other] = [1, 2].map(|n| Digest::new(Gid([n; 16]), Gid([9; 16])));
-        let (overruns, psn) = (Overruns::default(), Psn::new(5));
+        let (aftermath, psn) = (Aftermath::default(), Psn::new(5));
         let to = Some(Qpn::new(0x03_0011));
-        assert_eq!(overruns.stray(peer, psn), None);
-        overruns.note_stray(peer, psn, Qpn::new(0x03_0011));
-        assert_eq!(overruns.stray(peer, psn), to);
-        assert_eq!(overruns.stray(peer, Psn::new(0xff_ffff)), to);
-        assert_eq!((overruns.stray(other, psn), overruns.stray(peer, psn.plus(1))), (None, None));
+        assert_eq!(aftermath.stray(peer, psn), None);
+        aftermath.note_stray(peer, psn, Qpn::new(0x03_0011));
+        assert_eq!(aftermath.stray(peer, psn), to);
+        assert_eq!(aftermath.stray(peer, Psn::new(0xff_ffff)), to);
+        assert_eq!((aftermath.stray(other, psn), aftermath.stray(peer, psn.plus(1))), (None, None));
     }
 
     #[test]
     fn lines_beyond_a_bound_in_a_second_are_counted() {
-        let overruns = Overruns::default();
+        let aftermath = Aftermath::default();
         let begin = Time::from_nanos(5_000_000_000);
-        let lines = || overruns.take_lines().into_iter().map(|(_, line)| line).collect::<Vec<_>>();
-        (0..LINES_A_SECOND + 3).for_each(|n| overruns.log(begin, n.to_string()));
+        let lines = || aftermath.take_lines().into_iter().map(|(_, line)| line).collect::<Vec<_>>();
+        (0..LINES_A_SECOND + 3).for_each(|n| aftermath.log(begin, n.to_string()));
         assert_eq!(lines().len(), LINES_A_SECOND as usize);
-        overruns.log(begin + Duration::from_millis(999), "left out".into());
+        aftermath.log(begin + Duration::from_millis(999), "left out".into());
         assert!(lines().is_empty());
-        overruns.log(begin + Duration::from_secs(1), "next".into());
+        aftermath.log(begin + Duration::from_secs(1), "next".into());
         assert_eq!(lines(), ["4 more failures were not logged", "next"]);
     }
 }

@@ -158,7 +158,7 @@ impl Watch {
         // Each rule has a bound of its own.
         if let Some(is_last) = said {
             let further = if is_last { "; further ones are counted" } else { "" };
-            transport.overruns.log_each(Level::ERROR, format!("{line}{further}"));
+            transport.aftermath.log_each(Level::ERROR, format!("{line}{further}"));
         }
     }
 
