@@ -207,7 +207,7 @@ impl Aftermath {
             ..=LINES_A_SECOND => {
                 let unsaid = std::mem::take(&mut list.unsaid);
                 if unsaid > 0 {
-                    let left_out = format!("{unsaid} more failures were not logged");
+                    let left_out = format!("{unsaid} more lines were not logged");
                     list.lines.push((Level::ERROR, left_out));
                 }
                 list.lines.push((level, line));
@@ -420,6 +420,6 @@ pub(crate) mod tests {
         aftermath.log(begin + Duration::from_millis(999), "left out".into());
         assert!(lines().is_empty());
         aftermath.log(begin + Duration::from_secs(1), "next".into());
-        assert_eq!(lines(), ["4 more failures were not logged", "next"]);
+        assert_eq!(lines(), ["4 more lines were not logged", "next"]);
     }
 }
