@@ -5,8 +5,11 @@ mod built_libraries;
 
 use std::env;
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
 use anyverbs_testing::UdpPort;
 
@@ -73,6 +76,38 @@ int main(void)
 	return 0;
 }
 ";
+/// A client of a TCP server, with a socket that blocks and with one that does not.
+const DIALS: &str = "
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+	struct sockaddr_in at = { .sin_family = AF_INET };
+	assert(argc == 2);
+	at.sin_port = htons(atoi(argv[1]));
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	for (int flags = 0; flags <= SOCK_NONBLOCK; flags += SOCK_NONBLOCK) {
+		int fd = socket(AF_INET, SOCK_STREAM | flags, 0), why = 0;
+		struct pollfd ready = { fd, POLLOUT, 0 };
+		socklen_t len = sizeof why;
+		char c;
+		if (connect(fd, (void *)&at, sizeof at)) {
+			assert(flags && errno == EINPROGRESS);
+			assert(poll(&ready, 1, 30000) == 1);
+			assert(getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) == 0);
+		}
+		ready.events = POLLIN;
+		if (why == 0 && poll(&ready, 1, 30000) == 1 && read(fd, &c, 1) == 1)
+			putchar(c);
+		close(fd);
+	}
+	return 0;
+}
+";
 /// A name as auditwheel changes it.
 const NAME: &str = "libibverbs-1de1263b.so.1.14.48.0";
 
@@ -126,11 +161,16 @@ fn a_program_with_its_own_libibverbs_sees_the_device() {
 
 /// The program that talks to itself, with libraries beside it.
 fn talker(name: &str) -> (Scratch, PathBuf, PathBuf) {
+    built(name, TALKS)
+}
+
+/// A program, with libraries beside it.
+fn built(name: &str, text: &str) -> (Scratch, PathBuf, PathBuf) {
     let directory = env::temp_dir().join(format!("anyverbs-{name}-{}", std::process::id()));
-    let (lib, program) = (directory.join("lib"), directory.join("talks"));
+    let (lib, program) = (directory.join("lib"), directory.join("program"));
     built_libraries::link(&lib);
-    let source = directory.join("talks.c");
-    fs::write(&source, TALKS).unwrap();
+    let source = directory.join("program.c");
+    fs::write(&source, text).unwrap();
     let mut cc = Command::new("cc");
     cc.arg("-o").arg(&program).arg(&source).arg("-L").arg(&lib).args(["-libverbs", "-lpthread"]);
     assert!(cc.status().unwrap().success());
@@ -180,6 +220,36 @@ fn what_stops_rsockets_is_said() {
         let found = String::from_utf8(anyverbs(&["doctor", "--"]).stdout).unwrap();
         let line = format!("note  `anyverbs run --sockets` gives no {kind}\n");
         assert!(found.contains(&line), "{rack}: {found}");
+    }
+}
+
+#[test]
+fn a_client_whose_device_is_too_small_connects_by_tcp() {
+    let (scratch, lib, program) = built("small", DIALS);
+    let port = UdpPort::reserve();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap().port().to_string();
+    // It ends with the process of the test.
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            client.unwrap().write_all(b"x").unwrap();
+        }
+    });
+    let file = scratch.0.join("rack.toml");
+    for limit in ["max_sge = 1", "max_inline_data = 63", "max_qp_wr = 383", "max_cqe = 767", "max_mr = 2"]
+    {
+        fs::write(&file, format!("devices = [{{ limits = {{ {limit} }} }}]")).unwrap();
+        let mut command = Command::new("timeout");
+        command.args(["60", env!("CARGO_BIN_EXE_anyverbs"), "run", "--sockets", "--"]);
+        command.arg(&program).arg(&server);
+        command.env("ANYVERBS_LIB_DIR", &lib).env("ANYVERBS_CONFIG", &file);
+        command.env("ANYVERBS_UDP_PORT", port.number().to_string());
+        command.env("ANYVERBS_REGISTRY", format!("anyverbs-small-{}", port.number()));
+        command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "xx", "{limit}: {output:?}");
+        let (key, log) = (&limit[..limit.find(' ').unwrap()], String::from_utf8_lossy(&output.stderr));
+        assert!(log.contains(key), "the device was asked, and the log has the reason: {log}");
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 
+use anyverbs::error::{CreateError, RegisterError};
+
 /// An error number (`errno(3)`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
@@ -43,21 +45,29 @@ fn hash_of(text: &str) -> u64 {
 }
 
 /// The device makes no object for a socket. The program sees a number, which does not say what the device lacks.
-macro_rules! from_refusal {
-    ($($error:path)*) => { $(
-        impl From<$error> for Errno {
-            fn from(error: $error) -> Self {
-                let text = error.to_string();
-                anyverbs::say_again!(error, hash_of(&text), "rsocket: {text}");
-                Self(error.errno())
-            }
-        }
-    )* };
+macro_rules! say_refusal {
+    ($error:ident) => {{
+        let text = $error.to_string();
+        anyverbs::say_again!(error, hash_of(&text), "rsocket: {text}")
+    }};
 }
 
-from_refusal! {
-    anyverbs::error::CreateError
-    anyverbs::error::RegisterError
+impl From<CreateError> for Errno {
+    fn from(error: CreateError) -> Self {
+        say_refusal!(error);
+        match error {
+            // `EINVAL` would blame the call of the program, which knows no sizes of the device.
+            CreateError::Limit { .. } | CreateError::PersonaLimit { .. } => Self(libc::ENOMEM),
+            _ => Self(error.errno()),
+        }
+    }
+}
+
+impl From<RegisterError> for Errno {
+    fn from(error: RegisterError) -> Self {
+        say_refusal!(error);
+        Self(error.errno())
+    }
 }
 
 /// The device's errors carry their numbers; their text goes to the log.
