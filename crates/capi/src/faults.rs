@@ -92,7 +92,7 @@ pub(crate) fn init() {
     let Ok(config) = Config::load() else { return };
     // Rules about calls may come later.
     let Some(script) = config.faults else { return };
-    let seed = script.seed_or(Some(config.fault_seed));
+    let seed = config.fault_seed;
     if !script.is_of_device() {
         tracing::warn!(
             target: "anyverbs",

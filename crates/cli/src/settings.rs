@@ -121,7 +121,7 @@ pub(crate) const SETTINGS: [Setting; 31] = [
     both(
         "ANYVERBS_FAULT_SEED",
         "1",
-        "Number that the choice of these packets begins with, and that of faults by script; the same one makes the same choice",
+        "Number that the choice of these packets begins with, and that of faults by script; the same one makes the same choice. A script's own `seed` goes behind the variable and before the key",
     ),
     both(
         "ANYVERBS_FAULTS",

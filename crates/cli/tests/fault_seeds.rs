@@ -44,7 +44,8 @@ fn without_numbers(text: &str) -> String {
     })
 }
 
-fn run(dir: &Path, port: &UdpPort, seed: u64) -> Faults {
+/// The script has a seed, and the variable perhaps another one.
+fn run(dir: &Path, port: &UdpPort, (seed, variable): (u64, &str)) -> Faults {
     let trace = dir.join("trace.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
     command.args(["run", "--devices", "lo", "--trace"]).arg(&trace);
@@ -52,7 +53,7 @@ fn run(dir: &Path, port: &UdpPort, seed: u64) -> Faults {
     let count =
         "./chances && cat /sys/class/infiniband/anyverbs0/ports/1/hw_counters/injected_faults";
     command.args(["--", "sh", "-c", count]).current_dir(dir);
-    command.env("ANYVERBS_LIB_DIR", dir.join("lib"));
+    command.env("ANYVERBS_LIB_DIR", dir.join("lib")).env("ANYVERBS_FAULT_SEED", variable);
     command.env("ANYVERBS_UDP_PORT", port.number().to_string());
     command.env("ANYVERBS_REGISTRY", format!("anyverbs-seeds-{}", port.number()));
     command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
@@ -89,7 +90,8 @@ fn one_seed_gives_the_same_faults_of_every_kind_and_another_one_others() {
     cc.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(dir.join("chances")).arg(source);
     cc.arg("-L").arg(dir.join("lib")).arg("-libverbs");
     assert!(cc.status().unwrap().success());
-    let [first, again, other] = [7, 7, 8].map(|seed| run(&dir, &port, seed));
+    let [first, again, other, by_variable] =
+        [(7, ""), (7, ""), (8, ""), (7, "8")].map(|seed| run(&dir, &port, seed));
     fs::remove_dir_all(&dir).unwrap();
     for rule in RULES {
         let count = first.trace.iter().filter(|(_, of)| of == rule).count();
@@ -100,4 +102,5 @@ fn one_seed_gives_the_same_faults_of_every_kind_and_another_one_others() {
     assert_eq!(first, again);
     assert_ne!(first.trace, other.trace);
     assert_ne!(first.log, other.log);
+    assert_eq!(other, by_variable, "the variable goes before the script");
 }

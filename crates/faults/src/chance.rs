@@ -50,9 +50,9 @@ impl Dice {
 }
 
 impl Script {
-    /// The seed: the script's own, or the one that is given beside it, or 1.
+    /// The seed: the one that is given beside the script, or the script's own, or 1.
     #[must_use]
-    pub fn seed_or(&self, given: Option<u64>) -> u64 {
-        self.seed.or(given).unwrap_or(SEED)
+    pub fn seed_by(&self, given: Option<u64>) -> u64 {
+        given.or(self.seed).unwrap_or(SEED)
     }
 }

@@ -13,7 +13,7 @@ impl Script {
     /// A sentence for each rule, after the seed's.
     #[must_use]
     pub fn explain(&self, seed: Option<u64>) -> Vec<String> {
-        let seed = self.seed_or(seed);
+        let seed = self.seed_by(seed);
         let mut lines = vec![format!("Random choices begin with the seed {seed}.")];
         if self.rules.is_empty() {
             lines.push(

@@ -155,6 +155,7 @@ fn each_kind_of_rule_is_read_and_explained() {
          on device mlx5_1: removed after 3s",
     );
     assert_eq!(script.seed, Some(7));
+    assert_eq!(script.explain(Some(9))[0], "Random choices begin with the seed 9.");
     let said = script.explain(None);
     let wanted = [
         "Random choices begin with the seed 7.",

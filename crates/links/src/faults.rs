@@ -154,7 +154,7 @@ impl Faults {
             shown: config.port_name(at),
             ..FaultyPort::default()
         };
-        let seed = script.seed_or(Some(config.fault_seed));
+        let seed = config.fault_seed;
         // The library of the calls, where there is one, has said it of a script about calls alone.
         if script.is_of_device() || CALLS.get().is_none() {
             tracing::warn!(

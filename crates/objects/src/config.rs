@@ -141,7 +141,7 @@ pub struct Config {
     pub persona: Option<Arc<Persona>>,
     /// A script of faults.
     pub faults: Option<Script>,
-    /// The number with which the choices of both begin.
+    /// The number with which the choices of the script begin: that of the variable, of the script, or of the file.
     pub fault_seed: u64,
 }
 
@@ -383,14 +383,13 @@ impl Config {
         let env = Environment { variable, path: &path };
         let default = Self::default();
 
+        let given_seed = env.parse("FAULT_SEED", None, "a number", |_: &u64| true)?;
         let policy = FaultPolicy {
             loss: env.fraction("LOSS", file.loss)?,
             duplication: env.fraction("DUPLICATION", file.duplication)?,
             reorder: env.fraction("REORDER", file.reorder)?,
             corruption: env.fraction("CORRUPTION", file.corruption)?,
-            seed: env
-                .parse("FAULT_SEED", file.fault_seed, "a number", |_| true)?
-                .unwrap_or(default.fault_seed),
+            seed: given_seed.or(file.fault_seed).unwrap_or(default.fault_seed),
         };
         let faulty = policy.loss > 0.0
             || policy.duplication > 0.0
@@ -433,6 +432,8 @@ impl Config {
         };
         let partitioned = ports.iter().any(|port| port.pkeys != [PKey::DEFAULT]);
         let injects = faults.is_some();
+        let of_script = faults.as_ref().and_then(|script| script.seed);
+        let fault_seed = given_seed.or(of_script).unwrap_or(policy.seed);
         Ok(Self {
             udp_port: env
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
@@ -493,7 +494,7 @@ impl Config {
             fault: faulty.then_some(policy),
             persona: common,
             faults,
-            fault_seed: policy.seed,
+            fault_seed,
         })
     }
 }

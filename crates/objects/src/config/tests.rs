@@ -129,3 +129,24 @@ fn the_environment_goes_before_the_file() {
     }
     std::fs::remove_file(path).unwrap();
 }
+
+#[test]
+fn the_seed_of_the_variable_goes_before_that_of_the_script_and_then_of_the_file() {
+    let seed = |file: &str, script: &str, given: &str| {
+        let variables = [("ANYVERBS_FAULTS", script), ("ANYVERBS_FAULT_SEED", given)];
+        let value = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name)?;
+            Some(found.1.to_owned())
+        };
+        let config = Config::parse("", file, value).unwrap();
+        (config.fault_seed, config.fault.map(|policy| policy.seed))
+    };
+    let rule = "drop 1% of packets";
+    assert_eq!(seed("", rule, ""), (1, None));
+    assert_eq!(seed("fault_seed = 3", rule, ""), (3, None));
+    assert_eq!(seed("fault_seed = 3", "seed 7", ""), (7, None));
+    assert_eq!(seed("fault_seed = 3", "seed 7", "5"), (5, None));
+    // Packets that are lost by a variable have no script.
+    assert_eq!(seed("loss = 0.1\nfault_seed = 3", "seed 7", ""), (7, Some(3)));
+    assert_eq!(seed("loss = 0.1\nfault_seed = 3", "seed 7", "5"), (5, Some(5)));
+}

@@ -225,7 +225,7 @@ impl Driver {
                 let script = Script::parse(text).map_err(|error| error.to_string())?;
                 // The file with which the process began may come again, with its seed.
                 let text = match script.seed {
-                    Some(seed) if Some(seed) == self.seed() => Script::without_seed(text).into(),
+                    Some(seed) if self.began_with(seed) => Script::without_seed(text).into(),
                     _ => Cow::Borrowed(text),
                 };
                 let is_there = |number| self.transport.qps.find(Qpn::new(number)).is_some();
@@ -265,10 +265,11 @@ impl Driver {
         }
     }
 
-    /// The seed of the script with which the process began.
-    fn seed(&self) -> Option<u64> {
+    /// Whether the script with which the process began has this seed, or the choices begin with it.
+    fn began_with(&self, seed: u64) -> bool {
         let config = &self.core.config;
-        config.faults.as_ref().map(|script| script.seed_or(Some(config.fault_seed)))
+        let own = config.faults.as_ref().and_then(|script| script.seed);
+        config.fault_seed == seed || own == Some(seed)
     }
 
     /// Tells of a fault, before it happens. `FaultScript` alone may be locked, for which nobody waits: the log may be the program's.
