@@ -332,6 +332,9 @@ fn each_device_has_limits_an_mtu_and_a_guid() {
     let said = run_below("rack", &WITH_LOG, &[], &config);
     for refused in [
         "ibv_create_cq: cqe is 65, and the limit is 64 (max_cqe of device rail0)",
+        "ibv_resize_cq: cqe is 65, and the limit is 64 (max_cqe of device rail0)",
+        "ibv_resize_cq: cqe is 66, and the limit is 65 (max_cqe of device rail1)",
+        "ibv_modify_srq: max_wr of an SRQ is 10, and the limit is 9 (max_srq_wr of device rail0)",
         "ibv_create_qp: max_send_wr is 9, and the limit is 8 (max_qp_wr of device rail0)",
         "ibv_create_qp: max_send_sge is 5, and the limit is 4 (max_sge of device rail1)",
         "ibv_alloc_pd: device rail0 holds no more protection domains (max_pd = 2)",
@@ -345,6 +348,9 @@ fn each_device_has_limits_an_mtu_and_a_guid() {
     ] {
         assert_eq!(said.matches(refused).count(), 1, "{refused}: {said}");
     }
+    // By ibv_post_send and by ibv_wr_complete.
+    let of_read = ": a READ has 3 elements, and the limit is 2 (max_sge_rd of device rail0); see";
+    assert_eq!(said.matches(of_read).count(), 2, "{said}");
 }
 
 /// Puts the log into the output.
@@ -578,7 +584,10 @@ fn refused_calls_say_once_why() {
         ("send_cq is NULL", "AV8004"),
         ("cqe is 0, and it must be between 1 and", "AV8004"),
         ("comp_vector is 7777, and it must be between 0 and", "AV8004"),
-        ("cqe is 1073741824, and it must be between 1 and", "AV8004"),
+        (
+            "ibv_resize_cq: cqe is 1073741824, and the limit is 1048576 (max_cqe of device ",
+            "AV8005",
+        ),
         ("cqe is -1, and it must be between 1 and", "AV8004"),
         ("comp_vector is -3, and it must be between 0 and", "AV8004"),
         ("cannot reach the peer at 10.9.8.7: Network is unreachable", "AV8006"),

@@ -27,7 +27,7 @@ use anyverbs_proto::wc::Wc;
 use tracing::Level;
 
 use crate::config::Config;
-use crate::error::{CreateError, Full, LimitOf};
+use crate::error::{CreateError, Full, LimitOf, ModifyObjectError};
 use crate::features::Feature;
 use crate::fork;
 use crate::gid::GidTables;
@@ -295,8 +295,7 @@ impl Core {
         if value <= limit {
             return Ok(());
         }
-        let name = self.config.ports.get(device).map_or("", |port| &port.name);
-        let of = Some(LimitOf { device: name.to_owned(), limit: bound.name });
+        let of = Some(LimitOf { device: self.name_of(device).to_owned(), limit: bound.name });
         let has_it = |persona: &&Persona| {
             let promised = (bound.of)(&persona.apply(limits::DEFAULT));
             promised == limit && promised != (bound.of)(&limits::DEFAULT)
@@ -308,6 +307,34 @@ impl Core {
                 CreateError::PersonaLimit { persona, what, value, limit, of }
             }
         })
+    }
+
+    /// As [`within`](Self::within), for an object that is changed. It has one at least.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::OutOfRange`] for 0, [`ModifyObjectError::Limit`].
+    pub fn changes_within(
+        &'static self,
+        device: usize,
+        what: &'static str,
+        value: u32,
+        bound: Bound,
+    ) -> Result<(), ModifyObjectError> {
+        let limit = (bound.of)(self.attr_of(device));
+        // C's numbers may have a sign.
+        if value.cast_signed() <= 0 {
+            return Err(ModifyObjectError::OutOfRange { what, value, least: 1, most: limit });
+        }
+        if value <= limit {
+            return Ok(());
+        }
+        let (name, device) = (bound.name, self.name_of(device));
+        Err(ModifyObjectError::Limit { what, value, limit, name, device })
+    }
+
+    /// The name of a device.
+    pub fn name_of(&self, device: usize) -> &str {
+        self.config.ports.get(device).map_or("", |port| &port.name)
     }
 
     /// The name of a device's persona; empty without one.

@@ -716,13 +716,10 @@ impl Cq {
     /// Changes the capacity (`ibv_resize_cq`).
     ///
     /// # Errors
-    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::OutOfRange`].
+    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::OutOfRange`], [`ModifyObjectError::Limit`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
         self.0.check()?;
-        let most = self.0.core.attr_of(self.0.context.device).max_cqe;
-        if cqe == 0 || cqe > most {
-            return Err(ModifyObjectError::OutOfRange { what: "cqe", value: cqe, least: 1, most });
-        }
+        self.0.core.changes_within(self.0.context.device, "cqe", cqe, bound!(max_cqe))?;
         // A program's allocator may do anything with the queue: it is called before and after it is locked.
         let (options, memory) = self.0.state.lock().queue.kind();
         let room = anyverbs_proto::cq::Cq::in_memory(cqe, options, &memory);

@@ -124,6 +124,7 @@ impl ModifyObjectError {
             Self::Qp(_)
             | Self::Invalid(_)
             | Self::OutOfRange { .. }
+            | Self::Limit { .. }
             | Self::DoesNotFit
             | Self::Gone => libc::EINVAL,
             Self::Esp(error) => esp_errno(*error),
@@ -163,6 +164,7 @@ impl PostError {
             | Self::NoTags
             | Self::Bind
             | Self::Foreign
+            | Self::ElementsOfRead { .. }
             | Self::Longer { .. }
             | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
@@ -313,6 +315,10 @@ mod tests {
             (ModifyObjectError::Qp(ModifyError::Unsupported(QpAttrMask::CAP)), EOPNOTSUPP),
             (ModifyObjectError::Invalid(""), EINVAL),
             (ModifyObjectError::OutOfRange { what: "", value: 2, least: 0, most: 1 }, EINVAL),
+            (
+                ModifyObjectError::Limit { what: "", value: 2, limit: 1, name: "", device: "" },
+                EINVAL,
+            ),
             (ModifyObjectError::DoesNotFit, EINVAL),
             (ModifyObjectError::Unsupported(""), EOPNOTSUPP),
             (ModifyObjectError::Esp(EspError::Fixed), EINVAL),
@@ -360,6 +366,7 @@ mod tests {
             (PostError::NoTags, EINVAL),
             (PostError::Bind, EINVAL),
             (PostError::Foreign, EINVAL),
+            (PostError::ElementsOfRead { elements: 2, limit: 1, device: "" }, EINVAL),
             (PostError::Longer { local: 2, remote: 1 }, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),

@@ -345,6 +345,20 @@ pub enum ModifyObjectError {
         /// The largest that is allowed.
         most: u32,
     },
+    /// `EINVAL`: a value beyond a limit of the device.
+    #[error("{what} is {value}, and the limit is {limit} ({name} of device {device})")]
+    Limit {
+        /// The field.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u32,
+        /// The largest that the device has.
+        limit: u32,
+        /// The name of the limit.
+        name: &'static str,
+        /// The device.
+        device: &'static str,
+    },
     /// `EPERM`: a Q_Key with the high bit set needs `CAP_NET_RAW` (IBA 3.5.3).
     #[error("a controlled Q_Key needs CAP_NET_RAW")]
     NotPermitted,
@@ -435,6 +449,18 @@ pub enum PostError {
     /// `EINVAL`: memory or a destination of another simulation or device.
     #[error("an object of another simulation or device, or a destination of another host")]
     Foreign,
+    /// `EINVAL`: a READ into more elements than the device takes.
+    #[error(
+        "a READ has {elements} elements, and the limit is {limit} (max_sge_rd of device {device})"
+    )]
+    ElementsOfRead {
+        /// Its elements.
+        elements: u16,
+        /// The most that the device takes.
+        limit: u16,
+        /// The device.
+        device: &'static str,
+    },
     /// `EINVAL`: the slice for a READ or WRITE is longer than that of the peer.
     #[error("the slice has {local} bytes, and that of the peer {remote}")]
     Longer {
@@ -572,6 +598,7 @@ impl ModifyObjectError {
         let error = match self {
             Self::Qp(error) => error,
             Self::Invalid(_) | Self::OutOfRange { .. } => return Some(Cause::AttributeValue),
+            Self::Limit { .. } => return Some(Cause::Limit),
             _ => return None,
         };
         match error {
@@ -590,7 +617,9 @@ impl PostError {
     pub fn cause(&self) -> Option<Cause> {
         match self {
             Self::Send(PostSendError::Full) | Self::Recv(PostRecvError::Full) => None,
-            Self::Send(_) | Self::Recv(_) | Self::Bind => Some(Cause::WorkRequest),
+            Self::Send(_) | Self::Recv(_) | Self::Bind | Self::ElementsOfRead { .. } => {
+                Some(Cause::WorkRequest)
+            }
             _ => None,
         }
     }

@@ -406,11 +406,8 @@ impl Srq {
 
     /// An empty queue of another size, in memory of the same kind.
     fn room(&self, max_wr: u32) -> Result<RecvQueue, ModifyObjectError> {
-        let most = self.0.core.attr_of(self.0.context.device).max_srq_wr;
-        if max_wr == 0 || max_wr > most {
-            let what = "max_wr of an SRQ";
-            return Err(ModifyObjectError::OutOfRange { what, value: max_wr, least: 1, most });
-        }
+        let (device, what) = (self.0.context.device, "max_wr of an SRQ");
+        self.0.core.changes_within(device, what, max_wr, bound!(max_srq_wr))?;
         let (max_sge, memory) = {
             let state = self.0.state.lock();
             (state.max_sge, state.queue.memory().clone())

@@ -550,6 +550,14 @@ impl Qp {
         is_usual && state.machine.queue_single(wr_id, sge)
     }
 
+    /// Whether the device takes a READ into so many elements.
+    ///
+    /// # Errors
+    /// [`PostError::ElementsOfRead`].
+    pub fn takes_read(&self, elements: usize) -> Result<(), PostError> {
+        self.0.takes_read(elements)
+    }
+
     /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so
     /// post a whole list through one poster. A thread that has a poster uses no other queue pair, and deregisters no region:
     /// both could wait for the end of this one. Allocates nothing.

@@ -258,7 +258,7 @@ impl Batch {
     ///
     /// # Safety
     /// Inline data is readable.
-    unsafe fn set(&self, data: Data<'_>) {
+    unsafe fn set(&self, device: &Device, data: Data<'_>) {
         self.change(|requests| {
             let Requests { queued, sges, inline, .. } = requests;
             let last = queued.last_mut().ok_or(NO_REQUEST)?;
@@ -276,6 +276,9 @@ impl Batch {
                         let asked = list.len();
                         let why = format!("num_sge is {asked}, and the limit is {most}");
                         return Err(Refused::value(why));
+                    }
+                    if list.len() > 1 && matches!(last.op, SendOp::Read(_)) {
+                        device.transport()?.takes_read(list.len())?;
                     }
                     let len = list.iter().map(|s| u64::from(s.length)).sum::<u64>();
                     if len > u64::from(MAX_MESSAGE) {
@@ -422,7 +425,17 @@ fn post_raw(device: &RawQp, requests: &Requests) -> Result<(), Errno> {
 /// `qp` is NULL or live.
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Batch> {
     // SAFETY: the caller's promise.
-    unsafe { deref(qp) }.and_then(|qp| qp.inner.batch.as_ref())
+    unsafe { with_batch(qp) }.map(|(_, batch)| batch)
+}
+
+/// As [`batch`], with the device's part of the queue pair.
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe fn with_batch<'a>(qp: *mut ibv_qp_ex) -> Option<(&'a Device, &'a Batch)> {
+    // SAFETY: the caller's promise.
+    let qp = unsafe { deref(qp) }?;
+    Some((&qp.inner.device, qp.inner.batch.as_ref()?))
 }
 
 /// Adds a request with the public `wr_id` and `wr_flags`.
@@ -637,9 +650,9 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: the caller's promise; the list is bounded, so that a nonsensical count reads nothing.
     unsafe {
-        let Some(batch) = batch(qp) else { return };
+        let Some((device, batch)) = with_batch(qp) else { return };
         match list_of(list, count) {
-            Ok(list) => batch.set(Data::Sges(list)),
+            Ok(list) => batch.set(device, Data::Sges(list)),
             Err(e) => batch.change(|_| Err(e.into())),
         }
     }
@@ -658,9 +671,9 @@ pub(super) unsafe extern "C" fn wr_set_inline_data_list(
 ) {
     // SAFETY: as in `wr_set_sge_list`.
     unsafe {
-        let Some(batch) = batch(qp) else { return };
+        let Some((device, batch)) = with_batch(qp) else { return };
         match list_of(list, count) {
-            Ok(list) => batch.set(Data::Inline(list)),
+            Ok(list) => batch.set(device, Data::Inline(list)),
             Err(e) => batch.change(|_| Err(e.into())),
         }
     }

@@ -12,7 +12,7 @@ use anyverbs_links::why::check_route;
 use anyverbs_locks::{FastMutex, FastMutexGuard, Mutex, rank};
 use anyverbs_objects::base::{Core, Ticket};
 use anyverbs_objects::cq::CqCell;
-use anyverbs_objects::error::ModifyObjectError;
+use anyverbs_objects::error::{ModifyObjectError, PostError};
 use anyverbs_objects::holders::Held;
 use anyverbs_objects::pd::PdCell;
 use anyverbs_objects::privilege;
@@ -359,6 +359,18 @@ impl QpCell {
     /// Whether it was made on this device.
     pub fn is_on(&self, device: usize) -> bool {
         usize::from(self.device) == device
+    }
+
+    /// See [`Qp::takes_read`](super::Qp::takes_read).
+    pub(super) fn takes_read(&self, elements: usize) -> Result<(), PostError> {
+        let (core, device) = (self.transport.core, self.device.into());
+        let limit = core.attr_of(device).max_sge_rd;
+        if elements <= limit as usize {
+            return Ok(());
+        }
+        // No element is beyond the longest list of a work request, and no limit either.
+        let (elements, limit, device) = (elements as u16, limit as u16, core.name_of(device));
+        Err(PostError::ElementsOfRead { elements, limit, device })
     }
 
     /// See [`Qp::modify`](super::Qp::modify).

@@ -189,7 +189,7 @@ impl Poster<'_> {
     /// Posts a send. It starts when the poster is dropped, or at once.
     ///
     /// # Errors
-    /// [`PostError::Send`].
+    /// [`PostError::Send`], [`PostError::ElementsOfRead`].
     pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match wr.sges {
             &[sge] if self.post_short(wr.wr_id, wr.op, wr.flags, sge) => Ok(()),
@@ -200,8 +200,12 @@ impl Poster<'_> {
     /// As [`send`](Self::send), in the general way.
     ///
     /// # Errors
-    /// [`PostError::Send`].
+    /// [`PostError::Send`], [`PostError::ElementsOfRead`].
     pub fn queue(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        // Every device takes one element.
+        if wr.sges.len() > 1 && matches!(wr.op, SendOp::Read(_)) {
+            self.cell.takes_read(wr.sges.len())?;
+        }
         self.sends = true;
         self.end_short();
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
