@@ -193,6 +193,11 @@ fn what_stops_rsockets_is_said() {
             "stream sockets: device anyverbs0: max_cqe = 512, and a socket needs 768",
         ),
         (
+            "devices = [{ limits = { max_cqe = 768, max_mr = 1 } }]",
+            "rsocket: device anyverbs0 holds no more memory regions (max_mr = 1)",
+            "datagram sockets: device anyverbs0: max_mr = 1, and a socket needs 2",
+        ),
+        (
             "persona = 'nic.toml'\ndevices = 1",
             "rsocket: persona nic: it lacks reliable connections (RC)",
             "stream sockets: device nic0: it lacks reliable connections (RC)",
@@ -236,7 +241,8 @@ fn a_client_whose_device_is_too_small_connects_by_tcp() {
         }
     });
     let file = scratch.0.join("rack.toml");
-    for limit in ["max_sge = 1", "max_inline_data = 63", "max_qp_wr = 383", "max_cqe = 767", "max_mr = 2"]
+    for limit in
+        ["max_sge = 1", "max_inline_data = 63", "max_qp_wr = 383", "max_cqe = 767", "max_mr = 2"]
     {
         fs::write(&file, format!("devices = [{{ limits = {{ {limit} }} }}]")).unwrap();
         let mut command = Command::new("timeout");
@@ -248,7 +254,8 @@ fn a_client_whose_device_is_too_small_connects_by_tcp() {
         command.env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "xx", "{limit}: {output:?}");
-        let (key, log) = (&limit[..limit.find(' ').unwrap()], String::from_utf8_lossy(&output.stderr));
+        let (key, log) =
+            (&limit[..limit.find(' ').unwrap()], String::from_utf8_lossy(&output.stderr));
         assert!(log.contains(key), "the device was asked, and the log has the reason: {log}");
     }
 }

@@ -17,13 +17,15 @@ use crate::config::config;
 use crate::device::device;
 use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
+use crate::needs::slots;
 use crate::options::{LINGER, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
 use crate::ring::Cursor;
 use crate::sleep::{Wake, wait_readable};
 use crate::sleepers::{Asleep, Sleepers};
 use endpoint::{Data, Endpoint, State};
-use wire::MAX_DATAGRAM;
+
+pub(crate) use wire::MAX_DATAGRAM;
 
 /// Reads any bytes as the headers of a datagram from `source`. What is read must be written as the same header.
 #[cfg(any(test, fuzzing))]
@@ -113,8 +115,6 @@ impl Dgram {
             return Ok(endpoint);
         }
         let options = self.options.lock();
-        let slots =
-            |queue: u16, buffer: u32| usize::from(queue).min(buffer as usize / MAX_DATAGRAM).max(1);
         let send = slots(options.send_queue, options.send_buffer);
         let recv = slots(options.recv_queue, options.recv_buffer);
         let inline = options.inline.into();

@@ -46,7 +46,7 @@ mod wire;
 
 pub use config::Config;
 pub use errno::{Errno, Result};
-pub use needs::obstacle;
+pub use needs::obstacles;
 pub use options::{
     RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, RDMA_UNREAD, SOL_RDMA, Value,
 };

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyverbs::config::Config;
 use anyverbs_environment as environment;
 
 use super::elf;
@@ -42,7 +43,9 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.push(view_directory(devices.as_deref().unwrap_or_default()));
     if libraries::find(&args.settings).is_ok() {
         let directory = rsocket_settings();
-        findings.push(no_sockets(&args.settings).unwrap_or_else(|| rsockets(&directory)));
+        let lacking = no_sockets(&args.settings);
+        findings.extend(lacking.is_empty().then(|| rsockets(&directory)));
+        findings.extend(lacking);
     }
     findings.push(buffers());
     findings.extend(offloads());
@@ -146,7 +149,7 @@ fn loopback() -> Finding {
 
 /// The configured port, or RoCEv2's where the configuration cannot be read, which is reported on its own.
 fn udp_port() -> u16 {
-    anyverbs::config::Config::load().unwrap_or_default().udp_port
+    Config::load().unwrap_or_default().udp_port
 }
 
 /// A socket in `/proc/net/udp`.
@@ -263,16 +266,25 @@ fn rsocket_settings() -> PathBuf {
 }
 
 /// The first device, which gives all sockets, lacks something for them.
-fn no_sockets(settings: &Settings) -> Option<Finding> {
+fn no_sockets(settings: &Settings) -> Vec<Finding> {
     // A configuration that cannot be read is reported with the devices.
-    let config = anyverbs::config::Config::load_with(&settings.variables()).ok()?;
-    let (device, attr) = (config.ports.first()?, *config.device_attrs(|_, _| 0).first()?);
-    let (kind, why) = anyverbs_rsocket::obstacle(&attr)?;
-    Some(Finding::new(
-        Severity::Note,
-        format!("`anyverbs run --sockets` gives no {kind} sockets: device {}: {why}", device.name),
-        "change the limits or the persona of that device, which is the first, if programs need sockets over RDMA",
-    ))
+    let Ok(config) = Config::load_with(&settings.variables()) else { return Vec::new() };
+    let attrs = config.device_attrs(|_, _| 0);
+    let (Some(device), Some(attr)) = (config.ports.first(), attrs.first()) else {
+        return Vec::new();
+    };
+    let finding = |(kind, why): (&str, String)| {
+        let what = format!(
+            "`anyverbs run --sockets` gives no {kind} sockets: device {}: {why}",
+            device.name
+        );
+        Finding::new(
+            Severity::Note,
+            what,
+            "change the limits or the persona of that device, which is the first, if programs need sockets over RDMA",
+        )
+    };
+    anyverbs_rsocket::obstacles(attr).map(finding).collect()
 }
 
 /// The object was found with the libraries. This checks whether its settings are right.

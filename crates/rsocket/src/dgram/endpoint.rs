@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyverbs::{
-    Access, AhAttr, CompChannel, Cq, Gid, QKey, Qp, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState,
+    Access, AhAttr, CompChannel, Cq, Gid, QKey, Qp, QpAttr, QpAttrMask, QpInitAttr, QpState,
     QpType, Qpn, RecvWr, SendFlags, SendOp, SendWr, UdDest, Wc, WcStatus,
 };
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use socket2::Socket;
 use super::wire::{Header, MAX_DATAGRAM, Purpose, UdpHeader};
 use crate::device::Device;
 use crate::errno::{Errno, Result};
+use crate::needs::{datagram_cap, datagram_cqe};
 use crate::ring::{Cursor, Ring};
 use crate::sleep::set_nonblocking;
 use crate::sleepers::Sleepers;
@@ -131,15 +132,16 @@ impl Endpoint {
     pub(super) fn new(
         device: &Arc<Device>,
         sleepers: &Arc<Sleepers>,
-        send_slots: usize,
-        recv_slots: usize,
+        send: u32,
+        recv: u32,
         inline: u32,
     ) -> Result<Self> {
+        let (send_slots, recv_slots) = (send as usize, recv as usize);
         let (pd, context) = (&device.pd, &device.context);
         let channel = context.create_comp_channel()?;
         set_nonblocking(&channel)?;
-        let ports = usize::from(context.device_attr()?.phys_port_cnt);
-        let cqe = (send_slots + ports * recv_slots) as u32;
+        let ports = context.device_attr()?.phys_port_cnt;
+        let cqe = datagram_cqe(send, recv, ports);
         let cq = context.create_cq(cqe, Some(&channel), 0, 0)?;
         let send_ring = Ring::new(pd, send_slots * MAX_DATAGRAM, Access::LOCAL_WRITE)?;
         let state = State {
@@ -186,13 +188,8 @@ impl Endpoint {
 
     fn make_end(&self, port: u8) -> Result<End> {
         let Device { pd, context } = &*self.device;
-        let cap = QpCap {
-            max_send_wr: self.state.lock().slots as u32,
-            max_recv_wr: self.queue as u32,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: self.inline as u32,
-        };
+        let send = self.state.lock().slots as u32;
+        let cap = datagram_cap(send, self.queue as u32, self.inline as u32);
         let qp = context.create_qp(
             pd,
             &QpInitAttr {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use anyverbs::Qpn;
 
 /// Bytes of a datagram with its header, at most.
-pub(super) const MAX_DATAGRAM: usize = 2048;
+pub(crate) const MAX_DATAGRAM: usize = 2048;
 
 /// The header of a datagram (`struct ds_header`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
