@@ -222,8 +222,14 @@ fn is_new(
     }
     if let Some(other) = earlier(&|other| other.port.addresses == new.port.addresses) {
         let (key, place) = place_of(&new.port.addresses);
-        let expected = format!("a place that {} does not have", other.whose());
-        return Err(by.refuse(Some(n), &format!("{}{key}", new.before), &place, &expected));
+        // The key is that of a place that is written. Those that are not differ from each other.
+        let (at, other) = if new.has_place { (new, other) } else { (other, new) };
+        let (key, whose) = (format!("{}{key}", at.before), other.whose());
+        let expected = match other.has_place {
+            true => format!("a place that {whose} does not have"),
+            false => format!("another one: {whose} has no key address, and gets this one"),
+        };
+        return Err(by.refuse(Some(at.device), &key, &place, &expected));
     }
     Ok(())
 }
@@ -252,7 +258,7 @@ fn listed(
     check_place((n, ""), &addresses, by)?;
     let port = PortConfig::new(name, addresses, persona);
     let port = PortConfig { named_by: by.name(n, None), ..port };
-    Ok(Placed { device: n, before: String::new(), port })
+    Ok(Placed { device: n, before: String::new(), has_place: true, port })
 }
 
 /// A device that has a table, behind so many ports of others.
@@ -660,10 +666,22 @@ mod tests {
                 "{}, { name = 'anyverbs0' }",
                 "device 2 of devices: name=\"anyverbs0\": expected another one: device 1 has no key name, and",
             ),
-            // The second one has the address of its place.
+            // The other one has the address of its place.
             (
                 "{ address = '127.0.0.2' }, {}",
-                "device 2 of devices: address=\"127.0.0.2\": expected a place that device 1 does",
+                "device 1 of devices: address=\"127.0.0.2\": expected another one: device 2 has no key address, and gets this one",
+            ),
+            (
+                "{}, { address = '127.0.0.1' }",
+                "device 2 of devices: address=\"127.0.0.1\": expected another one: device 1 has no key address, and gets this one",
+            ),
+            (
+                "{ ports = [{}, { address = '127.0.0.3' }] }, {}",
+                "device 1 of devices: port 2 of ports: address=\"127.0.0.3\": expected another one: device 2 has no key address, and",
+            ),
+            (
+                "'127.0.0.2', { ports = 2 }",
+                "device 1 of devices: address=\"127.0.0.2\": expected another one: port 1 of device 2 has no key address, and",
             ),
             (
                 "'eth0', { interface = 'eth0' }",

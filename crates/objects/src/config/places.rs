@@ -64,6 +64,8 @@ pub(super) fn key_of(n: usize, key: &str) -> String {
 pub(super) struct Placed {
     pub(super) device: usize,
     pub(super) before: String,
+    /// Whether its place is written. Without one it has an address of the loopback interface.
+    pub(super) has_place: bool,
     pub(super) port: PortConfig,
 }
 

@@ -42,6 +42,7 @@ impl PortTable {
         mut port: PortConfig,
         by: &AskedBy<'_>,
     ) -> Result<Placed, ConfigError> {
+        let has_place = self.interface.is_some() || self.address.is_some();
         let key = |key: &str| by.name(n, Some(&format!("{before}{key}")));
         match (self.interface, self.address) {
             (None, None) => {}
@@ -67,7 +68,7 @@ impl PortTable {
         if let Some(PkeyList(keys)) = self.pkeys {
             port.pkeys = pkeys((n, before), &keys, by)?;
         }
-        Ok(Placed { device: n, before: before.to_owned(), port })
+        Ok(Placed { device: n, before: before.to_owned(), has_place, port })
     }
 }
 
@@ -118,7 +119,8 @@ pub(super) fn read(
             Item::Table(table) => table.read((n, &before), port, by),
             Item::Text(text) => {
                 let port = PortConfig { addresses: place_from(&text), ..port };
-                PortTable::default().read((n, &before), port, by)
+                let placed = PortTable::default().read((n, &before), port, by)?;
+                Ok(Placed { has_place: true, ..placed })
             }
         }
     };
