@@ -418,8 +418,21 @@ impl Config {
             }
             (None, of_file) => (of_file.map(|devices| Asked::of_file(devices, &path)), None),
         };
-        let without =
-            Without { first: &device, persona: common.as_ref(), interfaces: (&interfaces, by) };
+        let max_qp = env
+            .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| (1..=60_000).contains(n))?
+            .map(|number| MaxQp {
+                number,
+                named_by: match env.value("MAX_QP") {
+                    Some(_) => "ANYVERBS_MAX_QP".to_owned(),
+                    None => in_file(&path, "max_qp"),
+                },
+            });
+        let without = Without {
+            first: &device,
+            persona: common.as_ref(),
+            interfaces: (&interfaces, by),
+            max_qp: max_qp.as_ref(),
+        };
         let own = |name: &str, key: &str| persona(name, (Some(&path), key), &dir, &read);
         let ports = devices::devices(without, asked, own)?;
         let registry_name = |s: &String| is_name(s) && s.len() <= 32;
@@ -472,17 +485,7 @@ impl Config {
                 && !partitioned,
             partitioned,
             replaced,
-            max_qp: env
-                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
-                    (1..=60_000).contains(n)
-                })?
-                .map(|number| MaxQp {
-                    number,
-                    named_by: match env.value("MAX_QP") {
-                        Some(_) => "ANYVERBS_MAX_QP".to_owned(),
-                        None => in_file(&path, "max_qp"),
-                    },
-                }),
+            max_qp,
             raw_interface: env.parse(
                 "RAW_INTERFACE",
                 file.raw_interface,

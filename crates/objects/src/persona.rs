@@ -196,10 +196,10 @@ macro_rules! limits {
                 [$((stringify!($name), attr.$name)),*].into_iter()
             }
 
-            /// One that the engine does not hold: its key, its value, and the most that the engine holds.
-            pub(crate) fn beyond(&self) -> Option<(&'static str, i64, u32)> {
+            /// One that a device does not hold: its key, its value, and the most that the device holds.
+            pub(crate) fn beyond(&self, device: &DeviceAttr) -> Option<(&'static str, i64, u32)> {
                 $(
-                    let most = limits::DEFAULT.$name;
+                    let most = device.$name;
                     if let Some(value) = self.$name && !(1..=most.into()).contains(&value) {
                         return Some((concat!("limits.", stringify!($name)), value, most));
                     }
@@ -207,7 +207,7 @@ macro_rules! limits {
                 None
             }
 
-            /// Puts them in place of those of a device, and lowers what depends on them. None is [beyond](Self::beyond) the engine.
+            /// Puts them in place of those of a device, and lowers what depends on them. None is [beyond](Self::beyond) the device.
             pub(crate) fn apply(&self, mut attr: DeviceAttr) -> DeviceAttr {
                 $(if let Some(value) = self.$name { attr.$name = value as u32; })*
                 consistent(attr)
@@ -259,7 +259,7 @@ impl Persona {
             Some(line) => format!("line {line}: {key}{reason}"),
             None => format!("{key}{reason}"),
         };
-        if let Some((key, value, most)) = limits.beyond() {
+        if let Some((key, value, most)) = limits.beyond(&limits::DEFAULT) {
             return Err(at(key, &format!(" = {value}: this device holds 1 to {most}")));
         }
         let rate = Rate::ALL.into_iter().find(|rate| rate.gbps == file.rate).ok_or_else(|| {

@@ -11,7 +11,7 @@ use super::places::{
     AskedBy, Placed, check_place, in_file, key_of, loopback, place_from, place_of,
 };
 use super::ports::{self, PortTable};
-use super::{Addresses, Config, ConfigError, MOST_PORTS, PortConfig, refusal};
+use super::{Addresses, Config, ConfigError, MOST_PORTS, MaxQp, PortConfig, refusal};
 use crate::limits::{self, DeviceAttr};
 use crate::persona::{Limits, Persona};
 use crate::text::{DEVICE_NAME, is_device_name};
@@ -89,6 +89,8 @@ pub(super) struct Without<'a> {
     pub(super) persona: Option<&'a Arc<Persona>>,
     /// The interfaces of a device that is the only one, and the file that has them if no variable does.
     pub(super) interfaces: (&'a [String], Option<&'a Path>),
+    /// The most queue pairs of the process, which may be more than those of a device without it.
+    pub(super) max_qp: Option<&'a MaxQp>,
 }
 
 impl Config {
@@ -134,7 +136,7 @@ pub(super) fn devices(
     asked: Option<Asked<'_>>,
     own: impl Fn(&str, &str) -> Result<Arc<Persona>, ConfigError>,
 ) -> Result<Vec<PortConfig>, ConfigError> {
-    let Without { first, persona, interfaces: (interfaces, file) } = without;
+    let Without { first, persona, interfaces: (interfaces, file), .. } = without;
     let persona = persona.cloned();
     let Some(Asked { devices, by }) = asked else {
         let addresses = Addresses::Interfaces(interfaces.to_vec());
@@ -271,7 +273,8 @@ fn tabled(
 ) -> Result<Vec<Placed>, ConfigError> {
     let Table { name, interface, address, persona, guid, limits, mtu, pkeys, ports } = table;
     let limits = limits.map_or_else(Limits::default, |Tabled(limits)| limits);
-    if let Some((key, value, most)) = limits.beyond() {
+    let max_qp = without.max_qp.map_or(0, |all| all.number).max(limits::DEFAULT.max_qp);
+    if let Some((key, value, most)) = limits.beyond(&DeviceAttr { max_qp, ..limits::DEFAULT }) {
         return Err(by.refuse(Some(n), key, &value.to_string(), &format!("1 to {most}")));
     }
     let guid = guid.map(|text| {
@@ -423,6 +426,10 @@ mod tests {
         assert_eq!(found, [[2, 3, 3, 16_384, 128], [9, 6, 6, 0, 4], [9, 32, 32, 16_384, 128]]);
         let all = limits::of_all(&each, config.max_qp.as_ref());
         assert_eq!((all.max_qp, all.max_sge, all.max_qp_rd_atom), (9, 32, 4));
+        // A process may hold more than a device without a limit.
+        let file = "max_qp = 60_000\ndevices = [{ limits = { max_qp = 50_000 } }, {}]";
+        let each = Config::parse("", file, |_| None).unwrap().device_attrs(|_, _| 0);
+        assert_eq!([0, 1].map(|n: usize| each[n].max_qp), [50_000, 60_000]);
         let groups = "devices = [{ limits = { max_mcast_grp = 2, max_mcast_qp_attach = 3 } }, {}]";
         let each = Config::parse("", groups, |_| None).unwrap().device_attrs(|_, _| 0);
         assert_eq!([0, 1].map(|n: usize| each[n].max_total_mcast_qp_attach), [6, 16_384]);
@@ -694,6 +701,9 @@ mod tests {
             let wanted = format!("configuration file \"/etc/rack.toml\": {wanted}");
             assert!(error.starts_with(&wanted), "{devices}: {error}");
         }
+        let more = "max_qp = 60_000\ndevices = [{ limits = { max_qp = 60_001 } }]";
+        let error = devices_of(more, &[]).unwrap_err();
+        assert!(error.ends_with("limits.max_qp=\"60001\": expected 1 to 60000"), "{error}");
         // A file of a persona lies beside that of the configuration; no file is read here.
         let error = devices_of("devices = [{ persona = 'nic.toml' }]", &[]).unwrap_err();
         let named = "configuration file \"/etc/rack.toml\": device 1 of devices: persona";
