@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::process::ExitCode;
 
+use anyverbs::config::Config;
+
 use crate::args::Devices;
 use crate::device::{self, Device, Gid, state};
 use crate::view_tree::groups;
@@ -11,6 +13,9 @@ use crate::view_tree::groups;
 /// Prints the devices that a program would find.
 pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
     let devices = device::list(&args.settings)?;
+    if let Some(what) = Config::load_with(&args.settings.variables())?.replaced {
+        eprintln!("anyverbs: {what}");
+    }
     let text = if args.json {
         as_json(&devices, args.to)? + "\n"
     } else {

@@ -82,3 +82,26 @@ fn the_guid_the_mtu_and_the_limits_of_a_table_are_shown() {
     assert_ne!(value(&other, "node_guid:"), "0002:c903:00aa:bbcc");
     fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn tables_that_an_option_replaces_are_told() {
+    let dir = env::temp_dir().join(format!("anyverbs-replaced-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("two.toml");
+    fs::write(&file, RACK).unwrap();
+    let said = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
+        command.args(words).arg("--config").arg(&file).args(["--devices", "2"]);
+        let output = command.output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let what = format!(
+        "ANYVERBS_DEVICES=\"2\" replaces the devices of configuration file {file:?}, 2 of them with a table: "
+    );
+    let (devices, warning) = said(&["devices"]);
+    assert!(devices.contains("anyverbs1\n") && !devices.contains("rail1"), "{devices}");
+    assert!(warning.starts_with(&format!("anyverbs: {what}")), "{warning}");
+    let (findings, _) = said(&["doctor"]);
+    assert!(findings.contains(&format!("note  {what}")), "{findings}");
+    fs::remove_dir_all(&dir).unwrap();
+}

@@ -55,6 +55,7 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(other_devices());
     findings.extend(descriptors());
     findings.extend(configuration(&args.settings));
+    findings.extend(replaced_tables(&args.settings));
     findings.extend(
         misspelt::all()
             .iter()
@@ -507,6 +508,17 @@ fn configuration(settings: &Settings) -> Option<Finding> {
             "name another with --config, or unset ANYVERBS_CONFIG",
         ),
     })
+}
+
+/// Tables of the file that do not hold.
+fn replaced_tables(settings: &Settings) -> Option<Finding> {
+    // A configuration that cannot be read is reported with the devices.
+    let what = Config::load_with(&settings.variables()).ok()?.replaced?;
+    Some(Finding::new(
+        Severity::Note,
+        what,
+        "leave out --devices and unset ANYVERBS_DEVICES if the tables should hold",
+    ))
 }
 
 #[cfg(test)]
