@@ -197,6 +197,21 @@ impl Settings {
         Ok(())
     }
 
+    /// A message about a value, which begins with the option that has it in place of the variable.
+    pub(crate) fn in_options(&self, message: &str) -> String {
+        let options = [
+            ("ANYVERBS_DEVICES", "--devices", &self.devices),
+            ("ANYVERBS_DEVICE", "--device", &self.device),
+            ("ANYVERBS_PERSONA", "--persona", &self.persona),
+        ];
+        let given = options.into_iter().find_map(|(variable, option, value)| {
+            let rest = message.strip_prefix(variable)?.strip_prefix(['=', ':'])?;
+            value.as_ref()?;
+            Some(format!("{option}{}", &message[message.len() - rest.len() - 1..]))
+        });
+        given.unwrap_or_else(|| message.to_owned())
+    }
+
     /// The environment variables that these options stand for.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
         [

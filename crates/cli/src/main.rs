@@ -42,13 +42,15 @@ const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let checked = args.command.settings().map_or(Ok(()), args::Settings::check);
+    let settings = args.command.settings().cloned().unwrap_or_default();
+    let checked = settings.check();
     let done = checked.and_then(|()| execute(args.command));
     match done {
         Ok(code) => code,
         Err(error) => {
             // `{:#}` is the whole chain of causes in one line. If standard error is closed, the message is lost.
-            let _ = writeln!(io::stderr(), "anyverbs: {error:#}");
+            let message = settings.in_options(&format!("{error:#}"));
+            let _ = writeln!(io::stderr(), "anyverbs: {message}");
             ExitCode::from(FAILED)
         }
     }

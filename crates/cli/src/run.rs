@@ -56,7 +56,6 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(!faults.trim().is_empty(), "--faults is empty: expected a file, or rules");
         variables.push((FAULTS, faults.into()));
     }
-    // While a signal ends this process: the file may be a pipe without a writer.
     let config = Config::load_with(&variables)?;
     // The same file for a program that changes its directory.
     variables.retain(|(name, _)| !matches!(*name, CAPTURE | TRACE));

@@ -279,7 +279,7 @@ fn a_refusal_names_the_persona() {
     }
     let output = scratch.run(&["--persona", "connectx"], &["true"]);
     assert_eq!(output.status.code(), Some(125));
-    let line = "anyverbs: ANYVERBS_PERSONA=\"connectx\": expected mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml\n";
+    let line = "anyverbs: --persona=\"connectx\": expected mlx5, irdma, bnxt, ionic, rxe, mana, or a file whose name ends in .toml\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
 }
 
@@ -335,9 +335,7 @@ fn a_file_is_a_persona_for_a_program_in_another_directory() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(125));
     assert!(
-        said.starts_with(
-            "anyverbs: ANYVERBS_PERSONA: persona \"own.toml\": TOML parse error at line 6"
-        ),
+        said.starts_with("anyverbs: --persona: persona \"own.toml\": TOML parse error at line 6"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1);

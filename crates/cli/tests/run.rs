@@ -398,6 +398,9 @@ fn an_impossible_option_is_refused_in_one_line() {
         ("--device", "a/b", "a name of 1 to 48 bytes"),
         ("--device", "a\nb", "a name of 1 to 48 bytes"),
         ("--device", "a\x1b[7mb", "a name of 1 to 48 bytes"),
+        ("--device", "a b", "anyverbs: --device=\"a b\": expected a name of 1 to 48 bytes"),
+        ("--devices", "65", "anyverbs: --devices=\"65\": expected a number from 1 to 64"),
+        ("--persona", "none.toml", "anyverbs: --persona: persona \"none.toml\": No such file"),
     ] {
         for view in [&[][..], &["--no-view"]] {
             let options = [view, &[option, value, "--", "echo", "ran"]].concat();
@@ -410,6 +413,7 @@ fn an_impossible_option_is_refused_in_one_line() {
         let mut devices = Command::new(env!("CARGO_BIN_EXE_anyverbs"));
         let (code, lines) = said(devices.args(["devices", option, value]).stdout(Stdio::piped()));
         assert_eq!((code, lines.len()), (Some(125), 1), "{option} {value:?}: {lines:?}");
+        assert!(lines[0].contains(expected), "{lines:?}");
     }
     assert_eq!(scratch.trees(), 0);
 }
@@ -551,26 +555,20 @@ fn a_configuration_is_found_from_any_directory() {
 }
 
 #[test]
-fn a_signal_ends_it_while_it_waits_for_its_configuration() {
+fn a_configuration_that_is_a_pipe_is_refused() {
     let scratch = Scratch::new("pipe");
     let pipe = scratch.0.join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let mut child =
-        scratch.run(&["--config", pipe.to_str().unwrap(), "--", "true"]).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    // SAFETY: a child that was not waited for.
-    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-    let begin = std::time::Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if begin.elapsed().as_secs() >= 10 {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("it went on waiting");
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    };
-    assert_eq!(status.signal(), Some(libc::SIGTERM));
+    let wanted = format!("cannot read the configuration file {pipe:?}: it is a pipe");
+    for (words, status) in
+        [(&["run", "--", "true"][..], 125), (&["devices"], 125), (&["doctor"], 1)]
+    {
+        // It would wait for a writer.
+        let mut command = Command::new("timeout");
+        command.args(["60", env!("CARGO_BIN_EXE_anyverbs")]).args(words);
+        let output = command.env("ANYVERBS_CONFIG", &pipe).output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {said}");
+        assert!(said.contains(&wanted), "{words:?}: {said}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
@@ -29,10 +30,10 @@ pub use anyverbs_net::host::MOST_PORTS;
 #[non_exhaustive]
 pub enum ConfigError {
     /// A script of faults.
-    #[error("faults{}: {error}", file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default())]
+    #[error("{named_by}: {error}")]
     Faults {
-        /// The file that has it, if it is in one.
-        file: Option<PathBuf>,
+        /// Faults, and the file that has the script, if it is in one.
+        named_by: String,
         /// Its mistake.
         error: ScriptError,
     },
@@ -45,8 +46,10 @@ pub enum ConfigError {
         reason: String,
     },
     /// A script of faults names a device or a port that does not exist.
-    #[error("faults, line {line}: {reason}")]
+    #[error("{named_by}, line {line}: {reason}")]
     FaultyPlace {
+        /// As in [`Faults`](Self::Faults).
+        named_by: String,
         /// The line of the script.
         line: u32,
         /// Why not.
@@ -351,7 +354,7 @@ impl Config {
         let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         let read = |path: &Path| read_text(path).map_err(|error| error.to_string());
         let Some(path) = path else { return Self::parse_with("".into(), "", variable, read) };
-        let text = read_limited(&path)
+        let text = read_configuration(&path)
             .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
         Self::parse_with(path, &text, variable, read)
     }
@@ -439,8 +442,8 @@ impl Config {
         let capture = env.value("CAPTURE").map(PathBuf::from).or(file.capture);
         let trace = env.value("TRACE").map(PathBuf::from).or(file.trace);
         let faults = match (env.value("FAULTS"), file.faults) {
-            (Some(text), _) => script(text, Path::new(""), &ports)?,
-            (None, Some(text)) => script(text, &dir, &ports)?,
+            (Some(text), _) => script(text, None, Path::new(""), &ports)?,
+            (None, Some(text)) => script(text, Some(&path), &dir, &ports)?,
             (None, None) => None,
         };
         let partitioned = ports.iter().any(|port| port.pkeys != [PKey::DEFAULT]);
@@ -535,8 +538,14 @@ fn persona(
 /// Most bytes of such a file.
 const LONGEST_TEXT: u64 = 1 << 20;
 
-/// The script of faults: `text`, or the contents of the file below a directory that it names, if it is one word.
-fn script(text: String, dir: &Path, ports: &[PortConfig]) -> Result<Option<Script>, ConfigError> {
+/// The script of faults: `text`, or the contents of the file below a directory that it names, if it is one word. A configuration file
+/// may have it.
+fn script(
+    text: String,
+    by: Option<&Path>,
+    dir: &Path,
+    ports: &[PortConfig],
+) -> Result<Option<Script>, ConfigError> {
     if text.trim().is_empty() {
         return Ok(None);
     }
@@ -549,6 +558,11 @@ fn script(text: String, dir: &Path, ports: &[PortConfig]) -> Result<Option<Scrip
         })?,
         None => text,
     };
+    let named_by = || match (&file, by) {
+        (Some(file), _) => format!("faults in {}", file.display()),
+        (None, Some(by)) => in_file(by, "faults"),
+        (None, None) => "faults".to_owned(),
+    };
     let parsed = Script::parse(&text).and_then(|script| {
         // With a seed alone it waits for rules.
         if script.rules.is_empty() && script.seed.is_none() {
@@ -557,11 +571,12 @@ fn script(text: String, dir: &Path, ports: &[PortConfig]) -> Result<Option<Scrip
         }
         Ok(script)
     });
-    let script = parsed.map_err(|error| ConfigError::Faults { file, error })?;
+    let script = parsed.map_err(|error| ConfigError::Faults { named_by: named_by(), error })?;
     for rule in &script.rules {
         let known = || ports.iter().map(|port| (&*port.name, port.port));
         if let Some(reason) = rule.place.lacks(known) {
-            return Err(ConfigError::FaultyPlace { line: rule.line, reason });
+            let (named_by, line) = (named_by(), rule.line);
+            return Err(ConfigError::FaultyPlace { named_by, line, reason });
         }
     }
     Ok(Some(script))
@@ -579,7 +594,19 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     read_limited(path)
 }
 
-/// The text of a file of any kind, up to a mebibyte. It waits for whoever writes to a pipe.
+/// The text of a configuration file.
+///
+/// # Errors
+/// It cannot be read, or is longer than a mebibyte.
+pub fn read_configuration(path: &Path) -> io::Result<String> {
+    // Several processes read it, and a pipe has its text once.
+    if path.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a pipe"));
+    }
+    read_limited(path)
+}
+
+/// The text of a file, up to a mebibyte.
 fn read_limited(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let read = OpenFile::open(path)?.take(LONGEST_TEXT + 1).read_to_string(&mut text);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 
 use crate::config::form::elements;
 
@@ -88,9 +88,30 @@ impl<'de> Deserialize<'de> for Features {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Features, A::Error> {
-                Ok(elements::<_, Feature>(list)?.into_iter().collect())
+                Ok(elements(list)?.into_iter().map(|Named(feature)| feature).collect())
             }
         }
         from.deserialize_any(Lacks)
+    }
+}
+
+/// A feature by its name.
+struct Named(Feature);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct One;
+        impl Visitor<'_> for One {
+            type Value = Named;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a feature")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Named, E> {
+                Feature::deserialize(name.into_deserializer()).map(Named)
+            }
+        }
+        from.deserialize_any(One)
     }
 }

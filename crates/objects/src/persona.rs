@@ -187,7 +187,7 @@ macro_rules! limits {
         #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Limits {
-            $($name: Option<i64>,)*
+            $($name: Option<i128>,)*
         }
 
         impl Limits {
@@ -197,7 +197,7 @@ macro_rules! limits {
             }
 
             /// One that a device does not hold: its key, its value, and the most that the device holds.
-            pub(crate) fn beyond(&self, device: &DeviceAttr) -> Option<(&'static str, i64, u32)> {
+            pub(crate) fn beyond(&self, device: &DeviceAttr) -> Option<(&'static str, i128, u32)> {
                 $(
                     let most = device.$name;
                     if let Some(value) = self.$name && !(1..=most.into()).contains(&value) {

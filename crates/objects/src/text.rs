@@ -46,7 +46,7 @@ pub(crate) fn in_words(message: &str) -> String {
         ("u32", "a number from 0 to 4294967295"),
         ("u64", "a number, 0 at least"),
         ("usize", "a number, 0 at least"),
-        ("i64", "a whole number"),
+        ("i128", "a whole number"),
         ("f64", "a number"),
         ("path string", "the name of a file"),
         ("a sequence", "a list"),

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyverbs::config::Config;
+use anyverbs::config::{Config, read_configuration};
 use anyverbs_environment as environment;
 
 use super::elf;
@@ -500,7 +500,7 @@ fn configuration(settings: &Settings) -> Option<Finding> {
         .config
         .clone()
         .or_else(|| environment::variable("ANYVERBS_CONFIG").map(Into::into))?;
-    Some(match fs::read_to_string(&path) {
+    Some(match read_configuration(&path) {
         Ok(_) => Finding::good(format!("the configuration {} can be read", path.display())),
         Err(error) => Finding::new(
             Severity::Stop,

@@ -46,7 +46,7 @@ pub(super) struct Table {
     persona: Option<String>,
     guid: Option<String>,
     limits: Option<Tabled<Limits>>,
-    mtu: Option<i64>,
+    mtu: Option<i128>,
     pkeys: Option<PkeyList>,
     ports: Option<Several<Item<PortTable>>>,
 }
@@ -158,12 +158,13 @@ pub(super) fn devices(
         return Err(refusal(file, key, &interfaces.join(","), &expected));
     }
     let items = match devices {
-        Several::Number(n) if !(1..=MOST_PORTS as i64).contains(&n) => {
-            return Err(by.refuse(None, "", &n.to_string(), &form()));
+        Several::Number(n) if !(1..=MOST_PORTS as i128).contains(&n) => {
+            return Err(by.refuse(None, "", &n.to_string(), &form(&by)));
         }
         Several::Number(n) => (0..n).map(|_| Item::Table(Table::default())).collect(),
         Several::List(items) if !(1..=MOST_PORTS).contains(&items.len()) => {
-            return Err(by.refuse(None, "", &format!("a list of {}", items.len()), &form()));
+            let value = format!("a list of {}", items.len());
+            return Err(by.refuse(None, "", &value, &form(&by)));
         }
         Several::List(items) => items,
     };
@@ -237,10 +238,14 @@ fn is_new(
 }
 
 /// The form of the whole.
-fn form() -> String {
-    format!(
-        "a number from 1 to {MOST_PORTS}, or as many interfaces or addresses with commas between them, each perhaps behind NAME=, and each once"
-    )
+fn form(by: &AskedBy<'_>) -> String {
+    let list = match by.file() {
+        None => {
+            "as many interfaces or addresses with commas between them, each perhaps behind NAME=, and each once"
+        }
+        Some(_) => "a list of as many interfaces, addresses or tables",
+    };
+    format!("a number from 1 to {MOST_PORTS}, or {list}")
 }
 
 /// A device that a text names.
@@ -695,7 +700,26 @@ mod tests {
                 "device 2 of devices: interface=\"eth0\": expected a place that device 1 does",
             ),
             ("'a=eth0', 'b/c=eth1'", "device 2 of devices: name=\"b/c\": expected a name of 1 to"),
-            ("", "devices=\"a list of 0\": expected a number from 1 to 64, or"),
+            (
+                "",
+                "devices=\"a list of 0\": expected a number from 1 to 64, or a list of as many interfaces, addresses or tables",
+            ),
+            (
+                "{ limits = { max_qp = 18446744073709551615 } }",
+                "device 1 of devices: limits.max_qp=\"18446744073709551615\": expected 1 to 16384",
+            ),
+            (
+                "{ mtu = 18446744073709551615 }",
+                "device 1 of devices: mtu=\"18446744073709551615\": expected 256, 512,",
+            ),
+            (
+                "{ pkeys = [18446744073709551615] }",
+                "device 1 of devices: pkeys, key 1=\"0xffffffffffffffff\": expected a P_Key from",
+            ),
+            (
+                "{ ports = 18446744073709551615 }",
+                "device 1 of devices: ports=\"18446744073709551615\": expected 1 or 2, or a list",
+            ),
         ] {
             let error = devices_of(&format!("devices = [{devices}]"), &[]).unwrap_err();
             let wanted = format!("configuration file \"/etc/rack.toml\": {wanted}");
@@ -708,8 +732,11 @@ mod tests {
         let error = devices_of("devices = [{ persona = 'nic.toml' }]", &[]).unwrap_err();
         let named = "configuration file \"/etc/rack.toml\": device 1 of devices: persona";
         assert_eq!(error, format!("{named} \"/etc/nic.toml\": no file is read here"));
-        let error = devices_of("devices = 65", &[]).unwrap_err();
-        assert!(error.starts_with("configuration file \"/etc/rack.toml\": devices=\"65\": "));
+        for number in ["65", "18446744073709551615"] {
+            let error = devices_of(&format!("devices = {number}"), &[]).unwrap_err();
+            let wanted = format!("configuration file \"/etc/rack.toml\": devices=\"{number}\": ");
+            assert!(error.starts_with(&wanted), "{error}");
+        }
         let both = "devices = 2\ninterfaces = ['eth0']";
         let error = devices_of(both, &[]).unwrap_err();
         assert!(

@@ -20,7 +20,7 @@ pub(super) trait Kind {
 #[derive(Debug)]
 pub(super) enum Several<T> {
     /// So many.
-    Number(i64),
+    Number(i128),
     /// Each of these.
     List(Vec<T>),
 }
@@ -40,7 +40,7 @@ pub(crate) struct Tabled<T>(pub(crate) T);
 
 /// The P_Keys of a port, before they are checked.
 #[derive(Debug)]
-pub(super) struct PkeyList(pub(super) Vec<i64>);
+pub(super) struct PkeyList(pub(super) Vec<i128>);
 
 impl<T: Kind> Several<Item<T>> {
     /// The number of tables that say something.
@@ -64,7 +64,11 @@ impl<'de, T: Kind + Deserialize<'de>> Deserialize<'de> for Several<Item<T>> {
             }
 
             fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
-                Ok(Several::Number(number))
+                Ok(Several::Number(number.into()))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+                Ok(Several::Number(number.into()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
@@ -135,7 +139,7 @@ impl<'de> Deserialize<'de> for PkeyList {
 }
 
 /// A P_Key, before it is checked.
-struct Key(i64);
+struct Key(i128);
 
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -148,7 +152,11 @@ impl<'de> Deserialize<'de> for Key {
             }
 
             fn visit_i64<E>(self, key: i64) -> Result<Key, E> {
-                Ok(Key(key))
+                Ok(Key(key.into()))
+            }
+
+            fn visit_u64<E>(self, key: u64) -> Result<Key, E> {
+                Ok(Key(key.into()))
             }
         }
         from.deserialize_any(One)

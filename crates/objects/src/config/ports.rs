@@ -21,7 +21,7 @@ const MOST: usize = 2;
 pub(super) struct PortTable {
     pub(super) interface: Option<String>,
     pub(super) address: Option<IpAddr>,
-    pub(super) mtu: Option<i64>,
+    pub(super) mtu: Option<i128>,
     pub(super) pkeys: Option<PkeyList>,
 }
 
@@ -61,7 +61,7 @@ impl PortTable {
         }
         check_place((n, before), &port.addresses, by)?;
         if let Some(bytes) = self.mtu {
-            let mtu = Mtu::ALL.into_iter().find(|mtu| i64::from(mtu.bytes()) == bytes);
+            let mtu = Mtu::ALL.into_iter().find(|mtu| i128::from(mtu.bytes()) == bytes);
             let (key, expected) = (format!("{before}mtu"), "256, 512, 1024, 2048 or 4096");
             port.mtu = mtu.ok_or_else(|| by.refuse(Some(n), &key, &bytes.to_string(), expected))?;
         }
@@ -130,7 +130,7 @@ pub(super) fn read(
 /// The table of P_Keys, if it can be one of a port.
 fn pkeys(
     (n, before): (usize, &str),
-    keys: &[i64],
+    keys: &[i128],
     by: &AskedBy<'_>,
 ) -> Result<Vec<PKey>, ConfigError> {
     let refuse = |key: &str, value: &str, expected: &str| {

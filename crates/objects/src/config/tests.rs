@@ -35,6 +35,22 @@ fn a_script_of_faults_has_rules_and_is_read_whole() {
     let other = [("ANYVERBS_CONFIG", file), ("ANYVERBS_FAULTS", "own.fault")];
     let said = config(&other).map(drop).unwrap_err().to_string();
     assert!(said.starts_with("cannot read the script of faults \"own.fault\""), "{said}");
+    // Its mistakes, and those of a script within the configuration, are told with the file.
+    let said = || config(&[("ANYVERBS_CONFIG", file)]).map(drop).unwrap_err().to_string();
+    std::fs::write(dir.join("own.fault"), "drop packet 1\non device rail9: down").unwrap();
+    let own = dir.join("own.fault");
+    let wanted = format!("faults in {}, line 2: there is no device", own.display());
+    assert!(said().starts_with(&wanted), "{}", said());
+    std::fs::write(&own, "drop pocket 1").unwrap();
+    let wanted = format!("faults in {}: line 1, column 6: ", own.display());
+    assert!(said().starts_with(&wanted), "{}", said());
+    for (script, place) in
+        [("drop pocket 1", ": line 1, column 6"), ("on device rail9: down", ", line 1: ")]
+    {
+        std::fs::write(file, format!("faults = '{script}'")).unwrap();
+        let wanted = format!("configuration file {file:?}: faults{place}");
+        assert!(said().starts_with(&wanted), "{}", said());
+    }
     std::fs::remove_dir_all(dir).unwrap();
     for script in ["seed 1", "ibv_reg_mr 1 fails with EIO"] {
         let config = config(&[("ANYVERBS_FAULTS", script)]).unwrap();

@@ -50,6 +50,8 @@ fn bad_files_are_refused_in_one_line_with_the_place() {
         ("width = 16", "width = 3", "pci.width = 3: "),
         ("lacks = [", "lacks = [\"wings\", ", "wings"),
         ("lacks = [", "lacks = \"rc\" # [", "expected a list of features, as [\"rc\"]"),
+        ("lacks = [", "lacks = [1, ", "integer `1`, expected the name of a feature"),
+        ("max_sge = 30", "max_sge = 18446744073709551615", "this device holds 1 to 32"),
         ("[limits]\n", "limits = [1]\n[pci.other]\n", "expected a table"),
         ("max_sge = 30", "max_sge = -1", "limits.max_sge = -1: this device holds 1 to 32"),
     ] {
