@@ -247,7 +247,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "report")]
     pub(crate) check: Option<Check>,
     /// Append each finding of --check to this file, as a line of JSON. A file whose name ends in .sarif is written anew, as a SARIF
-    /// document for code scanning, when the program has ended
+    /// document for code scanning, when the program has ended. Launchers that run at the same time may name one file
     #[arg(long, value_name = "FILE", requires = "check")]
     pub(crate) check_report: Option<PathBuf>,
     /// Leave out the findings of --check that this file names, one CHECK:PART a line

@@ -3,7 +3,9 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -17,14 +19,19 @@ const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 const ROOT: &str = "%SRCROOT%";
 
 /// A document that `anyverbs run` makes when the program has ended. Until then its processes add lines to a file beside it.
+///
+/// Launchers that run at the same time may share both. Each keeps a shared lock on the lines, so that the first one empties them
+/// and the last one removes them. Each writes the document with all findings that there are when its own program ends.
 #[derive(Debug)]
 pub(crate) struct Sarif {
     document: PathBuf,
     lines: PathBuf,
+    /// Has the lock.
+    in_use: File,
 }
 
 impl Sarif {
-    /// Begins the document, if the name of the report asks for one.
+    /// Begins the document, if the name of the report asks for one. One that another launcher has begun, and uses, is joined.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -34,12 +41,14 @@ impl Sarif {
         }
         let document = PathBuf::from(crate::args::absolute(report));
         let lines = document.with_extension("sarif.jsonl");
-        let failed = |file: &Path| format!("cannot write the report {}", file.display());
-        // Nobody takes the findings of an earlier program for those of this one.
-        for file in [&document, &lines] {
-            File::create(file).with_context(|| failed(file))?;
-        }
-        Ok(Some(Self { document, lines }))
+        let failed = || format!("cannot write the report {}", report.display());
+        open(&document).with_context(failed)?;
+        let in_use = loop {
+            if let Some(file) = join(&lines, &document).with_context(failed)? {
+                break file;
+            }
+        };
+        Ok(Some(Self { document, lines, in_use }))
     }
 
     /// The file for lines of JSON.
@@ -47,18 +56,23 @@ impl Sarif {
         &self.lines
     }
 
-    /// Writes the document, and removes the lines.
+    /// Writes the document. Removes the lines, unless another launcher uses them.
     ///
     /// # Errors
     /// A file cannot be read or written. There is no document then, and the lines stay if there are findings.
     pub(crate) fn end(&self) -> anyhow::Result<()> {
+        let failed = || format!("cannot write the report {}", self.document.display());
+        // Launchers that end at the same time write it in turn: the last of them reads the findings of all.
+        let turn = open(&self.document).with_context(failed)?;
+        lock(&turn, libc::LOCK_EX).with_context(failed)?;
         let findings =
             self.read().with_context(|| format!("cannot read {}", self.lines.display()))?;
         let root = env::current_dir().unwrap_or_default();
         let text = format!("{:#}\n", document(&findings, &root));
         let written =
             File::create(&self.document).and_then(|mut file| file.write_all(text.as_bytes()));
-        if written.is_ok() || findings.is_empty() {
+        let is_last = lock(&self.in_use, libc::LOCK_EX | libc::LOCK_NB).is_ok();
+        if is_last && (written.is_ok() || findings.is_empty()) {
             // The document has them all.
             let _ = fs::remove_file(&self.lines);
         }
@@ -86,6 +100,50 @@ impl Sarif {
             }
         }
         Ok(findings)
+    }
+}
+
+/// The file of lines with a shared lock. Whoever finds it without one empties it, and the document: nobody takes the findings of an
+/// earlier program for those of this one. `None` if another launcher has removed it meanwhile.
+fn join(lines: &Path, document: &Path) -> io::Result<Option<File>> {
+    let file = open(lines)?;
+    match lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+        Ok(()) if is_at(&file, lines) => {
+            file.set_len(0)?;
+            File::create(document)?;
+        }
+        Ok(()) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(error) => return Err(error),
+    }
+    // The launcher that holds it alone begins or ends, and waits for nothing.
+    lock(&file, libc::LOCK_SH)?;
+    Ok(is_at(&file, lines).then_some(file))
+}
+
+/// A file as it is, or a new one.
+fn open(path: &Path) -> io::Result<File> {
+    File::options().append(true).create(true).open(path)
+}
+
+/// Whether this path still means the file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let of = |it: fs::Metadata| (it.dev(), it.ino());
+    let both = file.metadata().and_then(|own| Ok((of(own), of(fs::metadata(path)?))));
+    both.is_ok_and(|(own, named)| own == named)
+}
+
+/// Changes the lock of a file (flock(2)).
+fn lock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    loop {
+        // SAFETY: a call on a descriptor that is open.
+        if unsafe { libc::flock(file.as_raw_fd(), operation) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
     }
 }
 

@@ -217,6 +217,41 @@ fn findings_become_a_sarif_document() {
     assert_eq!((status, said.len()), (Some(125), 1), "{said:?}");
 }
 
+/// As the server and the client of a test do.
+#[test]
+fn two_launchers_that_run_at_once_share_a_sarif_document() {
+    let scratch = Scratch::new("sarif-shared");
+    let file = scratch.0.join("found.sarif");
+    let lines = scratch.0.join("found.sarif.jsonl");
+    let launch = |pid: u32, then: &str| {
+        let finding =
+            format!(r#"{{"check":"leak","process":{pid},"message":"m","remedy":"r","stacks":[]}}"#);
+        let script = format!("echo '{finding}' >>$ANYVERBS_CHECK_REPORT; {then}");
+        let name = file.to_str().unwrap();
+        let words = ["--check", "--check-report", name, "--no-view", "--", "sh", "-c", &script];
+        let mut command = scratch.run(&words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let found = || -> Vec<u64> {
+        let text = fs::read_to_string(&file).unwrap();
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let results = document["runs"][0]["results"].as_array().unwrap();
+        results.iter().map(|result| result["properties"]["process"].as_u64().unwrap()).collect()
+    };
+    for first in [10, 20] {
+        let mut server = launch(first, "echo ready; read line; exit 0");
+        let mut ready = String::new();
+        BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        assert_eq!(launch(first + 1, "exit 0").wait().unwrap().code(), Some(0));
+        assert_eq!(found(), [first, first + 1].map(u64::from), "without those of earlier runs");
+        assert!(lines.exists());
+        drop(server.stdin.take());
+        assert_eq!(server.wait().unwrap().code(), Some(0));
+        assert_eq!(found(), [first, first + 1].map(u64::from));
+        assert!(!lines.exists());
+    }
+}
+
 /// The status says so, unless the program's own does; no part of a document stays.
 #[test]
 fn a_sarif_document_that_cannot_be_written_fails_the_run() {
