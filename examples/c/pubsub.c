@@ -105,8 +105,9 @@ int main(int argc, char **argv)
 
 	ibv_destroy_ah(ah);
 	rdma_leave_multicast(id, info->ai_dst_addr);
-	rdma_dereg_mr(mr);
+	/* Receives are posted, which use the region. */
 	rdma_destroy_qp(id);
+	rdma_dereg_mr(mr);
 	rdma_destroy_id(id);
 	rdma_destroy_event_channel(channel);
 	rdma_freeaddrinfo(info);
