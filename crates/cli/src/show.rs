@@ -162,10 +162,13 @@ fn counters(text: &mut String, counters: &[Counter]) {
     }
 }
 
-/// `655 ms`, or `0.01 ms`.
-fn rnr_time(code: u8) -> String {
-    let ms = timer_code::rnr(code).as_secs_f64() * 1e3;
-    if ms < 10.0 { format!("{ms} ms") } else { format!("{ms:.0} ms") }
+/// `655 ms`, `4.19 ms` or `0.01 ms`: three digits, and more only of whole milliseconds.
+fn ms(time: Duration) -> String {
+    let ms = time.as_nanos() as f64 / 1e6;
+    let digits = (2.0 - ms.log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{ms:.digits$}");
+    let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} ms")
 }
 
 /// The attributes of `ibv_modify_qp`, and what the codes stand for.
@@ -173,9 +176,9 @@ fn attributes(text: &mut String, qp: &QueuePair) {
     let of = &qp.attributes;
     let is_ud = look::kind(qp.kind) == "UD";
     if !is_ud {
-        let timeout = match of.timeout {
-            0 => "0 (none)".to_owned(),
-            code => format!("{code} ({} ms)", (4096u64 << code).div_ceil(1_000_000)),
+        let timeout = match timer_code::ack(of.timeout) {
+            None => "0 (none)".to_owned(),
+            Some(time) => format!("{} ({})", of.timeout, ms(time)),
         };
         line(
             text,
@@ -186,7 +189,7 @@ fn attributes(text: &mut String, qp: &QueuePair) {
                 of.rnr_retry,
                 if of.rnr_retry == 7 { " (for ever)" } else { "" },
                 of.min_rnr_timer,
-                rnr_time(of.min_rnr_timer)
+                ms(timer_code::rnr(of.min_rnr_timer))
             ),
         );
         line(
@@ -301,4 +304,18 @@ fn describe_qp(
         line(&mut text, if n == 0 { "groups" } else { "" }, address(gid));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_codes_have_three_digits() {
+        let timeout = |code| ms(timer_code::ack(code).unwrap());
+        assert_eq!([1, 10, 14, 18].map(timeout), ["0.00819 ms", "4.19 ms", "67.1 ms", "1074 ms"]);
+        let rnr = |code| ms(timer_code::rnr(code));
+        assert_eq!([0, 1, 5, 31].map(rnr), ["655 ms", "0.01 ms", "0.06 ms", "492 ms"]);
+        assert_eq!(ms(Duration::from_millis(100)), "100 ms");
+    }
 }
