@@ -145,8 +145,9 @@ fn figures(story: &Story) -> Vec<Figures> {
             What::Posted { .. } => of.posted += 1,
             What::Done { status, bytes, .. } => {
                 of.done += 1;
-                of.failed += u64::from(!is_good(story.name(status)));
-                of.bytes += bytes;
+                let is_good = is_good(story.name(status));
+                of.failed += u64::from(!is_good);
+                of.bytes += if is_good { bytes } else { 0 };
             }
             What::Out(packet) => {
                 of.out += 1;
@@ -183,9 +184,16 @@ fn table(out: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String
 
 fn summary(out: &mut String, story: &Story) {
     let (from, to) = story.span();
+    // A receive may wait longer than all that is shown lasts.
+    let advance = match story.events.first().map(|event| from - event.at) {
+        Some(before) if before > 0.0 => {
+            format!(", after {} in which receives alone were posted", duration(before))
+        }
+        _ => String::new(),
+    };
     let _ = writeln!(
         out,
-        "<p>{} of {} in {}.</p>",
+        "<p>{} of {} in {}{advance}.</p>",
         count(story.events.len(), "event"),
         count(story.queue_pairs.len(), "queue pair"),
         duration(to - from)
@@ -236,7 +244,9 @@ fn times(story: &Story) -> String {
     for event in &story.events {
         match event.what {
             // Somebody has sent what was received.
-            What::Done { operation, bytes, .. } if story.name(operation) != "RECV" => {
+            What::Done { operation, bytes, status, .. }
+                if story.name(operation) != "RECV" && is_good(story.name(status)) =>
+            {
                 done.push((event.at, bytes));
             }
             What::Trouble { is_bad: true, .. } => troubles.push(event.at),
@@ -251,7 +261,7 @@ fn times(story: &Story) -> String {
     let to = story.events.iter().rev().find(matters).map_or(to, |event| event.at);
     let chart = throughput(&done, &troubles, (from, to.max(from)));
     format!(
-        "<p>Bytes of sends when they complete. Red marks below are retries and errors.</p>\n{chart}"
+        "<p>Bytes of sends when they succeed. Red marks below are retries and errors.</p>\n{chart}"
     )
 }
 

@@ -162,7 +162,7 @@ fn row(
     let packet = |packet: &Packet| {
         let again = if packet.is_again { ", again" } else { "" };
         let bytes = if packet.bytes > 0 { format!(", {} B", packet.bytes) } else { String::new() };
-        format!("{} psn {}{bytes}{again}", story.name(packet.opcode), packet.psn)
+        format!("{} psn {:#x}{bytes}{again}", story.name(packet.opcode), packet.psn)
     };
     let (from, to, label, class) = match event.what {
         What::Out(sent) => {
@@ -181,14 +181,14 @@ fn row(
             (from, Some(own), packet(&came), "packet")
         }
         What::Posted { operation, wr_id } => {
-            (own, None, format!("post {} wr_id {wr_id}", story.name(operation)), "work")
+            (own, None, format!("post {} wr_id {wr_id:#x}", story.name(operation)), "work")
         }
         What::Done { operation, wr_id, status, .. } => {
             let (operation, status) = (story.name(operation), story.name(status));
             let is_good = matches!(status, "IBV_WC_SUCCESS" | "unsignaled");
             let how = if is_good { String::new() } else { format!(": {status}") };
             let class = if is_good { "work" } else { "trouble" };
-            (own, None, format!("done {operation} wr_id {wr_id}{how}"), class)
+            (own, None, format!("done {operation} wr_id {wr_id:#x}{how}"), class)
         }
         What::Waited { name, micros } => {
             (own, None, format!("{} {}", story.name(name), duration(micros)), "wait")

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use anyverbs_causes::Cause;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -136,6 +137,12 @@ fn is_bad(kind: &str, name: &str) -> bool {
     )
 }
 
+/// The cause of an error that a completion told.
+fn cause(line: &Line) -> Option<Cause> {
+    let number = line.args["vendor_err"].as_u64().filter(|_| line.cat == "error")?;
+    Cause::from_number(number.try_into().ok()?)
+}
+
 /// Spans that have begun, by process and number: when, and with what.
 type Open = HashMap<(u64, u64), (f64, u32, u64, u64)>;
 
@@ -252,9 +259,12 @@ impl Story {
         let queue_pair = self.queue_pair(known, line.pid, line.tid);
         let span = (line.pid, line.id2["local"].as_u64().unwrap_or(0));
         let packet = Packet {
-            opcode: match line.args["says"].as_str() {
-                Some(says) => self.names.place(&format!("{}: {says}", line.name)),
-                None => self.names.place(&line.name),
+            opcode: match (line.args["says"].as_str(), cause(&line)) {
+                (Some(says), _) => self.names.place(&format!("{}: {says}", line.name)),
+                (None, Some(cause)) => {
+                    self.names.place(&format!("{}, {cause}: {}", line.name, cause.text()))
+                }
+                (None, None) => self.names.place(&line.name),
             },
             dest: number("dest") as u32,
             psn: number("psn") as u32,

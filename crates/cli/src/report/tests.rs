@@ -45,6 +45,11 @@ fn packet((pid, tid): (u64, u32), direction: &str, dest: u32, psn: u32, at: f64)
     json!({ "ph": "i", "cat": "packet", "name": "RC_SEND_ONLY", "pid": pid, "tid": tid, "ts": at, "args": args }).to_string()
 }
 
+fn error(at: f64, cause: u16) -> String {
+    let args = json!({ "wr_id": 2, "vendor_err": cause });
+    json!({ "ph": "i", "cat": "error", "name": "IBV_WC_RETRY_EXC_ERR", "pid": 5, "tid": 17, "ts": at, "args": args }).to_string()
+}
+
 fn retry(at: f64) -> String {
     json!({ "ph": "i", "cat": "retry", "name": "local_ack_timeout_err", "pid": 5, "tid": 17, "ts": at, "args": { "n": 1 } }).to_string()
 }
@@ -79,6 +84,7 @@ fn conversation() -> String {
         retry(4000.0),
         packet((5, 17), "out", 18, 101, 4001.0),
         packet((6, 18), "in", 18, 101, 4002.0),
+        error(4099.0, 1208),
         end(2, 4100.0, "IBV_WC_RETRY_EXC_ERR"),
     ])
 }
@@ -113,9 +119,13 @@ fn a_page_shows_what_was_lost_and_what_failed() {
         "QP 17 &lt;RC&gt;",
         "client[5]",
         "server[6]",
-        "psn 101, 64 B (lost)",
+        "psn 0x65, 64 B (lost)",
         "local_ack_timeout_err",
-        "done SEND wr_id 2: IBV_WC_RETRY_EXC_ERR",
+        "post SEND wr_id 0x2",
+        "done SEND wr_id 0x2: IBV_WC_RETRY_EXC_ERR",
+        "IBV_WC_RETRY_EXC_ERR, AV1208: ",
+        // The failed request has none.
+        "<td class=\"n\">64 B</td>",
         "6.00 us",
         "Throughput over time",
     ] {
@@ -227,6 +237,9 @@ fn what_a_good_run_has_as_well_is_no_trouble() {
     let page = report(&[scratch.file("good", &events("CommEst"))]);
     assert_whole(&page);
     assert!(!page.contains("class=\"bad\"") && !page.contains("class=\"trouble\""), "{page}");
+    let summary =
+        "6 events of 1 queue pair in 4.00 s, after 1.00 s in which receives alone were posted.";
+    assert!(page.contains(summary), "{page}");
     // Neither a receive that waits for the first message nor the last ACK stretches the chart.
     let chart = &page[page.find("Throughput over time</title>").unwrap()..];
     let chart = &chart[..chart.find("</svg>").unwrap()];
@@ -240,7 +253,7 @@ fn a_run_without_findings_has_a_report() {
     let scratch = Scratch::new("none");
     let files = [scratch.file("trace", &conversation()), scratch.file("findings", "")];
     let story = Story::read(&files).unwrap();
-    assert_eq!((story.events.len(), story.empty.len()), (12, 1));
+    assert_eq!((story.events.len(), story.empty.len()), (13, 1));
 }
 
 #[test]
