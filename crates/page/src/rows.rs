@@ -157,7 +157,7 @@ row! {
 
     /// The traffic of a queue pair since its last reset.
     Traffic {
-        /// Requests that are complete.
+        /// Requests that succeeded.
         sent: u64,
         /// Bytes of these.
         sent_bytes: u64,

@@ -50,7 +50,7 @@ pub struct Queues {
 /// Messages since its creation or its last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Requests of this end that are complete: SENDs, WRITEs, READs and atomics.
+    /// Requests of this end that succeeded: SENDs, WRITEs, READs and atomics.
     pub sent: u64,
     /// Bytes of these.
     pub sent_bytes: u64,
@@ -107,7 +107,7 @@ impl Qp {
     #[must_use]
     pub fn facts(&self) -> Facts {
         let sq = &self.sq;
-        let (sent, sent_bytes) = sq.completed();
+        let (sent, sent_bytes) = sq.succeeded();
         let (received, received_bytes) = self.responder.executed();
         let taken = self.rq.as_ref().map_or(0, RecvQueue::taken);
         Facts {

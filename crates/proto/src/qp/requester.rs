@@ -699,6 +699,7 @@ impl Qp {
             ..Wc::default()
         };
         if status != WcStatus::Success {
+            self.sq.note_failed(len);
             env.count(Counter::ReqCqeError, 1);
             let wc = Wc { vendor_err: self.vendor_err(), ..wc };
             env.complete(Side::Send, wc, true);

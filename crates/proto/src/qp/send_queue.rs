@@ -77,6 +77,10 @@ pub(super) struct SendQueue {
     posted: u64,
     /// Their bytes.
     posted_bytes: u64,
+    /// Those of them that failed, were flushed, or were forgotten by a reset.
+    failed: u64,
+    /// Their bytes.
+    failed_bytes: u64,
     /// WQEs before this one have PSNs.
     pub(super) started: u32,
     /// The WQE that is being sent.
@@ -107,6 +111,8 @@ impl SendQueue {
             max_inline,
             posted: 0,
             posted_bytes: 0,
+            failed: 0,
+            failed_bytes: 0,
             started: 0,
             next: 0,
             done: 0,
@@ -207,12 +213,19 @@ impl SendQueue {
         self.posted as u32
     }
 
-    /// WQEs that are complete, and their bytes. Those that a reset has forgotten count as complete.
-    pub(super) fn completed(&self) -> (u64, u64) {
+    /// WQEs that succeeded, and their bytes.
+    pub(super) fn succeeded(&self) -> (u64, u64) {
         let outstanding = self.outstanding();
         let positions = (0..outstanding).map(|n| self.done.wrapping_add(n));
         let bytes: u64 = positions.map(|position| u64::from(self.at(position).len)).sum();
-        (self.posted - u64::from(outstanding), self.posted_bytes.wrapping_sub(bytes))
+        let others = (u64::from(outstanding) + self.failed, bytes.wrapping_add(self.failed_bytes));
+        (self.posted - others.0, self.posted_bytes.wrapping_sub(others.1))
+    }
+
+    /// A WQE of `len` bytes that is complete has failed.
+    pub(super) fn note_failed(&mut self, len: u32) {
+        self.failed += 1;
+        self.failed_bytes = self.failed_bytes.wrapping_add(len.into());
     }
 
     /// Room for the inline data of the staged WQE.
@@ -261,6 +274,9 @@ impl SendQueue {
 
     /// Forgets every WQE; returns the count by which all slots are free.
     pub(super) fn clear(&mut self) -> u32 {
+        let (succeeded, bytes) = self.succeeded();
+        self.failed = self.posted - succeeded;
+        self.failed_bytes = self.posted_bytes.wrapping_sub(bytes);
         let head = self.head();
         (self.started, self.next, self.done) = (head, head, head);
         head

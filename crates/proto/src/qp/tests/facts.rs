@@ -26,6 +26,20 @@ fn complete_requests_count_with_their_bytes() {
     assert_eq!(facts.queues.receives, 1);
 }
 
+#[test]
+fn requests_that_failed_or_were_flushed_do_not_count() {
+    let mut world = World::new(QpType::Rc);
+    for len in [10, 20, 30] {
+        world.post(SendOp::Send, len);
+    }
+    world.answer(0, Syndrome::ACK);
+    world.answer(1, Syndrome::Nak(NakCode::RemoteOperational));
+    let statuses = [WcStatus::Success, WcStatus::RemOpErr, WcStatus::WrFlushErr];
+    assert_eq!(world.statuses(), statuses);
+    let wanted = Traffic { sent: 1, sent_bytes: 10, received: 0, received_bytes: 0 };
+    assert_eq!(world.qp.facts().traffic, wanted);
+}
+
 /// A receive in hand does not wait any more, and is not complete. Those that are flushed are.
 #[test]
 fn receives_that_were_posted_and_completed_count() {
