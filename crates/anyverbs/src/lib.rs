@@ -150,7 +150,7 @@ pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
     ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
 };
-pub use anyverbs_proto::qp::drops::{DropReason, Drops, Lost};
+pub use anyverbs_proto::qp::drops::{DropReason, Drops, Failed, Lost};
 pub use anyverbs_proto::qp::pacing::{RateLimit, static_rate_mbps};
 pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};

@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use anyverbs::{DropReason, Gid, Lost};
+use anyverbs::{DropReason, Failed, Gid, Lost};
 use anyverbs_check::{
     Activity, Dropped, DroppedDatagrams, Kind, Ledger, QueuePair, Refusal, Region, checker,
 };
@@ -114,7 +114,8 @@ pub(crate) fn made_qp(
     }
 }
 
-/// The datagrams, or the messages of UC, that a queue pair has dropped, and how it differs from the other end. Its lock is waited for until then.
+/// The datagrams, or the messages of UC, that a queue pair has dropped, how it differs from the other end, and why its last work failed. Its
+/// lock is waited for until then.
 pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedDatagrams> {
     let of = |reason| {
         let drops = device.drops(reason, deadline.saturating_duration_since(Instant::now()))?;
@@ -133,7 +134,12 @@ pub(crate) fn drops_of(device: &anyverbs::Qp, deadline: Instant) -> Vec<DroppedD
         let reason = Dropped::Message { cause: cause.number(), key, first };
         DroppedDatagrams { reason, count, from: String::new() }
     });
-    DropReason::ALL.into_iter().filter_map(of).chain(lost).collect()
+    let failed = device.failed(deadline.saturating_duration_since(Instant::now()));
+    let failed = failed.map(|Failed { cause, wr_id, why }| {
+        let reason = Dropped::Work { cause: cause.number(), wr_id, why };
+        DroppedDatagrams { reason, count: 1, from: String::new() }
+    });
+    DropReason::ALL.into_iter().filter_map(of).chain(lost).chain(failed).collect()
 }
 
 /// Tells of datagrams that a queue pair has dropped.

@@ -313,7 +313,7 @@ pub const LONGEST_WAIT: Duration = Duration::from_millis(100);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Dropped {
     /// UC: the number of the cause, and a sentence about the first message. Of other connections: how the two ends differ, or which
-    /// request of the peer lacked a right.
+    /// request of the peer was refused.
     Message {
         /// As in `vendor_err`.
         cause: u16,
@@ -321,6 +321,15 @@ pub enum Dropped {
         key: u32,
         /// Without its full stop.
         first: String,
+    },
+    /// Work of the queue pair itself has failed. A completion tells of it.
+    Work {
+        /// As in `vendor_err`.
+        cause: u16,
+        /// As in the request.
+        wr_id: u64,
+        /// Why, as the log has it: a clause.
+        why: String,
     },
     /// Its Q_Key was not the queue pair's own.
     QKey {

@@ -37,7 +37,7 @@ use anyverbs_objects::persona::Feature;
 use anyverbs_objects::srq::Srq;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::qp::drops::{DropReason, Drops, Lost};
+use anyverbs_proto::qp::drops::{DropReason, Drops, Failed, Lost};
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
@@ -411,6 +411,12 @@ impl Qp {
     pub fn lost(&self, within: Duration) -> Vec<Lost> {
         let state = self.0.state.try_lock_for(within);
         state.map(|state| state.machine.lost().to_vec()).unwrap_or_default()
+    }
+
+    /// The last work that failed since the last RESET, without what was flushed. None as well if its lock cannot be had within this time.
+    #[must_use]
+    pub fn failed(&self, within: Duration) -> Option<Failed> {
+        self.0.state.try_lock_for(within)?.machine.failed().cloned()
     }
 
     /// State now.

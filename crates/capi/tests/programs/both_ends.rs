@@ -19,7 +19,7 @@ const MISTAKES: &[Mistake] = &[
             ("maker", " bytes) has the rights: LOCAL_WRITE"),
             ("maker", "The region was registered here"),
             ("maker", "was refused: the region lacks IBV_ACCESS_REMOTE_WRITE"),
-            ("peer", "failed: the region lacks a right that the operation needs"),
+            ("peer", "failed: the region lacks IBV_ACCESS_REMOTE_WRITE (key 0x"),
         ],
     },
     Mistake {
@@ -30,11 +30,18 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake {
         name: "pd-mismatch",
-        maker: &[],
+        maker: &["pd-mismatch"],
         peer: &["pd-mismatch"],
         words: &[
+            ("maker", " has refused its peer: a WRITE of queue pair 0x"),
             ("maker", "was refused: the region is of protection domain 2, and the queue pair of 1"),
-            ("peer", "failed: the region is of another protection domain"),
+            ("maker", " bytes) belongs to the protection domain at 0x"),
+            ("maker", "The region was registered here"),
+            (
+                "peer",
+                "failed: the region is of protection domain 2, and the queue pair of 1 (key 0x",
+            ),
+            ("peer", "); both numbers are those of the peer"),
         ],
     },
     Mistake {

@@ -330,7 +330,8 @@ fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
     let said = finds("write-without-right", &["rights-too-weak"]);
     let has = |part: &str| assert!(said.contains(part), "{part}: {said}");
     has(" of queue pair 0x");
-    has(" failed: the region lacks a right that the operation needs; the region at 0x");
+    has(" failed: the region lacks IBV_ACCESS_REMOTE_WRITE (key 0x");
+    has("); the region at 0x");
     has(" (64 bytes) has the rights: LOCAL_WRITE; the peer is queue pair 0x");
     has("  The region was registered here:\n    #0 ");
 }

@@ -14,6 +14,7 @@ impl Dropped {
     fn check(&self) -> Option<Check> {
         Some(match self {
             Self::Message { cause, .. } => return check_of(Cause::from_number(*cause)?),
+            Self::Work { .. } => return None,
             Self::QKey { .. } => Check::QkeyMismatch,
             Self::PKey { .. } => Check::PkeyMismatch,
             Self::NoReceive => Check::DatagramUnreceived,
@@ -40,15 +41,15 @@ impl Ledger {
                     )
                 } else if check == Check::NoReceive {
                     format!("queue pair {:#08x} had no receive: {first}", qp.number)
-                } else if check == Check::Rights {
+                } else if matches!(check, Check::Rights | Check::PdMismatch) {
                     format!("queue pair {:#08x} has refused its peer: {first}", qp.number)
                 } else {
                     format!("queue pair {:#08x} does not fit the other end: {first}", qp.number)
                 };
                 let seen = ("It was seen here, later".into(), Stack::here());
                 let mut stacks = vec![seen];
-                if check == Check::Rights
-                    && let Some((facts, origins)) = self.region_of_rkey(key)
+                if matches!(check, Check::Rights | Check::PdMismatch)
+                    && let Some((facts, origins)) = self.region_of_rkey(key, check)
                 {
                     what.push_str(&facts);
                     stacks.extend(origins);
@@ -56,6 +57,8 @@ impl Ledger {
                 stacks.push(self.origin(address, "The queue pair was made here"));
                 return self.report(check, what, stacks);
             }
+            // It has no check.
+            Dropped::Work { .. } => return,
             Dropped::QKey { own, other } => {
                 format!("with Q_Key {other:#x}, and that of the queue pair is {own:#x}")
             }

@@ -71,19 +71,24 @@ impl Ledger {
             return;
         }
         let Posted { work, stack, .. } = posted;
+        let owner = self.owner(qp, completion.is_receive);
+        let culprit = owner.and_then(|owner| self.culprit(owner, cause, posted));
+        let why = match culprit {
+            None if !completion.is_receive => self.words_of_log(qp, cause, work.wr_id),
+            _ => None,
+        };
         let mut what = format!(
             "a {} (wr_id {:#x}) of queue pair {:#08x} failed: {}",
             work.name,
             work.wr_id,
             completion.number,
-            cause.text()
+            why.as_deref().unwrap_or(cause.text())
         );
         let mut stacks = vec![
             ("Its completion was polled here".into(), Stack::here()),
             ("The work was posted here".into(), *stack),
         ];
-        let owner = self.owner(qp, completion.is_receive);
-        if let Some((region, facts)) = owner.and_then(|owner| self.culprit(owner, cause, posted)) {
+        if let Some((region, facts)) = culprit {
             what.push_str(&facts);
             stacks.extend(self.origins_of_region(region));
             if let Some(Owner { srq: Some(srq), .. }) = owner
@@ -115,6 +120,9 @@ impl Ledger {
             }
             what.push_str(&format!("; the peer is queue pair {number:#08x} of this process"));
             stacks.push(self.origin(peer, "The peer's queue pair was made here"));
+            if cause == Cause::RkeyOfOtherPd {
+                self.is_first_drop(peer, check);
+            }
         }
         self.report(check, what, stacks);
     }
@@ -186,27 +194,42 @@ impl Ledger {
     }
 
     /// The region that a remote key names: its facts, and where it was registered.
-    pub(super) fn region_of_rkey(&self, rkey: u32) -> Option<(String, Vec<(String, Stack)>)> {
+    pub(super) fn region_of_rkey(
+        &self,
+        rkey: u32,
+        check: Check,
+    ) -> Option<(String, Vec<(String, Stack)>)> {
         let mut regions = self.regions.by_key.values();
         let (address, region) = regions.find(|(_, region)| region.rkey == rkey && rkey != 0)?;
-        let facts = format!(
-            "; the region at {:#x} ({} bytes) has the rights: {}",
-            region.addr,
-            region.len,
-            rights(region)
-        );
+        let facts = match check {
+            Check::PdMismatch => format!("belongs to the {}", self.place(Kind::Pd, region.pd)),
+            _ => format!("has the rights: {}", rights(region)),
+        };
+        let facts = format!("; the region at {:#x} ({} bytes) {facts}", region.addr, region.len);
         Some((facts, self.origins_of_region(*address)))
+    }
+
+    /// The words that the log has for this failure of a request.
+    fn words_of_log(&self, qp: usize, cause: Cause, wr_id: u64) -> Option<String> {
+        let facts = (self.drops_of)(qp, Instant::now() + LONGEST_WAIT);
+        facts.into_iter().find_map(|facts| match facts.reason {
+            Dropped::Work { cause: of, wr_id: id, why } => {
+                (of == cause.number() && id == wr_id).then_some(why)
+            }
+            _ => None,
+        })
     }
 
     /// The region for which this queue pair has refused a request for this cause.
     fn refused_region(&self, qp: usize, cause: Cause) -> Option<(String, Vec<(String, Stack)>)> {
-        if cause != Cause::RkeyRight {
+        if !matches!(cause, Cause::RkeyRight | Cause::RkeyOfOtherPd) {
             return None;
         }
+        let check = check_of(cause)?;
         let drops = (self.drops_of)(qp, Instant::now() + LONGEST_WAIT);
         drops.iter().find_map(|drops| match drops.reason {
             Dropped::Message { cause: of, key, .. } if of == cause.number() => {
-                self.region_of_rkey(key)
+                self.region_of_rkey(key, check)
             }
             _ => None,
         })
@@ -306,6 +329,19 @@ mod tests {
         let what = "queue pair 0x000011 has refused its peer: a WRITE was refused; the region at 0x1000 (64 bytes) has the rights: REMOTE_READ";
         assert!(text.lines().count() == 1 && text.contains(what), "{text}");
         assert!(text.contains("The region was registered here"), "{text}");
+        let drops = DroppedDatagrams {
+            reason: Dropped::Message {
+                cause: Cause::RkeyOfOtherPd.number(),
+                key: 6,
+                first: "a WRITE was refused".into(),
+            },
+            count: 1,
+            from: String::new(),
+        };
+        let text = report_of(Cause::RkeyOfOtherPd, |ledger| ledger.dropped(1, &drops));
+        assert!(text.contains(r#""check":"pd-mismatch""#), "{text}");
+        let what = "has refused its peer: a WRITE was refused; the region at 0x1000 (64 bytes) belongs to the protection domain at 0x0";
+        assert!(text.contains(what) && text.contains("The region was registered here"), "{text}");
         // That of a region that has ended.
         let text = refusal(7);
         assert!(text.contains("a WRITE was refused\"") && !text.contains("registered"), "{text}");

@@ -65,7 +65,7 @@ pub struct Drops {
 /// - messages of UC that were dropped;
 /// - packets of a peer that differs from this end;
 /// - a message that the peer gave up for want of a receive;
-/// - a request of the peer that was refused for want of a right.
+/// - a request of the peer that was refused for want of a right, or for its protection domain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The cause.
@@ -76,6 +76,17 @@ pub struct Lost {
     pub key: u32,
     /// The first of them, and why it was dropped: a sentence without its full stop.
     pub first: String,
+}
+
+/// Work of this end that has failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failed {
+    /// The cause.
+    pub cause: Cause,
+    /// The request's.
+    pub wr_id: u64,
+    /// Why it failed, as the log has it: a clause.
+    pub why: String,
 }
 
 /// Drops by reason.
@@ -117,7 +128,7 @@ impl Qp {
         self.trouble().lost.push(Lost { cause, count: 1, key, first });
     }
 
-    /// This end and the other do not fit, there was no receive, or the peer lacks a right, which the log has said. The `key` is the remote
+    /// This end and the other do not fit, there was no receive, or memory may not be touched by the peer, which the log has said. The `key` is the remote
     /// key that it is about, or 0. `said` is a sentence without its full stop.
     pub(super) fn note_difference(&mut self, (cause, key): (Cause, u32), said: String) {
         let is_one = matches!(
@@ -129,6 +140,7 @@ impl Qp {
                 | Cause::PkeyDiffers
                 | Cause::NoReceive
                 | Cause::RkeyRight
+                | Cause::RkeyOfOtherPd
                 | Cause::WindowRight
                 | Cause::QpRight
         );

@@ -20,7 +20,7 @@ use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wr::{SendFlags, SendOp};
 
 use super::attr::{QpState, QpType};
-use super::drops::{AllDrops, DropReason, Drops, Lost};
+use super::drops::{AllDrops, DropReason, Drops, Failed, Lost};
 use super::responder::Refusal;
 use super::{Arrival, Incoming, Qp};
 
@@ -62,6 +62,8 @@ pub(super) struct Trouble {
     drops: AllDrops,
     /// Messages of UC that were dropped, and differences between the two ends.
     pub(super) lost: Vec<Lost>,
+    /// The last work of this end that failed and was not flushed.
+    failed: Option<Failed>,
 }
 
 impl Qp {
@@ -84,6 +86,12 @@ impl Qp {
     #[must_use]
     pub fn lost(&self) -> &[Lost] {
         self.trouble.as_ref().map_or(&[], |trouble| &trouble.lost)
+    }
+
+    /// The last work of this end that has failed since the last RESET, without what was flushed.
+    #[must_use]
+    pub fn failed(&self) -> Option<&Failed> {
+        self.trouble.as_ref()?.failed.as_ref()
     }
 
     pub(super) fn drops_mut(&mut self) -> &mut AllDrops {
@@ -394,6 +402,7 @@ impl Qp {
             status.name(),
             reason.cause
         ));
+        self.trouble().failed = Some(Failed { cause: reason.cause, wr_id, why });
     }
 
     /// Whether a post found the send queue full, and nothing can free it.
@@ -667,11 +676,15 @@ impl Qp {
     }
 }
 
-/// The reason in words. Devices of a process have one table of keys, so that a key of another one is found.
+/// The reason in words. Devices of a process have one table of keys, so that a key of another one is found. A sender is told whose
+/// numbers they are.
 pub(super) fn in_words<E: Env>(reason: &Reason, of: KeyOf, env: &E) -> String {
     match reason.domains(of).and_then(|pds| env.devices_of(pds)) {
         Some([its, own]) => {
             format!("{reason}; the memory is of device {its}, and the queue pair of {own}")
+        }
+        None if reason.cause == Cause::RkeyOfOtherPd && of == KeyOf::Sender => {
+            format!("{reason}; both numbers are those of the peer")
         }
         None => reason.to_string(),
     }
