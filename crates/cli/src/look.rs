@@ -206,6 +206,10 @@ pub(crate) fn waits(processes: &[Process], qp: &QueuePair) -> Option<String> {
             let cause = Cause::SendQueueFull;
             return Some(format!("stuck, {cause}: no request in the full send queue is signaled"));
         }
+        Wait::PeerGaveUp => {
+            let cause = Cause::NoReceive;
+            return Some(format!("the peer has given up, {cause}: this program posted no receive"));
+        }
         Wait::Answer | Wait::Rate | Wait::Fence | Wait::Room | Wait::Credit | Wait::Rule
             if time < INTERVAL =>
         {

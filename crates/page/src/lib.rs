@@ -28,7 +28,7 @@ use words::{Malformed as _, Reader, Writer};
 pub const INTERVAL: Duration = Duration::from_millis(250);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-page");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 
 /// The queue pairs of a page, at most. The others are counted.
 pub const MAX_QUEUE_PAIRS: usize = 16_384;

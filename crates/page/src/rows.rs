@@ -323,5 +323,7 @@ codes! {
         PeerRepeat = "the peer to send again",
         /// For nothing that can come: the send queue is full of requests that make no completion.
         FullSends = "its send queue, which is full for good",
+        /// For nothing that can come: the peer has given up its message, for which there was no receive.
+        PeerGaveUp = "a peer that has given up",
     }
 }

@@ -90,6 +90,8 @@ pub enum Waits {
     OwnReceive,
     /// For the peer, which was told to wait, to send again: a receive is there now.
     PeerRepeat,
+    /// For nothing that can come: the peer has given up its message, for which there was no receive.
+    PeerGaveUp,
     /// For the rate limit.
     Rate,
     /// For READs and atomics before a fence, or for the peer to take more of these.
@@ -149,7 +151,11 @@ impl Qp {
         }
         if self.has_sent_nak() && self.no_receive_since().is_some() {
             let is_posted = self.rq.as_ref().is_some_and(|rq| !rq.is_empty());
-            let waits = if is_posted { Waits::PeerRepeat } else { Waits::OwnReceive };
+            let waits = match is_posted {
+                _ if self.has_peer_given_up() => Waits::PeerGaveUp,
+                true => Waits::PeerRepeat,
+                false => Waits::OwnReceive,
+            };
             return (waits, self.no_receive_since());
         }
         if self.attr.state == QpState::Sqd {

@@ -46,6 +46,7 @@ impl Qp {
             && told.cause == Cause::NoReceive;
         let since = self.no_receive_since().filter(|_| is_it && self.has_sent_nak());
         let Some(since) = since else { return };
+        self.trouble().has_peer_given_up = true;
         if self.lost().iter().any(|lost| lost.cause == told.cause) {
             return;
         }
@@ -56,10 +57,14 @@ impl Qp {
             Some(1) => "; one was posted before".to_owned(),
             Some(n) => format!("; {n} were posted before"),
         };
+        // As the sender says it.
+        let time = match env.now().since(since).as_millis() {
+            0 => "within a millisecond".to_owned(),
+            ms => format!("for {ms} ms"),
+        };
         let said = format!(
-            "a message of {} was given up: no receive was posted for {} ms, and rnr_retry is {} there{before}",
+            "a message of {} was given up: no receive was posted {time}, and rnr_retry is {} there{before}",
             self.peer(self.sq.done),
-            env.now().since(since).as_millis(),
             told.value & 0xffff_ffff
         );
         env.log(format_args!(

@@ -54,6 +54,8 @@ pub(super) struct Trouble {
     not_ready: Option<(Psn, Time)>,
     /// The peer's packet for which there was no receive, and when it came first.
     no_receive: Option<(Psn, Time)>,
+    /// The last word of the peer about that packet is that it has given it up.
+    pub(super) has_peer_given_up: bool,
     /// The path MTU, and the length of a packet of a READ's response that shows another one.
     other_mtu: Option<(u32, u32)>,
     /// The place of a request that a script of faults lets fail, and whether it waits for the time of that.
@@ -187,9 +189,10 @@ impl Qp {
 
     /// There is no receive for this packet of the peer.
     pub(super) fn note_no_receive(&mut self, psn: Psn, now: Time) {
-        let since = &mut self.trouble().no_receive;
-        if since.is_none_or(|(known, _)| known != psn) {
-            *since = Some((psn, now));
+        let trouble = self.trouble();
+        trouble.has_peer_given_up = false;
+        if trouble.no_receive.is_none_or(|(known, _)| known != psn) {
+            trouble.no_receive = Some((psn, now));
         }
     }
 
@@ -214,6 +217,11 @@ impl Qp {
     pub(super) fn no_receive_since(&self) -> Option<Time> {
         let (psn, since) = self.trouble.as_ref()?.no_receive?;
         (psn == self.expected()).then_some(since)
+    }
+
+    /// The peer has given up the packet that found no receive.
+    pub(super) fn has_peer_given_up(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.has_peer_given_up)
     }
 
     /// The peer has never answered.

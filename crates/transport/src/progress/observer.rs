@@ -382,6 +382,7 @@ fn wait(waits: Waits) -> Wait {
         Waits::PeersRule => Wait::Rule,
         Waits::OwnReceive => Wait::OwnReceive,
         Waits::PeerRepeat => Wait::PeerRepeat,
+        Waits::PeerGaveUp => Wait::PeerGaveUp,
         Waits::Rate => Wait::Rate,
         Waits::Fence => Wait::Fence,
         Waits::Drained => Wait::Drained,

@@ -1,6 +1,7 @@
 //! A message that found no receive until its sender gave up: both ends say so.
 
 use super::*;
+use crate::qp::facts::Waits;
 use anyverbs_causes::Cause;
 
 /// A sender whose retries run out: what it tells its peer. The NAKs have this mark.
@@ -71,6 +72,25 @@ fn the_end_that_posted_no_receive_says_so_once() {
     assert_eq!(said(&mut world, &from_peer(), &packet).len(), 1);
 }
 
+/// However late the program posts a receive, until the peer sends again.
+#[test]
+fn an_end_whose_peer_has_given_up_does_not_wait_for_a_receive() {
+    let (mut world, packet) = without_receive();
+    let waits = |world: &World| world.qp.facts().waits.0;
+    assert_eq!(waits(&world), Waits::OwnReceive);
+    assert_eq!(said(&mut world, &from_peer(), &packet).len(), 1);
+    assert_eq!(waits(&world), Waits::PeerGaveUp);
+    world.recv(8);
+    assert_eq!(waits(&world), Waits::PeerGaveUp);
+    let (mut world, packet) = without_receive();
+    said(&mut world, &from_peer(), &packet);
+    world.receive_message(Operation::SendOnly, 0, 8);
+    assert_eq!(waits(&world), Waits::OwnReceive);
+    // It gives up once more, which the log does not repeat.
+    assert_eq!(said(&mut world, &from_peer(), &packet), [""; 0]);
+    assert_eq!(waits(&world), Waits::PeerGaveUp);
+}
+
 #[test]
 fn the_receives_that_were_posted_before_are_counted() {
     for (n, before) in [(1, "there; one was posted before"), (3, "there; 3 were posted before")] {
@@ -84,6 +104,7 @@ fn the_receives_that_were_posted_before_are_counted() {
         let packet = ReasonPacket { dest: Qpn::new(OURS), psn: Psn::new(n), told };
         let lines = said(&mut world, &from_peer(), &packet);
         assert!(lines.len() == 1 && lines[0].contains(before), "{lines:?}");
+        assert!(lines[0].contains(": no receive was posted within a millisecond, and "));
     }
 }
 
