@@ -91,6 +91,12 @@ impl Sounding {
         Self { socket, psn: headers.bth.psn, found: before }
     }
 
+    /// Whether the packet has left.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.socket.is_ok()
+    }
+
     /// The cause that was heard so far. The peer's device knows more than the network.
     #[must_use]
     pub fn verdict(&mut self) -> Option<Cause> {

@@ -121,6 +121,7 @@ fn talk() {
         "fail" => return crate::trace::fail(),
         "kill" => return crate::trace::kill(),
         "ask" => return crate::silence::ask(),
+        "fail unanswered" => return crate::silence::fail_unanswered(),
         _ => {}
     }
     let mut peer = Peer::spawn("rc", &[]);

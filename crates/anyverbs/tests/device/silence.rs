@@ -59,6 +59,12 @@ fn the_socket_that_asks_closes_after_the_last_retry() {
     soon(|| sockets() == before);
 }
 
+/// Not a test: a program that is traced, whose request is not answered.
+pub(crate) fn fail_unanswered() {
+    let (a, _b, _buffers, _) = unanswered();
+    assert_eq!(a.poll(1)[0].status, WcStatus::RetryExcErr);
+}
+
 /// Not a test: a program that is captured. One queue pair waits for the reason, and another one is destroyed before it looks. Leaves
 /// how many packets the program has sent.
 pub(crate) fn ask() {

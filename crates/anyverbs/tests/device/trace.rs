@@ -76,6 +76,22 @@ fn a_trace_shows_retries() {
     assert!(out.values().sum::<usize>() > came.values().sum::<usize>());
 }
 
+/// They go by UDP, whichever way the queue pair has.
+#[test]
+fn a_trace_has_the_packets_that_ask_why_there_is_no_answer() {
+    let path = recorded("asked", "fail unanswered", "ANYVERBS_TRACE", &[]);
+    let events = read(&path);
+    std::fs::remove_file(path).unwrap();
+    let by_udp = |direction: &str| {
+        let is_it = |args: &Value| args["way"] == "udp" && args["direction"] == direction;
+        let packets = events.iter().filter(|event| is(event, "i", "packet"));
+        packets.map(|event| &event["args"]).filter(|args| is_it(args)).collect::<Vec<_>>()
+    };
+    let out = by_udp("out");
+    assert!(!out.is_empty() && out.iter().all(|args| args["again"] == true), "{out:?}");
+    assert_eq!(out.len(), by_udp("in").len());
+}
+
 #[test]
 fn a_trace_shows_injected_faults() {
     let script = [("ANYVERBS_FAULTS", "on qp 1: drop packet 3")];

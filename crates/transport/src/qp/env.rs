@@ -41,6 +41,7 @@ use anyverbs_links::udp::Asked;
 use anyverbs_links::why::{Sounding, tell_given_up};
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
+use anyverbs_record::capture::Way;
 use anyverbs_record::trace::Moment;
 
 /// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
@@ -541,6 +542,9 @@ impl ReasonEnv for DeviceEnv<'_, '_> {
         let before = self.link.sounding.take().and_then(|mut sounding| sounding.verdict());
         let by = (self.transport.links, self.cell.device);
         let sounding = Sounding::new(by, av, headers, payload, before);
+        if let Some(watch) = self.link.watch.as_ref().filter(|_| sounding.has_left()) {
+            watch.packet("out", Way::Udp, headers, payload.len());
+        }
         self.link.sounding = Some(Box::new(sounding));
     }
 

@@ -338,7 +338,7 @@ impl Watch {
     }
 
     /// Tells the trace of a packet.
-    fn packet(&self, direction: &str, way: Way, headers: &Headers, bytes: usize) {
+    pub(super) fn packet(&self, direction: &str, way: Way, headers: &Headers, bytes: usize) {
         let Headers { bth, aeth, .. } = headers;
         self.instant("packet", &bth.opcode.to_string(), |args| {
             let again = direction == "out" && self.is_again(bth);
