@@ -324,6 +324,35 @@ fn the_checker_sees_inline_data_that_a_read_has_still_to_bring() {
     }
 }
 
+/// The subscriber ends while receives are posted. Both are programs of the book.
+#[test]
+fn the_checker_finds_nothing_in_the_example_of_datagrams() {
+    const SCRIPT: &str = r#"
+        ip link set lo up && ip route add 239.0.0.0/8 dev lo src 127.0.0.1
+        mkfifo "$1" && exec 3<>"$1"
+        "$0" sub 239.7.4.1 1 >&3 & read -r subscribed <&3
+        "$0" pub 239.7.4.1 hello; echo "publisher $?"
+        wait $!; echo "subscriber $?"
+        read -r message <&3; echo "$message""#;
+    if !anyverbs_testing::unshare_or_skip() {
+        return;
+    }
+    let file = |kind: &str| libraries().join(format!("pubsub{kind}.{}", std::process::id()));
+    let (program, pipe) = (file(""), file(".pipe"));
+    compile("../../../../examples/c/pubsub", &program, &[]);
+    let output = Command::new("timeout")
+        .args(["-k", "5", "60", "unshare", "-Urn", "sh", "-c", SCRIPT])
+        .args([&program, &pipe])
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("ANYVERBS_CHECK", "1")
+        .output()
+        .unwrap();
+    let _ = (fs::remove_file(program), fs::remove_file(pipe));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), output.stderr);
+    let errors = String::from_utf8_lossy(&errors);
+    assert_eq!(said, "publisher 0\nsubscriber 0\nhello\n", "{errors}");
+}
+
 /// One report has both ends of a process, and where the region got its rights.
 #[test]
 fn the_checker_names_the_rights_of_the_region_that_the_peer_may_not_touch() {
