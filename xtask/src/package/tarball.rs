@@ -8,8 +8,8 @@ use super::licences;
 use crate::book;
 use crate::workspace::root;
 
-/// The texts of the repository that are inside.
-const TEXTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
+/// The texts of the repository that are inside. `CHANGELOG.md` is long, and README links to it.
+const TEXTS: [&str; 3] = ["README.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
 /// One of them. The files that it links to are not inside, so the links lead to the repository.
 fn text(name: &str) -> anyhow::Result<Vec<u8>> {
@@ -107,11 +107,10 @@ mod tests {
 
     #[test]
     fn no_text_links_to_a_file_that_is_not_inside() {
-        for name in ["README.md", "CHANGELOG.md"] {
-            let text = String::from_utf8(text(name).unwrap()).unwrap();
-            for target in ["](docs/", "](examples", "](SECURITY.md", "](conformance/"] {
-                assert!(!text.contains(target), "{name}: {target}");
-            }
+        let text = String::from_utf8(text("README.md").unwrap()).unwrap();
+        for target in ["](docs/", "](examples", "](CHANGELOG.md", "](SECURITY.md", "](conformance/"]
+        {
+            assert!(!text.contains(target), "{target}");
         }
     }
 
