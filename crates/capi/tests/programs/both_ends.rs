@@ -64,7 +64,7 @@ const MISTAKES: &[Mistake] = &[
         maker: &["receive-not-posted"],
         peer: &["receive-not-posted"],
         words: &[
-            ("maker", " was given up: no receive was posted for "),
+            ("maker", " was given up: no receive was posted "),
             ("maker", " had no receive: a message of queue pair 0x"),
             ("peer", ", and rnr_retry is 1; see `anyverbs explain AV1301`"),
         ],
