@@ -8,7 +8,7 @@ use probe::probe_lazy;
 /// A completion was polled.
 #[inline(always)]
 pub(crate) fn complete(wc: &Wc) {
-    // What a probe reads is read once more for it. Otherwise the way without a probe keeps all of it in registers.
+    // Each probe reads the fields once more. Otherwise the way without a probe keeps all of it in registers.
     let anew = || black_box(wc);
     probe_lazy!(
         anyverbs,

@@ -43,7 +43,7 @@ pub(crate) struct Reporter {
     suppressions: Vec<(String, String)>,
     /// The place among the mistakes of a check, its subject, and the innermost frames of its stacks.
     seen: HashMap<(Check, String, Places), usize>,
-    /// What was reported, in the order of the first reports.
+    /// The mistakes that were reported, in the order of their first reports.
     mistakes: Vec<Mistake>,
     /// Whether a finding of these stacks is suppressed. The names of functions take long to find.
     suppressed: HashMap<(Check, Vec<Stack>), bool>,

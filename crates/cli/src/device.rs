@@ -34,7 +34,7 @@ pub(crate) struct Device {
     pub(crate) persona: Option<String>,
     /// Its place on the PCI bus, if the persona has one.
     pub(crate) pci: Option<Pci>,
-    /// Those that a configuration or a persona may lower, by their names.
+    /// The limits that a configuration or a persona may lower, by their names.
     pub(crate) limits: BTreeMap<String, u32>,
     pub(crate) udp_port: u16,
     /// The registry in which the processes of this host find each other.

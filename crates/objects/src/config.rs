@@ -96,7 +96,7 @@ pub enum ConfigError {
     /// The file of a persona cannot be read, or does not parse.
     #[error("{named_by} {path:?}: {reason}")]
     Persona {
-        /// What names it: a variable, or a configuration file and the key in it.
+        /// The place that names it: a variable, or a configuration file and the key in it.
         named_by: String,
         /// The file.
         path: PathBuf,

@@ -83,7 +83,7 @@ impl Device {
             self.exit_thread.wait_until_wanted();
             let end = self.tell_peers();
             self.leave_counters();
-            // What the last messages met. It may wait for a thread that writes to the log, which may be the one that ends the process.
+            // The log gets the faults of the last messages. That may wait for a thread that writes to it, perhaps the one that ends the process.
             self.driver.explain_failures();
             self.log_counters(end);
             self.log_idle_faults();

@@ -469,7 +469,7 @@ fn the_checker_says_how_many_leaks_it_leaves_out() {
     assert!(!said.contains("anyverbs check"), "{said}");
 }
 
-/// What made it fail is not buried by what it leaves. The file has both.
+/// The mistake that made it fail is not buried below its leaks. The file has both.
 #[test]
 fn the_checker_folds_the_leaks_of_a_program_that_fails() {
     let run = |kind| check(["ends-at-its-first-error", kind, "plain"], "1", "");
