@@ -158,8 +158,8 @@ pub trait Caller {
     /// told. The slots of a send are the giver's to return.
     fn take(&mut self, cq: *const (), wc: &Wc) -> bool;
 
-    /// Whether it polls the queue at this address.
-    fn polls(&self, cq: *const ()) -> bool;
+    /// The address of the queue that it polls.
+    fn queue(&self) -> *const ();
 }
 
 /// Something that is called at a time that it asked for.

@@ -140,8 +140,8 @@ impl<F: FnMut(&Wc)> Caller for Call<'_, F> {
     }
 
     #[inline]
-    fn polls(&self, cq: *const ()) -> bool {
-        std::ptr::addr_eq(self.cq, cq)
+    fn queue(&self) -> *const () {
+        std::ptr::from_ref(self.cq).cast()
     }
 }
 

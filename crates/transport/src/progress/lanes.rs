@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyverbs_links::shm::{self, Keeper, LaneCall};
+use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_net::shm::{Channel, Poller, Spot};
 use anyverbs_objects::base::Caller;
 use anyverbs_objects::memory::Guard;
@@ -104,11 +105,12 @@ impl Driver {
     ) -> FoundInAll {
         let mut all = FoundInAll::default();
         let mut look = poller.look_at_lanes();
+        let guard = self.core.memory.guard();
         while let Some(lane) = poller.next_lane(&mut look) {
             let qpn = Qpn::new(lane.tag);
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let cell = known.or_else(|| self.transport.qps.find(qpn));
-            let serve = |cell| self.serve(cell, Some(ring), reborrow(&mut into)).found;
+            let serve = |cell| self.serve(cell, guard, Some(ring), reborrow(&mut into)).found;
             let found = cell.as_ref().and_then(serve);
             let Some(found) = found else {
                 // Its queue pair has ended, or has left it.
@@ -132,10 +134,11 @@ impl Driver {
     }
 
     /// Executes what has come by the lane of a queue pair, and takes an answer. Without `ring` it leaves what is unusual.
-    #[inline]
+    #[inline(never)]
     pub(super) fn serve<'a>(
         &'static self,
         cell: &'a Arc<QpCell>,
+        guard: Guard,
         ring: Option<Ring>,
         mut into: Option<&'a mut dyn Caller>,
     ) -> Served {
@@ -146,15 +149,28 @@ impl Driver {
         let State { machine, link, .. } = &mut *state;
         let open = link.same_host.short_ways;
         let lanes = &mut link.same_host.lanes;
-        let guard = self.core.memory.guard();
         let mut short = ShortWay { cell, lanes, guard, into: &mut into };
-        let (mut found, rest) = machine.read_lane_short(open, &mut short);
+        let (found, rest) = machine.read_lane_short(open, &mut short);
         let Rest::Lane(answer) = rest else {
             return Served { found, has_more: false, is_over: false };
         };
         if ring.is_none() && answer.is_none() {
             return Served { found, has_more: true, is_over: false };
         }
+        let found = self.serve_rest(cell, (state, ring), (found, answer), into);
+        Served { found, has_more: ring.is_none(), is_over: false }
+    }
+
+    /// Goes on where the short ways have left the lane of a queue pair, with an answer that they did not take.
+    #[inline(never)]
+    fn serve_rest<'a>(
+        &'static self,
+        cell: &'a Arc<QpCell>,
+        (mut state, ring): (FastMutexGuard<'a, rank::QueuePair, State>, Option<Ring>),
+        (mut found, answer): (Option<Found>, Option<Psn>),
+        into: Option<&'a mut dyn Caller>,
+    ) -> Option<Found> {
+        let State { machine, link, .. } = &mut *state;
         let mut call = Call::new(cell);
         let mut arrivals = Arrivals::new(cell, into);
         let mut env = call.env_with(link, &mut arrivals);
@@ -171,7 +187,7 @@ impl Driver {
         machine.transmit_rest(&mut env);
         arrivals.end();
         call.settle(&mut state);
-        Served { found, has_more: ring.is_none(), is_over: false }
+        found
     }
 
     /// A process has opened a lane to one of our queue pairs.

@@ -88,7 +88,8 @@ pub(super) enum OwnLook {
 
 /// Whether completions of a queue pair go to a queue that is polled.
 pub(super) fn completes_for(cell: &QpCell, into: &dyn Caller) -> bool {
-    let is_polled = |side| cell.cq(side).is_some_and(|cq| into.polls(Arc::as_ptr(cq).cast()));
+    let polled = into.queue();
+    let is_polled = |side| cell.cq(side).is_some_and(|cq| Arc::as_ptr(cq).cast() == polled);
     is_polled(Side::Send) || is_polled(Side::Recv)
 }
 
@@ -104,7 +105,8 @@ impl Driver {
             let Some(into) = into.filter(|_| !is_due) else { return all() };
             let Some(cell) = own.cell.take() else { return all() };
             let is_polled = completes_for(&cell, into);
-            let served = is_polled.then(|| self.serve(&cell, None, Some(into)));
+            let served =
+                is_polled.then(|| self.serve(&cell, self.core.memory.guard(), None, Some(into)));
             let is_over = served.as_ref().is_some_and(|served| served.is_over);
             own.cell.set((!is_over).then_some(cell));
             match served {

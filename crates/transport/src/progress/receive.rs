@@ -565,7 +565,7 @@ impl Driver {
     }
 
     /// The work after a batch of `n` packets.
-    #[inline]
+    #[inline(always)]
     fn end_batch(&'static self, reader: Reader, n: usize, acks_due: bool) -> usize {
         if acks_due {
             self.flush(Debts::All);
