@@ -95,6 +95,8 @@ struct Filling {
     /// Its words.
     low: u32,
     word: u64,
+    /// Bytes of payload in it.
+    end: usize,
 }
 
 impl Filling {
@@ -114,9 +116,10 @@ impl Filling {
     #[inline]
     fn next(&self, low: u32, word: u64, len: usize) -> Option<usize> {
         const SAME: u64 = LEN | SOLICITED;
+        const FULL: u64 = MOST_MORE << MORE_AT;
         let is_like = self.low == low && (self.word ^ word) & SAME == 0 && word & SOLICITED == 0;
-        let at = (self.more() as usize + 1) * len;
-        (is_like && self.more() < MOST_MORE && at + len <= CELL_PAYLOAD).then_some(at)
+        let has_room = self.word & FULL != FULL && self.end + len <= CELL_PAYLOAD;
+        (is_like && has_room).then_some(self.end)
     }
 
     /// Shows it, and counts its SENDs.
@@ -205,14 +208,23 @@ impl Lanes {
         }
         if at > 0 {
             filling.word += 1 << MORE_AT;
+            filling.end += len;
         } else {
-            *filling = Filling { is_open: true, low, word };
+            *filling = Filling { is_open: true, low, word, end: len };
         }
         true
     }
 
-    /// Copies the payload of a SEND to its receive. False where the key or the memory of that does not allow it.
+    /// The address of the bytes of a SEND's element. `None` where its key or its memory does not allow that.
     #[inline]
+    pub fn source(&mut self, links: &'static Links, of: Keeper, sge: &Sge) -> Option<u64> {
+        let [region, _] = &mut self.regions;
+        let (mrs, range) = (&links.core.mrs, (sge.addr, sge.len.into()));
+        region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, Access::empty()).ok()?
+    }
+
+    /// Copies the payload of a SEND to its receive. False where the key or the memory of that does not allow it.
+    #[inline(always)]
     pub fn write(
         &mut self,
         links: &'static Links,
@@ -448,10 +460,13 @@ mod tests {
     fn places(sends: &[(u32, usize, bool)]) -> Vec<Option<usize>> {
         let word = |len: usize, solicited| len as u64 | if solicited { SOLICITED } else { 0 };
         let (low, len, solicited) = sends[0];
-        let mut filling = Filling { is_open: true, low, word: word(len, solicited) };
+        let mut filling = Filling { is_open: true, low, word: word(len, solicited), end: len };
         let follow = sends[1..].iter().map(|&(low, len, solicited)| {
             let place = filling.next(low, word(len, solicited), len);
-            filling.word += u64::from(place.is_some()) << MORE_AT;
+            if place.is_some() {
+                filling.word += 1 << MORE_AT;
+                filling.end += len;
+            }
             place
         });
         follow.collect()
