@@ -503,12 +503,20 @@ impl Qp {
         let mut state = self.0.state.lock();
         match (op, poster::one_sided(op)) {
             (SendOp::Send, _) => {
-                let with = (transport.links, transport.core.memory.guard());
-                let sent = state.send_short(with, (wr_id, flags, sge));
-                if sent {
+                let guard = transport.core.memory.guard();
+                if state.send_short((transport.links, guard), (wr_id, flags, sge)) {
                     state.link.same_host.lanes.tell_cell();
+                    return true;
                 }
-                sent
+                let mut peer = None;
+                let with = (&*self.0, &mut peer);
+                let executed = state.send_within(with, guard, (wr_id, flags, sge));
+                drop(state);
+                if executed {
+                    // Its completions may not have found room.
+                    transport.after_unlock();
+                }
+                executed
             }
             (_, Some(operation)) => {
                 let done = state.do_directly(&self.0, operation, (wr_id, flags, sge));
@@ -585,6 +593,7 @@ impl Qp {
             sends: false,
             by_lane: false,
             guard: None,
+            peer: None,
         })
     }
 

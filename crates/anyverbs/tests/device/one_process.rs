@@ -4,6 +4,8 @@ use anyverbs_testing::Stopwatch;
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 use crate::endpoint::*;
 
@@ -196,5 +198,129 @@ fn many_threads_on_many_queue_pairs() {
                 }
             });
         }
+    });
+}
+
+/// Packets and bytes out and in, and ACKs.
+fn moved(e: &Endpoint) -> [u64; 5] {
+    let counters = e.context.counters().unwrap();
+    use anyverbs_proto::counters::Counter::*;
+    [SentPkts, SentBytes, RcvdPkts, RcvdBytes, AcksSent].map(|counter| counters.read(counter))
+}
+
+/// A SEND of a few bytes is executed while it is posted. It counts as one packet, and nothing answers it.
+#[test]
+fn a_short_send_makes_no_other_packet() {
+    isolate();
+    let own = Endpoint::new(QpType::Rc);
+    own.connect(own.address());
+    let (a, b) = pair(QpType::Rc);
+    for (from, to) in [(&a, &b), (&b, &a), (&own, &own)] {
+        let (src, dst) = (Buffer::new(&from.pd, 64), Buffer::new(&to.pd, 64));
+        for len in [0, 1, 64] {
+            let (data, before) = (pattern(len, len as u8), moved(from));
+            src.write(0, &data);
+            to.recv(1, &[dst.sge(0, 64)]);
+            from.send(2, SendOp::Send, &[src.sge(0, len)]);
+            let bytes = 12 + len as u64;
+            let after = moved(from);
+            let more: [u64; 5] = std::array::from_fn(|i| after[i] - before[i]);
+            assert_eq!(more, [1, bytes, 1, bytes, 0], "{len} bytes");
+            let mut wcs = to.poll(1);
+            if wcs.len() < 2 {
+                wcs.extend(from.poll(1));
+            }
+            let wcs: Vec<_> =
+                wcs.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode, wc.byte_len)).collect();
+            let len = len as u32;
+            let received = (1, WcStatus::Success, WcOpcode::Recv, len);
+            let sent = (2, WcStatus::Success, WcOpcode::Send, len);
+            assert_eq!(wcs, [received, sent]);
+            assert_eq!(dst.read(0, data.len()), data);
+        }
+    }
+}
+
+/// SENDs that a short way does not take: what is wrong with them is found as ever.
+#[test]
+fn a_short_send_that_is_wrong_fails_at_its_end() {
+    let wrong_key = |sge: Sge| Sge { lkey: sge.lkey ^ 0x100, ..sge };
+    for (what, room, sends, expected) in [
+        ("the key of the data", 64, true, [WcStatus::LocProtErr, WcStatus::WrFlushErr]),
+        ("the key of the receive", 64, false, [WcStatus::RemOpErr, WcStatus::LocProtErr]),
+        ("the length of the receive", 7, false, [WcStatus::RemInvReqErr, WcStatus::LocLenErr]),
+    ] {
+        let (a, b) = pair(QpType::Rc);
+        let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+        let (from, to) = (src.sge(0, 8), dst.sge(0, room));
+        let is_long = room < 8;
+        b.recv(1, &[if sends || is_long { to } else { wrong_key(to) }]);
+        a.send(2, SendOp::Send, &[if sends { wrong_key(from) } else { from }]);
+        assert_eq!(a.poll(1)[0].status, expected[0], "{what}");
+        let err = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        b.qp.modify(&err, QpAttrMask::STATE).unwrap();
+        assert_eq!(b.poll(1)[0].status, expected[1], "{what}");
+    }
+}
+
+/// A SEND that finds no receive waits for one, and the SEND behind it stays behind it.
+#[test]
+fn a_short_send_without_a_receive_waits_for_it() {
+    let (a, b) = pair(QpType::Rc);
+    let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+    for round in 0..20 {
+        src.write(0, &[round; 8]);
+        a.send(1, SendOp::Send, &[src.sge(0, 8)]);
+        a.send(2, SendOp::Send, &[src.sge(0, 4)]);
+        b.recv(3, &[dst.sge(0, 8)]);
+        b.recv(4, &[dst.sge(8, 8)]);
+        let received: Vec<_> = b.poll(2).iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();
+        assert_eq!(received, [(3, 8), (4, 4)]);
+        assert_eq!(a.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(dst.read(0, 12), [round; 12]);
+    }
+}
+
+/// Two threads send to each other's queue pair at once, short and long messages in random order. Each finds the other one's queue
+/// pair locked now and then.
+#[test]
+fn two_threads_send_to_each_other_in_order() {
+    const MESSAGES: u64 = 20_000;
+    const SLOTS: u64 = 32;
+    const SLOT: usize = 9000;
+    let work = |e: Endpoint, seed: u64| {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (src, dst) = (Buffer::new(&e.pd, SLOT), Buffer::new(&e.pd, SLOTS as usize * SLOT));
+        let post = |n: u64| e.recv(n, &[dst.sge((n % SLOTS) as usize * SLOT, SLOT)]);
+        (0..SLOTS).for_each(post);
+        let (mut sent, mut complete, mut received) = (0, 0, 0);
+        while complete < MESSAGES || received < MESSAGES {
+            if sent < MESSAGES && sent == complete {
+                let len = if random.random_ratio(1, 8) { SLOT } else { random.random_range(8..64) };
+                src.write(0, &sent.to_ne_bytes());
+                e.send(sent, SendOp::Send, &[src.sge(0, len)]);
+                sent += 1;
+            }
+            let mut wcs = [Wc::default(); 8];
+            let n = e.cq.poll(&mut wcs).unwrap();
+            for wc in &wcs[..n] {
+                assert_eq!(wc.status, WcStatus::Success);
+                if wc.opcode == WcOpcode::Send {
+                    assert_eq!(wc.wr_id, complete);
+                    complete += 1;
+                    continue;
+                }
+                let at = (wc.wr_id % SLOTS) as usize * SLOT;
+                let number = dst.read(at, 8);
+                assert_eq!((wc.wr_id, number), (received, received.to_ne_bytes().to_vec()));
+                received += 1;
+                post(wc.wr_id + SLOTS);
+            }
+        }
+    };
+    let (a, b) = pair(QpType::Rc);
+    std::thread::scope(|threads| {
+        threads.spawn(|| work(a, 1));
+        threads.spawn(|| work(b, 2));
     });
 }

@@ -13,6 +13,7 @@ mod retransmit;
 mod row;
 pub(super) mod single;
 mod stream;
+mod within;
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -9,9 +9,14 @@ use anyverbs_links::shm::{Keeper, LONGEST_IN_LANE};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::{Direct, Direction, Local};
+use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::QpState;
-use anyverbs_proto::qp::lane::LaneEnds as _;
+use anyverbs_proto::qp::lane::{LaneEnds as _, LanePayload};
+use anyverbs_proto::types::Psn;
+use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
@@ -30,6 +35,8 @@ pub struct Poster<'a> {
     pub(super) by_lane: bool,
     /// The guard of the copies by this poster.
     pub(super) guard: Option<Guard>,
+    /// The peer, if it is of this process. It may end with this, so not under the lock.
+    pub(super) peer: Option<Arc<QpCell>>,
 }
 
 impl State {
@@ -99,13 +106,106 @@ impl State {
             Direction::Read => probes::READ,
         };
         probes::post_as(opcode, cell.qpn, wr_id, sge.len);
-        if let (Some(wc), Some(cq)) =
-            (machine.book_direct(wr_id, direction, flags, sge.len), &cell.send_cq)
-            && cq.push(wc, false)
-        {
-            cell.transport.core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn);
+        if let Some(wc) = machine.book_direct(wr_id, direction, flags, sge.len) {
+            complete(cell, Side::Send, wc, false);
         }
         true
+    }
+}
+
+/// A SEND to a queue pair of the same process.
+struct Message {
+    psn: Psn,
+    /// The address of its bytes.
+    from: u64,
+    len: u32,
+    solicited: bool,
+}
+
+impl State {
+    /// Posts a SEND of one element to a queue pair of this process, and has that execute it. False if nothing was posted: it has
+    /// to be a packet. `peer` gets that queue pair, and is dropped without a lock.
+    #[inline(never)]
+    pub(super) fn send_within(
+        &mut self,
+        (cell, peer): (&QpCell, &mut Option<Arc<QpCell>>),
+        guard: Guard,
+        (wr_id, flags, sge): (u64, SendFlags, Sge),
+    ) -> bool {
+        let State { machine, link, .. } = self;
+        if !link.is_open_within() {
+            return false;
+        }
+        let (transport, len) = (cell.transport, sge.len);
+        let Some(psn) = machine.plan_within(flags, len) else { return false };
+        let of = Keeper { qpn: cell.qpn, pd: machine.init().pd };
+        let from = if len == 0 || flags.contains(SendFlags::INLINE) {
+            Some(sge.addr)
+        } else {
+            link.same_host.lanes.source(transport.links, of, &sge)
+        };
+        let Some(from) = from else { return false };
+        let message = Message { psn, from, len, solicited: flags.contains(SendFlags::SOLICITED) };
+        let is_own = machine.dest_qpn() == cell.qpn;
+        let executed = if is_own {
+            self.machine.is_peer_of(&self.machine) && self.execute_within(cell, guard, &message)
+        } else {
+            if peer.is_none() {
+                *peer = transport.qps.try_find(machine.dest_qpn());
+            }
+            let Some(peer) = peer else { return false };
+            // Two queue pairs are locked together here alone. Whoever finds the second one locked does not wait for it.
+            let Some(mut state) = peer.state.try_lock() else { return false };
+            !state.is_dead()
+                && machine.is_peer_of(&state.machine)
+                && state.execute_within(peer, guard, &message)
+        };
+        if !executed {
+            return false;
+        }
+        probes::post_as(probes::SEND, cell.qpn, wr_id, len);
+        probes::transmit_short(cell.qpn, psn, len);
+        count(cell, [Counter::SentPkts, Counter::SentBytes], len);
+        if let Some(wc) = self.machine.book_within(wr_id, flags, len) {
+            complete(cell, Side::Send, wc, false);
+        }
+        true
+    }
+
+    /// Executes a SEND of a queue pair of this process. False: nothing has changed, but for bytes of the receive's memory.
+    fn execute_within(&mut self, cell: &QpCell, guard: Guard, message: &Message) -> bool {
+        let State { machine, link, .. } = self;
+        let &Message { psn, from, len, solicited } = message;
+        if !link.is_open_within() {
+            return false;
+        }
+        let lanes = &mut link.same_host.lanes;
+        let payload = LanePayload { addr: from, len: len as usize };
+        let write = |pd, to: &Sge| {
+            let of = Keeper { qpn: cell.qpn, pd };
+            lanes.write(cell.transport.links, (of, guard), to, payload)
+        };
+        let Some(wc) = machine.execute_within(psn, len, write) else { return false };
+        probes::receive_short(cell.qpn, psn, len as usize);
+        count(cell, [Counter::RcvdPkts, Counter::RcvdBytes], len);
+        complete(cell, Side::Recv, wc, solicited);
+        true
+    }
+}
+
+/// Counts a SEND within the process.
+fn count(cell: &QpCell, [packets, bytes]: [Counter; 2], len: u32) {
+    let counters = cell.port.counters();
+    counters.add(packets, 1);
+    counters.add(bytes, u64::from(len) + Bth::LEN as u64);
+}
+
+/// Adds a completion to its queue.
+fn complete(cell: &QpCell, side: Side, wc: Wc, solicited: bool) {
+    if let Some(cq) = cell.cq(side)
+        && cq.push(wc, solicited)
+    {
+        cell.transport.core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn);
     }
 }
 
@@ -173,7 +273,7 @@ impl Poster<'_> {
         let guard = *self.guard.get_or_insert_with(|| links.core.memory.guard());
         let sent = state.send_short((links, guard), (wr_id, flags, sge));
         self.by_lane |= sent;
-        sent
+        sent || state.send_within((self.cell, &mut self.peer), guard, (wr_id, flags, sge))
     }
 
     /// Shows the SENDs that have left by a lane to their reader.

@@ -99,12 +99,12 @@ impl<Q> QpTable<Q> {
 
     /// The queue pair of a number.
     pub fn find(&self, qpn: Qpn) -> Option<Arc<Q>> {
-        let inner = self.inner.read();
-        if qpn.slot() == self.slot {
-            inner.get(qpn.get() as u16).cloned()
-        } else {
-            inner.foreign.get(&qpn).cloned()
-        }
+        self.inner.read().find(self.slot, qpn)
+    }
+
+    /// As [`find`](Self::find), for a thread that has a queue pair locked: nothing either where the table is being changed.
+    pub(crate) fn try_find(&self, qpn: Qpn) -> Option<Arc<Q>> {
+        self.inner.try_read()?.find(self.slot, qpn)
     }
 
     pub(crate) fn remove(&self, qpn: Qpn) {
@@ -164,6 +164,14 @@ impl<Q> QpTable<Q> {
 }
 
 impl<Q> Inner<Q> {
+    fn find(&self, slot: u8, qpn: Qpn) -> Option<Arc<Q>> {
+        if qpn.slot() == slot {
+            self.get(qpn.get() as u16).cloned()
+        } else {
+            self.foreign.get(&qpn).cloned()
+        }
+    }
+
     fn is_taken(&self, counter: u16) -> bool {
         self.get(counter).is_some() || self.reserved.contains(&counter)
     }

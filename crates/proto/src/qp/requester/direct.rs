@@ -66,13 +66,26 @@ impl Qp {
         flags: SendFlags,
         len: u32,
     ) -> Option<Wc> {
+        let opcode = match direction {
+            Direction::Write => WcOpcode::RdmaWrite,
+            Direction::Read => WcOpcode::RdmaRead,
+        };
+        self.complete_at_once(wr_id, opcode, flags, len)
+    }
+
+    /// A request was posted, and executed. Makes its completion, if there is one. There was none that is not complete.
+    #[inline]
+    pub(super) fn complete_at_once(
+        &mut self,
+        wr_id: u64,
+        opcode: WcOpcode,
+        flags: SendFlags,
+        len: u32,
+    ) -> Option<Wc> {
         self.sq.pass(len);
         (self.init.sq_sig_all || flags.contains(SendFlags::SIGNALED)).then(|| Wc {
             wr_id,
-            opcode: match direction {
-                Direction::Write => WcOpcode::RdmaWrite,
-                Direction::Read => WcOpcode::RdmaRead,
-            },
+            opcode,
             byte_len: len,
             qpn: self.qpn,
             sq_count: self.sq.done,

@@ -41,7 +41,7 @@ pub struct ShortWays {
 }
 
 /// The flags that such a SEND may have.
-const SHORT_FLAGS: SendFlags =
+pub(super) const SHORT_FLAGS: SendFlags =
     SendFlags::SIGNALED.union(SendFlags::SOLICITED).union(SendFlags::INLINE);
 
 const SEND_ONLY: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
@@ -67,22 +67,27 @@ impl Qp {
 
     /// Tells whether nothing is unusual that only the general way changes.
     fn may_send_short(&self, props: &LinkProps) -> bool {
-        let (sq, requester) = (&self.sq, &self.requester);
         // Where the ACK timer does not run, the general way starts it.
         let is_timed = self.timers.is_running(Timer::Ack) || self.attr.timeout == 0;
         props.immediate
-            && self.may_shorten()
+            && is_timed
+            && self.requester.recovery.is_calm(&self.attr)
+            && self.may_send_at_once()
+    }
+
+    /// As [`may_send_short`](Self::may_send_short), of a SEND that is answered while it is posted.
+    pub(super) fn may_send_at_once(&self) -> bool {
+        let (sq, requester) = (&self.sq, &self.requester);
+        self.may_shorten()
             && self.attr.state == QpState::Rts
             && self.init.qp_type == QpType::Rc
             && sq.next == sq.head()
             && sq.next == sq.started
             && requester.max_sent == requester.fresh_psn
             && sq.max_sge() > 0
-            && is_timed
             && !self.timers.is_running(Timer::RnrWait)
             && requester.halted.is_none()
             && !requester.window_closed
-            && requester.recovery.is_calm(&self.attr)
             && self.srq.tag_matching.is_none()
             && self.attached.counted.is_empty()
             && !self.keeps_any()
@@ -184,7 +189,7 @@ impl Qp {
 
     /// A request of one packet and `len` bytes has left.
     #[inline]
-    fn note_single(&mut self, psn: Psn, len: u32) {
+    pub(super) fn note_single(&mut self, psn: Psn, len: u32) {
         let requester = &mut self.requester;
         let cost = u64::from(len) + PACKET_COST;
         requester.fresh_cost = requester.fresh_cost.wrapping_add(cost);

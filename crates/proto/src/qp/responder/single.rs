@@ -103,7 +103,7 @@ impl Qp {
     /// Executes a SEND of `len` bytes with this PSN where the [short way](Self::short_ways) is open, and makes its completion.
     /// `write` copies the data to an element of a protection domain. `None`: nothing has changed, but for bytes of that
     /// element, and the general way takes it. The peer has to be told of everything [`executed`](Self::executed).
-    #[inline]
+    #[inline(always)]
     pub(in crate::qp) fn execute_short(
         &mut self,
         psn: Psn,

@@ -1,0 +1,64 @@
+//! A SEND to a queue pair of the same process, which executes it while it is posted. No packet is made, and none is owed.
+//!
+//! It has its PSN at both ends, so packets may come before it and after it.
+
+use crate::types::Psn;
+use crate::wc::{Wc, WcOpcode};
+use crate::wr::{SendFlags, Sge};
+
+use super::super::Qp;
+use super::single::SHORT_FLAGS;
+
+impl Qp {
+    /// Tells whether both are the peers of each other, and packets of one come to the other.
+    #[inline]
+    #[must_use]
+    pub fn is_peer_of(&self, other: &Self) -> bool {
+        let (ours, theirs) = (&self.attr, &other.attr);
+        ours.dest_qpn == other.qpn
+            && theirs.dest_qpn == self.qpn
+            && ours.av.dgid == theirs.av.sgid
+            && theirs.av.dgid == ours.av.sgid
+            && self.pkey.matches(other.pkey)
+    }
+
+    /// Plans a SEND of one element and `len` bytes that the peer executes while it is posted: its PSN. `None`: it has to be a
+    /// packet.
+    #[inline]
+    #[must_use]
+    pub fn plan_within(&self, flags: SendFlags, len: u32) -> Option<Psn> {
+        let (sq, requester) = (&self.sq, &self.requester);
+        let may_leave = sq.done == sq.head()
+            && requester.una == requester.fresh_psn
+            && self.may_send_at_once()
+            && SHORT_FLAGS.contains(flags)
+            && !sq.is_full(self.attached.credit.released())
+            && (!flags.contains(SendFlags::INLINE) || len as usize <= sq.max_inline())
+            && len <= self.mtu();
+        may_leave.then_some(requester.fresh_psn)
+    }
+
+    /// Executes a SEND that the peer has [planned](Self::plan_within), and makes its completion. `write` copies its data to an
+    /// element of a protection domain. `None`: nothing has changed, but for bytes of that element.
+    #[inline]
+    pub fn execute_within(
+        &mut self,
+        psn: Psn,
+        len: u32,
+        write: impl FnOnce(u32, &Sge) -> bool,
+    ) -> Option<Wc> {
+        if !self.may_receive_short() {
+            return None;
+        }
+        self.execute_short(psn, len, write)
+    }
+
+    /// The peer has executed a SEND that was [planned](Self::plan_within). Makes its completion, if there is one.
+    #[inline]
+    pub fn book_within(&mut self, wr_id: u64, flags: SendFlags, len: u32) -> Option<Wc> {
+        self.note_single(self.requester.fresh_psn, len);
+        let (psn, cost) = (self.requester.fresh_psn, self.requester.fresh_cost);
+        self.requester.answered(psn, cost);
+        self.complete_at_once(wr_id, WcOpcode::Send, flags, len)
+    }
+}
