@@ -3,8 +3,10 @@
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
  *   messages send|list|write|bulk|read [QUEUE_PAIRS [PROCESSES]]
+ *   messages own-send|own-write|own-bulk
  *   messages threads send|write|read
  *
+ * "own-" is a queue pair that is connected to itself.
  * It may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
  * With "threads" two threads do that by turns, each with its own process.
  */
@@ -21,6 +23,8 @@
 #include "setup.h"
 
 enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 64 << 10, OTHERS = 63 };
+
+#define OWN "own-"
 
 /* The marks. In the rounds that count, a breakpoint hands the call to whoever counts, who knows where it ends. */
 enum call { NONE, POST_SEND, POLL_RECV, POST_RECV, POLL_SEND };
@@ -53,6 +57,12 @@ struct peer {
 	int in, out;
 	struct end end;
 };
+
+/* The queue pair is connected to itself. */
+static int is_own(const struct peer *peer)
+{
+	return peer->in < 0;
+}
 
 static void post_recv(void)
 {
@@ -115,6 +125,12 @@ static void set_up(struct peer *peer)
 	if (!send_cq || !recv_cq || !mr || !qp) fail("objects");
 	struct end own = {qp->qp_num, mr->rkey, (uintptr_t)memory, {{0}}};
 	if (ibv_query_gid(context, 1, 0, &own.gid)) fail("query_gid");
+	if (is_own(peer)) {
+		peer->end = own;
+		connect_rc(qp, own.qpn, &own.gid);
+		for (int i = 0; i < 96; i++) post_recv();
+		return;
+	}
 	if (write(peer->out, &own, sizeof own) != sizeof own) fail("write");
 	if (read(peer->in, &peer->end, sizeof own) != sizeof own) fail("read");
 	connect_rc(qp, peer->end.qpn, &peer->end.gid);
@@ -178,6 +194,7 @@ static void one_sided(const struct end *peer, enum ibv_wr_opcode opcode, uint32_
 
 static void run(const char *what, const struct end *peer, int measured, long n)
 {
+	if (!strncmp(what, OWN, strlen(OWN))) what += strlen(OWN);
 	if (!strcmp(what, "send")) ping_pong(peer, measured, n);
 	else if (!strcmp(what, "list")) measured ? send_lists(peer, n) : take_lists(n);
 	else if (!measured) return;
@@ -189,6 +206,7 @@ static void run(const char *what, const struct end *peer, int measured, long n)
 static struct peer start(const char *what, long rounds)
 {
 	int to_peer[2], to_us[2];
+	if (!strncmp(what, OWN, strlen(OWN))) return (struct peer){.in = -1, .out = -1};
 	if (pipe(to_peer) || pipe(to_us)) fail("pipe");
 	struct peer peer;
 	pid_t pid = fork();

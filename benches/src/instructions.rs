@@ -9,7 +9,7 @@ use crate::messages::{Observer, Options};
 use crate::trace::{self, Step};
 
 /// The cases of `benches/messages.c`: its arguments, the number of devices, and what its four marked calls are.
-const CASES: [(&[&str], u32, &str); 11] = [
+const CASES: [(&[&str], u32, &str); 14] = [
     (&["send"], 1, "SEND of 2 bytes, to and fro"),
     (&["list"], 1, "SENDs of 8 bytes in lists of 16, the sender"),
     (&["write"], 1, "WRITE of 2 bytes"),
@@ -21,6 +21,9 @@ const CASES: [(&[&str], u32, &str); 11] = [
     (&["send"], 8, "SEND of 2 bytes by one of 8 devices"),
     (&["bulk"], 1, "WRITE of 64 KiB"),
     (&["bulk"], 8, "WRITE of 64 KiB by one of 8 devices"),
+    (&["own-send"], 1, "SEND of 2 bytes within a process"),
+    (&["own-write"], 1, "WRITE of 2 bytes within a process"),
+    (&["own-bulk"], 1, "WRITE of 64 KiB within a process"),
 ];
 
 /// The marked calls by their number.
