@@ -71,7 +71,7 @@ impl Trace {
 
     pub(crate) fn push(&mut self, record: Record) {
         self.sent += 1;
-        let arrives = ["", "twice", "mutated", "marked", "delayed", "replaced"];
+        let arrives = ["", "twice", "mutated", "marked", "delayed", "replaced", "by a lane"];
         self.lost += usize::from(!arrives.contains(&record.fate));
         if self.is_short && self.records.len() >= Self::PRINTED {
             self.records.pop_front();

@@ -61,6 +61,7 @@ fn short_sends_need_no_packet_and_no_ack() {
     assert_eq!(got.len(), 19);
     assert_eq!(packets(&t, a) + packets(&t, b), before);
     assert_eq!(t.sent_by_lane(), 19);
+    assert_eq!(t.net.trace.counts().1, 0, "none of them was lost");
 }
 
 #[test]
