@@ -19,14 +19,19 @@ use crate::memory::Arena;
 use crate::net;
 use crate::sim::Sim;
 
-/// Bytes that a SEND in a lane may have. The device's lanes take longer ones; few are enough to mix lanes and packets.
-const MOST_BYTES: usize = 48;
+/// Bytes that a SEND in a lane of the device may have.
+const MOST_BYTES: usize = 1024;
 
 impl Sim {
     /// The probability that a SEND of few bytes takes a lane if it can. It can on links with segments, as within one host. It
     /// is 0 unless this was called.
     pub fn use_lanes(&mut self, probability: f64) {
         self.lanes.probability = probability;
+    }
+
+    /// The same, with SENDs as long as the device's lanes take them.
+    pub(crate) fn use_long_lanes(&mut self) {
+        (self.lanes.probability, self.lanes.most_bytes) = (1.0, MOST_BYTES);
     }
 
     /// The number of SENDs that took a lane.
@@ -38,7 +43,7 @@ impl Sim {
     /// Posts a SEND that takes a lane. False: nothing was posted.
     pub(crate) fn post_by_lane(&mut self, qp: QpId, wr: &SendWr<'_>) -> bool {
         let &[sge] = wr.sges else { return false };
-        let is_short = wr.op == SendOp::Send && sge.len as usize <= MOST_BYTES;
+        let is_short = wr.op == SendOp::Send && sge.len as usize <= self.lanes.most_bytes;
         if !is_short || !self.lanes.wants_one() {
             return false;
         }
@@ -96,7 +101,7 @@ impl Sim {
     }
 
     /// Opens a lane to the peer, if that is connected to this queue pair and on the same kind of link.
-    fn open_lane(&mut self, qp: QpId) {
+    pub(crate) fn open_lane(&mut self, qp: QpId) {
         let from = self.slot(qp);
         let (qpn, attr) = (from.place.qpn, from.qp.attr());
         let peer = self.qps().find(|slot| {

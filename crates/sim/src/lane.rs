@@ -15,12 +15,18 @@ use rand::{Rng, SeedableRng};
 /// SENDs that a lane holds. They are few, so that lanes fill.
 pub(crate) const ROOM: u64 = 20;
 
+/// Bytes that a SEND in a lane may have, if nothing else is said. The device's lanes take longer ones; few are enough to mix lanes
+/// and packets.
+const FEW_BYTES: usize = 48;
+
 /// All lanes of a simulation.
 #[derive(Debug)]
 pub(crate) struct AllLanes {
     rng: SmallRng,
     /// The probability that a SEND takes a lane if it can.
     pub(crate) probability: f64,
+    /// Bytes that a SEND may have that takes one.
+    pub(crate) most_bytes: usize,
     /// SENDs that took one.
     pub(crate) sends: u64,
     opened: u64,
@@ -84,6 +90,7 @@ impl AllLanes {
         Self {
             rng: SmallRng::seed_from_u64(seed),
             probability: 0.0,
+            most_bytes: FEW_BYTES,
             sends: 0,
             opened: 0,
             lanes: BTreeMap::new(),

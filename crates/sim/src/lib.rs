@@ -34,6 +34,6 @@ pub mod trace;
 
 pub use device::{CqId, DeviceId, Event, Mr, QpId, SrqId};
 pub use memory::{Arena, PAGE};
-pub use options::{GENERAL_WAY, QpOptions};
+pub use options::{GENERAL_WAY, LANES, QpOptions};
 pub use pair::{End, Pair};
 pub use sim::Sim;

@@ -9,6 +9,10 @@ use anyverbs_proto::types::{Mtu, Psn, QKey};
 /// If this variable is set, all queue pairs of the process take the general way.
 pub const GENERAL_WAY: &str = "ANYVERBS_SIM_GENERAL_WAY";
 
+/// If this variable is set, reliable connections are on links of one host, and those of a [`Pair`](crate::Pair) begin with
+/// open lanes: every short SEND takes one if it can.
+pub const LANES: &str = "ANYVERBS_SIM_LANES";
+
 /// Attributes of a queue pair, for creation and connection.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions {
@@ -56,9 +60,16 @@ pub struct QpOptions {
     pub cqe: u32,
     /// Whether frequent requests take their short ways.
     pub short_ways: bool,
+    /// Whether a reliable connection has lanes from the beginning, on a link without segments too.
+    pub lanes: bool,
 }
 
 impl QpOptions {
+    /// Whether its link has lanes, also without segments.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.lanes && self.qp_type == QpType::Rc
+    }
+
     /// A reliable connection with everything allowed: MTU 1024, timeout 14 (67 ms), 7 retries of both kinds (RNR: for ever).
     #[must_use]
     pub fn rc() -> Self {
@@ -94,6 +105,7 @@ impl QpOptions {
             certain: false,
             cqe: 1024,
             short_ways: std::env::var_os(GENERAL_WAY).is_none(),
+            lanes: std::env::var_os(LANES).is_some(),
         }
     }
 

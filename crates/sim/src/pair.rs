@@ -1,6 +1,7 @@
 //! Two connected queue pairs.
 
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::Access;
@@ -171,8 +172,31 @@ impl Pair {
     pub fn on(mut sim: Sim, devices: [DeviceId; 2], a: QpOptions, b: QpOptions) -> Self {
         let end_a = sim.end(devices[0], &a);
         let end_b = sim.end(devices[1], &b);
-        sim.connect((end_a.qp, &a), (end_b.qp, &b));
-        Self { sim, a: end_a, b: end_b }
+        let mut this = Self { sim, a: end_a, b: end_b };
+        if a.has_lanes() && b.has_lanes() {
+            this.connect_with_lanes(a, b);
+        } else {
+            this.sim.connect((end_a.qp, &a), (end_b.qp, &b));
+        }
+        this
+    }
+
+    /// Connects the ends, with a lane each way. An empty SEND starts the ACK timer, without which a SEND takes no lane. What follows
+    /// begins with the PSNs of the options.
+    fn connect_with_lanes(&mut self, a: QpOptions, b: QpOptions) {
+        let ends = self.ends();
+        let before = |end: QpOptions| QpOptions { sq_psn: end.sq_psn.prev(), ..end };
+        self.sim.connect((ends.0.qp, &before(a)), (ends.1.qp, &before(b)));
+        self.use_long_lanes();
+        for (from, to) in [ends, (ends.1, ends.0)] {
+            self.sim.open_lane(from.qp);
+            self.recv(to, 0, &[]);
+            self.post(from, 0, SendOp::Send, &[]);
+            self.run_for(Duration::from_micros(100));
+            let both = (self.sent(from), self.received(to));
+            assert_eq!(both, (vec![(0, WcStatus::Success)], vec![(0, WcStatus::Success)]));
+        }
+        self.net.trace.clear();
     }
 
     /// Both ends.

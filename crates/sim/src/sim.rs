@@ -354,7 +354,7 @@ impl Sim {
                 certain: options.certain,
                 out_of_order_room: options.out_of_order_room,
                 // As the same-host link, whose packets may stand for several.
-                immediate: options.segment > 0,
+                immediate: options.segment > 0 || options.has_lanes(),
             },
             blocked_until: None,
             ack_at: None,

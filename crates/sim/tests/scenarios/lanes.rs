@@ -64,6 +64,27 @@ fn short_sends_need_no_packet_and_no_ack() {
     assert_eq!(t.net.trace.counts().1, 0, "none of them was lost");
 }
 
+/// As all scenarios run once more.
+#[test]
+fn a_pair_that_begins_with_lanes_keeps_the_psns_of_its_options() {
+    let options = QpOptions { lanes: true, short_ways: true, ..QpOptions::rc() };
+    let (mut t, a, b) = rc(options);
+    assert_eq!(packets(&t, a) + packets(&t, b), 0);
+    for (wr_id, (from, to)) in [(1, (a, b)), (2, (b, a))] {
+        t.recv(to, wr_id, &[to.mr.sge(0, 1024)]);
+        t.post(from, wr_id, SendOp::Send, &[from.mr.sge(0, 1024)]);
+        assert_eq!(t.sent_by_lane(), wr_id, "the first, and a long one");
+        let sent = t.net.trace.iter().last().map(|record| record.headers.bth.psn);
+        assert_eq!(sent, Some(options.sq_psn));
+        rest(&mut t);
+        assert_eq!(
+            (t.sent(from), t.received(to)),
+            (all(wr_id..wr_id + 1, Success), all(wr_id..wr_id + 1, Success))
+        );
+    }
+    assert_eq!(packets(&t, a) + packets(&t, b), 0);
+}
+
 #[test]
 fn a_full_lane_is_followed_by_packets_in_order() {
     let (mut t, a, b) = pair(QpOptions::rc());

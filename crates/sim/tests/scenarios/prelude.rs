@@ -90,7 +90,11 @@ pub(crate) fn takes_recv(op: &SendOp) -> bool {
 
 /// Bytes that [`every_op`] is tried with.
 pub(crate) fn len_of(op: &SendOp) -> usize {
-    if op.is_atomic() { 8 } else { 3000 }
+    match op {
+        SendOp::Send if QpOptions::rc().lanes => 300,
+        _ if op.is_atomic() => 8,
+        _ => 3000,
+    }
 }
 
 /// Puts a receive where `op` needs one, does it from `a` to `b`, and checks data and completions.
