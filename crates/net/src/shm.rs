@@ -48,7 +48,7 @@
 //! stores its position with release. The writer loads that with acquire before it writes to these lines again.
 //!
 //! *Notification* needs sequentially consistent fences, one in each publication and one in the reader's steps that
-//! end in not looking any more; [`notify`] has the pairs. `tests/shm_loom.rs` checks both under every interleaving,
+//! end in not looking any more; [`notify`] has the pairs. `tests/shm_loom` checks both under every interleaving,
 //! and that the checks fail without the fences.
 //!
 //! # Nonsense
@@ -109,7 +109,7 @@ pub use endpoint::{Config, ConnectError, Endpoint};
 pub use lane::{LaneReader, LaneWriter};
 pub use layout::{LANES, MAX_HEADER};
 pub use manner::Manner;
-pub use memory::{Area, Memory, SharedWords};
+pub use memory::{Area, Memory, OwnWord, Owned, SharedWords};
 pub(crate) use memory::{allocate, check_length, is_sealed_memory, memfd};
 pub use poller::{Event, LaneId, LaneLook, Poller};
 pub(crate) use process::{PeerProcess, peer as peer_process};

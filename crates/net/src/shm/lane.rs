@@ -15,11 +15,11 @@
 //! Words of the other side are believed as far as they can be true. An answer beyond the last cell breaks the lane, and so
 //! does a cell that is longer than one can be, or whose payload lies outside the room.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 pub use super::layout::CELLS;
 use super::layout::{ANSWER, CELLS_LEN, LANE, LINE};
-use super::memory::{Area, Memory, Words};
+use super::memory::{Area, OwnWord, Owned, Words};
 pub use super::room::LONGEST;
 use super::room::{self, Room};
 
@@ -96,34 +96,35 @@ impl Answer {
 /// The sending end of a lane. Its owner sends and takes answers from one thread at a time; any thread may ask whether there is
 /// an answer.
 #[derive(Debug)]
-pub struct LaneWriter<M = Area> {
+pub struct LaneWriter<M: Owned = Area> {
     cells: Words<M>,
     answer: Words<M>,
     room: Room<M>,
     index: usize,
     /// The number of the next cell.
-    next: AtomicU32,
+    next: M::Word,
     /// The last answer that was taken.
-    seen: AtomicU64,
-    /// The reader was told of it.
-    told: AtomicBool,
-    given_up: AtomicBool,
+    seen: M::Word,
+    /// Not 0: the reader was told of it.
+    told: M::Word,
+    /// Not 0: nobody sends by it.
+    given_up: M::Word,
 }
 
-impl<M: Memory + Clone> LaneWriter<M> {
+impl<M: Owned + Clone> LaneWriter<M> {
     /// A lane in `own` whose first cell has the number `first`. The last answer of its reader was to cells before.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
         let room = Room::new(own.clone(), place.room(), first);
         let cells = Words::new(own, place.cells, ALL);
         let answer = Words::new(peer, place.answer, 1);
-        let seen = AtomicU64::new(answer.load(0, Ordering::Relaxed));
-        let (told, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (index, next) = (place.index, AtomicU32::new(first));
+        let seen = M::Word::of(answer.load(0, Ordering::Relaxed));
+        let (told, given_up) = (M::Word::of(0), M::Word::of(0));
+        let (index, next) = (place.index, M::Word::of(first.into()));
         Self { cells, answer, room, index, next, seen, told, given_up }
     }
 }
 
-impl<M: Memory> LaneWriter<M> {
+impl<M: Owned> LaneWriter<M> {
     /// Its number in its side.
     #[must_use]
     pub fn index(&self) -> usize {
@@ -134,7 +135,7 @@ impl<M: Memory> LaneWriter<M> {
     #[inline]
     #[must_use]
     pub fn next(&self) -> u32 {
-        self.next.load(Ordering::Relaxed)
+        self.next.load(Ordering::Relaxed) as u32
     }
 
     /// Whether there is an answer that was not taken.
@@ -176,27 +177,28 @@ impl<M: Memory> LaneWriter<M> {
         let at = cell(number);
         self.cells.store(at + 1, word, Ordering::Relaxed);
         self.cells.store(at, u64::from(number) << 32 | u64::from(low), Ordering::Release);
-        self.next.store(number.wrapping_add(1), Ordering::Relaxed);
+        self.next.store(number.wrapping_add(1).into(), Ordering::Relaxed);
     }
 
     /// Nobody sends by it any more.
     pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
+        self.given_up.store(1, Ordering::Release);
     }
 
     /// Whether nobody sends by it.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Acquire)
+        self.given_up.load(Ordering::Acquire) != 0
     }
 
     /// Notes that its reader was told of it.
     pub fn note_told(&self) {
-        self.told.store(true, Ordering::Relaxed);
+        self.told.store(1, Ordering::Relaxed);
     }
 
     /// The number of the first cell of the next lane at this place. It is none that an answer to this lane can have.
-    pub(super) fn first_of_next(&self) -> u32 {
+    #[must_use]
+    pub fn first_of_next(&self) -> u32 {
         self.next().wrapping_add(FIRST)
     }
 
@@ -207,10 +209,11 @@ impl<M: Memory> LaneWriter<M> {
     }
 
     /// Whether its place can be another's: nobody sends by it, and nobody reads it or ever will.
-    pub(super) fn is_free(&self) -> bool {
+    #[must_use]
+    pub fn is_free(&self) -> bool {
         let answer = Answer::decode(self.answer.load(0, Ordering::Acquire));
         let is_ended = !answer.is_open && self.is_possible(&answer);
-        self.is_given_up() && (is_ended || !self.told.load(Ordering::Relaxed))
+        self.is_given_up() && (is_ended || self.told.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -245,36 +248,42 @@ pub struct Cell {
 
 /// The reading end of a lane. Its owner reads from one thread at a time; any thread may ask whether a cell is there.
 #[derive(Debug)]
-pub struct LaneReader<M = Area> {
+pub struct LaneReader<M: Owned = Area> {
     cells: Words<M>,
     answer: Words<M>,
     /// The writer's side, and the place of the room in it.
     room: (M, usize),
     index: usize,
     /// The number of the next cell.
-    next: AtomicU32,
+    next: M::Word,
     /// The last answer.
-    answered: AtomicU64,
+    answered: M::Word,
 }
 
-impl<M: Memory + Clone> LaneReader<M> {
+impl<M: Owned + Clone> LaneReader<M> {
     /// Reads a lane of `peer` whose first cell has the number `first`, and says so.
     pub fn new(own: M, peer: M, place: LanePlace, first: u32) -> Self {
         let room = (peer.clone(), place.room());
         let cells = Words::new(peer, place.cells, ALL);
         let (answer, index) = (Words::new(own, place.answer, 1), place.index);
-        let (next, answered) = (first.into(), AtomicU64::new(0));
+        let (next, answered) = (M::Word::of(first.into()), M::Word::of(0));
         let this = Self { cells, answer, room, index, next, answered };
         this.answer(None);
         this
     }
 }
 
-impl<M: Memory> LaneReader<M> {
+impl<M: Owned> LaneReader<M> {
     /// Its number in the writer's side.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// The number of the next cell.
+    #[inline]
+    fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed) as u32
     }
 
     /// Refuses a lane.
@@ -287,7 +296,7 @@ impl<M: Memory> LaneReader<M> {
     #[inline]
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next();
         (self.cells.load(cell(next), Ordering::Relaxed) >> 32) as u32 == next
     }
 
@@ -295,7 +304,7 @@ impl<M: Memory> LaneReader<M> {
     #[inline]
     #[must_use]
     pub fn peek(&self) -> Option<Cell> {
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next();
         let word = self.cells.load(cell(next), Ordering::Acquire);
         ((word >> 32) as u32 == next).then(|| Cell {
             low: word as u32,
@@ -306,22 +315,22 @@ impl<M: Memory> LaneReader<M> {
     /// Goes on to the next cell. The place of this one is the writer's again with the next [`answer`](Self::answer).
     #[inline]
     pub fn take(&self) {
-        let next = self.next.load(Ordering::Relaxed);
-        self.next.store(next.wrapping_add(1), Ordering::Relaxed);
+        let next = self.next();
+        self.next.store(next.wrapping_add(1).into(), Ordering::Relaxed);
     }
 
     /// Tells the writer up to where cells are read, and requests executed. With `None` the last PSN stays.
     #[inline]
     pub fn answer(&self, executed: Option<u32>) {
         let last = Answer::decode(self.answered.load(Ordering::Relaxed));
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next();
         self.say(Answer { next, is_open: true, executed: executed.or(last.executed) });
     }
 
     /// Reads no more. What was executed stays said: the writer may not have looked yet.
     pub fn close(&self) {
         let last = Answer::decode(self.answered.load(Ordering::Relaxed));
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next();
         self.say(Answer { next, is_open: false, executed: last.executed });
     }
 
@@ -344,7 +353,7 @@ impl LaneReader<Area> {
     #[inline]
     #[must_use]
     pub fn payload_ptr(&self) -> *mut u8 {
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next();
         self.cells.address(cell(next) + PAYLOAD / 8)
     }
 
@@ -397,8 +406,8 @@ mod tests {
         let (writer, reader) = lane(1);
         // As if so many cells had been shown and read that the next but 64 has the number of the first again.
         let next = 1u32.wrapping_sub(64);
-        writer.next.store(next, Ordering::Relaxed);
-        reader.next.store(next, Ordering::Relaxed);
+        writer.next.store(next.into(), Ordering::Relaxed);
+        reader.next.store(next.into(), Ordering::Relaxed);
         reader.answer(None);
         assert_eq!(writer.take_answer().map(|answer| answer.next), Some(next));
         (0..CELLS).for_each(|_| writer.show(0, 0));

@@ -4,6 +4,7 @@
 //! checker can stand in for it. [`Area`] is the real one: a part of a mapped memfd.
 
 use std::ffi::CStr;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -77,6 +78,43 @@ pub trait SharedWords: Memory {
     fn fetch_or(&self, at: usize, bits: u64) -> u64;
     /// Replaces a word, sequentially consistent.
     fn swap(&self, at: usize, value: u64) -> u64;
+}
+
+/// A word of this process alone, which several of its threads use.
+pub trait OwnWord: fmt::Debug {
+    /// One with this value.
+    fn of(value: u64) -> Self;
+    /// As [`AtomicU64::load`].
+    fn load(&self, order: Ordering) -> u64;
+    /// As [`AtomicU64::store`].
+    fn store(&self, value: u64, order: Ordering);
+}
+
+impl OwnWord for AtomicU64 {
+    #[inline]
+    fn of(value: u64) -> Self {
+        Self::new(value)
+    }
+
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+}
+
+/// Memory at whose words threads of this process work together, by words of their own.
+pub trait Owned: Memory {
+    /// Such a word. A model checker knows it as it knows the memory.
+    type Word: OwnWord;
+}
+
+impl Owned for Area {
+    type Word = AtomicU64;
 }
 
 /// Words of a memory that were found inside it once, as many as a power of two. A number beyond the last begins anew.

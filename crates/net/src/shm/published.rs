@@ -12,7 +12,7 @@
 //!
 //! Both fences are sequentially consistent, so at least one side sees the other: the copying side the change, or the
 //! owner the mark. An entry that is read under a mark stays as it is until the mark goes, if the owner changes an entry
-//! only after it has taken it back and [waited](Marks::wait). `tests/shm_loom.rs` checks that, and that it fails
+//! only after it has taken it back and [waited](Marks::wait). `tests/shm_loom` checks that, and that it fails
 //! without the fences.
 //!
 //! # A process that stops in the middle of a copy

@@ -1,90 +1,24 @@
-//! The ring and its notification under every interleaving and every reordering that the memory model allows.
+//! The ring, its notification and the lanes under every interleaving and every reordering that the memory model allows.
 //!
 //! The algorithms are generic over the memory, so the model checker runs the very code, in an ordinary test run.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod lanes;
+mod model;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyverbs_net::shm::bells::{BellPlace, Listener, Looks, Ringer, Rung, Spot};
-use anyverbs_net::shm::lane::{LanePlace, LaneReader, LaneWriter};
+use anyverbs_net::shm::Memory;
 use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
 use anyverbs_net::shm::ring::{ONE_LINE, Reader, Writer};
-use anyverbs_net::shm::{Memory, SharedWords};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
-/// The place where the ring begins; in front of it are the words, 128 bytes apart.
-const DATA: usize = 512;
-const WORDS: usize = DATA / 128;
-/// Two lines: one message, and the zero behind it.
-const RING: usize = 128;
-
-/// Words that the model checker knows. Without `FENCES` the fences do nothing, to show that the models notice.
-#[derive(Clone, Debug)]
-struct Model<const FENCES: bool>(Arc<Vec<AtomicU64>>);
-
-impl<const FENCES: bool> Model<FENCES> {
-    fn side() -> Self {
-        Self::of(WORDS + RING / 8)
-    }
-
-    fn word() -> Self {
-        Self::of(1)
-    }
-
-    fn of(words: usize) -> Self {
-        Self(Arc::new((0..words).map(|_| AtomicU64::new(0)).collect()))
-    }
-
-    fn at(&self, at: usize) -> &AtomicU64 {
-        if at < DATA { &self.0[at / 128] } else { &self.0[WORDS + (at - DATA) / 8] }
-    }
-}
-
-impl<const FENCES: bool> Memory for Model<FENCES> {
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.at(at).load(order)
-    }
-
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.at(at).store(value, order);
-    }
-
-    fn fence(&self) {
-        if FENCES {
-            fence(Ordering::SeqCst);
-        }
-    }
-
-    fn read(&self, at: usize, into: &mut [u8]) {
-        for (n, chunk) in into.chunks_mut(8).enumerate() {
-            let word = self.at(at + 8 * n).load(Ordering::Relaxed).to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        for (n, chunk) in from.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.at(at + 8 * n).store(u64::from_le_bytes(word), Ordering::Relaxed);
-        }
-    }
-}
-
-impl<const FENCES: bool> SharedWords for Model<FENCES> {
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.at(at).fetch_or(bits, Ordering::SeqCst)
-    }
-
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.at(at).swap(value, Ordering::SeqCst)
-    }
-}
+use model::{DATA, Model, RING, WORDS, check};
 
 fn ring<const F: bool>(size: usize) -> (Writer<Model<F>>, Reader<Model<F>>, Model<F>, Model<F>) {
     let (written, read) = (Model::of(WORDS + size / 8), Model::side());
@@ -116,12 +50,6 @@ fn pop<const F: bool>(reader: &mut Reader<Model<F>>) -> Option<u64> {
     message.read_payload(0, &mut bytes);
     reader.release();
     Some(u64::from_le_bytes(bytes))
-}
-
-fn check(model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
 }
 
 /// Messages up to `last`, each published by itself, through a ring of this size, arrive whole, in order and once. `then`
@@ -424,167 +352,4 @@ fn memory_taken_back_is_no_longer_copied() {
 #[should_panic(expected = "Causality violation")]
 fn without_fences_a_copy_is_missed() {
     check(copies_end_before_the_memory_is_used_again::<false>);
-}
-
-/// A lane whose cells lie where a ring would, with its answer in the first word of the other side. The first two cells have
-/// memory.
-fn lane<const F: bool>() -> (LaneWriter<Model<F>>, LaneReader<Model<F>>) {
-    let (written, read) = (Model::of(WORDS + 3 * 64 / 8), Model::side());
-    let place = LanePlace::new(0, DATA, 0);
-    let writer = LaneWriter::new(written.clone(), read.clone(), place, 1);
-    let reader = LaneReader::new(read, written, place, 1);
-    assert!(writer.take_answer().is_some_and(|answer| answer.is_open));
-    (writer, reader)
-}
-
-#[test]
-fn a_lanes_cell_is_whole_once_its_number_is_there() {
-    static SEEN: AtomicUsize = AtomicUsize::new(0);
-    check(|| {
-        let (writer, reader) = lane::<true>();
-        let sender = thread::spawn(move || {
-            for n in 1..=2 {
-                writer.show(n, u64::from(n) << 32);
-            }
-        });
-        for n in 1..=2 {
-            let Some(cell) = reader.peek() else { break };
-            SEEN.fetch_add(1, Ordering::Relaxed);
-            assert_eq!((cell.low, cell.word), (n, u64::from(n) << 32));
-            reader.take();
-        }
-        sender.join().unwrap();
-    });
-    assert!(SEEN.load(Ordering::Relaxed) > 0);
-}
-
-#[test]
-fn what_a_reader_did_is_visible_with_its_answer() {
-    static SEEN: AtomicUsize = AtomicUsize::new(0);
-    check(|| {
-        let (writer, reader) = lane::<true>();
-        writer.show(0, 0);
-        let done = Arc::new(UnsafeCell::new(0));
-        let executed = Arc::clone(&done);
-        let receiver = thread::spawn(move || {
-            assert!(reader.peek().is_some());
-            // SAFETY: the other thread looks only after the answer.
-            executed.with_mut(|executed| unsafe { *executed = 7 });
-            reader.take();
-            reader.answer(Some(7));
-        });
-        if let Some(answer) = writer.take_answer() {
-            SEEN.fetch_add(1, Ordering::Relaxed);
-            assert_eq!((answer.next, answer.executed), (2, Some(7)));
-            // SAFETY: the answer says that it is done.
-            done.with(|done| assert_eq!(unsafe { *done }, 7));
-        }
-        receiver.join().unwrap();
-    });
-    assert!(SEEN.load(Ordering::Relaxed) > 0);
-}
-
-/// A cell is shown to a reader that falls asleep: it is found, or the reader is woken.
-fn sleeper_at_a_lane<const F: bool>() {
-    check(|| {
-        let (writer, reader) = lane::<F>();
-        let (doorbells, epoch) = (Model::<F>::word(), Model::<F>::word());
-        let (fenced, doorbell) =
-            (epoch.clone(), Doorbell::new(doorbells.clone(), epoch.clone(), 2));
-        let sender = thread::spawn(move || {
-            writer.show(0, 0);
-            fenced.fence();
-            doorbell.is_asleep()
-        });
-        let mut ears = Ears::new(doorbells, epoch);
-        ears.fall_asleep();
-        let found = reader.is_ready();
-        let woken = sender.join().unwrap();
-        assert!(found || woken, "asleep for ever");
-    });
-}
-
-#[test]
-fn a_sleeper_finds_the_cell_or_is_woken() {
-    sleeper_at_a_lane::<true>();
-}
-
-#[test]
-#[should_panic(expected = "asleep for ever")]
-fn without_fences_a_sleeper_may_miss_a_cell() {
-    sleeper_at_a_lane::<false>();
-}
-
-/// A cell is shown while its reader looks away from the lane: it is seen by the last look, or a bell rings.
-fn reader_that_looks_away<const F: bool>() {
-    static RANG: AtomicUsize = AtomicUsize::new(0);
-    check(|| {
-        let (writer, reader) = lane::<F>();
-        let spot = Spot::Cells(0);
-        // One word for the spot, and one for the first bell behind that.
-        let (own, peer) = (Model::<F>::of(1), Model::<F>::of(3));
-        let place = BellPlace { looks: 0, bells: 0 };
-        let (looks, fences) = (Looks::new(own.clone(), place), own.clone());
-        let mut ringer = Ringer::new(peer.clone(), BellPlace { looks: 0, bells: 120 });
-        let mut listener = Listener::new(own, peer, BellPlace { looks: 0, bells: 120 });
-        listener.look_at(spot.number());
-        let sender = thread::spawn(move || {
-            writer.show(0, 0);
-            fences.fence();
-            if !looks.has(spot) {
-                ringer.ring(spot);
-            }
-        });
-        listener.look_away(spot.number());
-        let found = reader.is_ready();
-        sender.join().unwrap();
-        let rang = listener.hear() == Some(Rung::Spot(spot.number()));
-        RANG.fetch_add(usize::from(rang), Ordering::Relaxed);
-        assert!(found || rang, "nobody sees it");
-    });
-    assert!(RANG.load(Ordering::Relaxed) > 0);
-}
-
-#[test]
-fn a_reader_that_looks_away_sees_the_cell_or_hears_a_bell() {
-    reader_that_looks_away::<true>();
-}
-
-#[test]
-#[should_panic(expected = "nobody sees it")]
-fn without_fences_a_reader_that_looks_away_may_miss_a_cell() {
-    reader_that_looks_away::<false>();
-}
-
-/// An answer is given to a writer that falls asleep: it is found, or the writer is woken.
-fn sleeper_for_an_answer<const F: bool>() {
-    check(|| {
-        let (writer, reader) = lane::<F>();
-        writer.show(0, 0);
-        let (doorbells, epoch) = (Model::<F>::word(), Model::<F>::word());
-        let (fenced, doorbell) =
-            (epoch.clone(), Doorbell::new(doorbells.clone(), epoch.clone(), 2));
-        let receiver = thread::spawn(move || {
-            reader.take();
-            reader.answer(Some(0));
-            fenced.fence();
-            doorbell.is_asleep()
-        });
-        let mut ears = Ears::new(doorbells, epoch);
-        ears.fall_asleep();
-        let found = writer.has_answer();
-        let woken = receiver.join().unwrap();
-        assert!(found || woken, "asleep for ever");
-    });
-}
-
-#[test]
-fn a_sleeper_finds_the_answer_or_is_woken() {
-    sleeper_for_an_answer::<true>();
-}
-
-#[test]
-#[should_panic(expected = "asleep for ever")]
-fn without_fences_a_sleeper_may_miss_an_answer() {
-    sleeper_for_an_answer::<false>();
 }
