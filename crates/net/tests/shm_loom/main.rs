@@ -4,7 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod lane_ends;
 mod lanes;
+#[path = "../../../locks/tests/model/mod.rs"]
+mod lock_model;
 mod model;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
