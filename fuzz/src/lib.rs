@@ -5,6 +5,7 @@
 
 pub mod cm;
 pub mod config;
+pub mod copy_and_crc;
 pub mod host_store;
 pub mod input;
 pub mod packet;

@@ -31,7 +31,7 @@ const INSTRUMENTED: [&str; 9] = [
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
-const TARGETS: [(&str, u32); 13] = [
+const TARGETS: [(&str, u32); 14] = [
     ("packet", 512),
     ("responder", 1500),
     ("requester", 1500),
@@ -41,6 +41,7 @@ const TARGETS: [(&str, u32); 13] = [
     ("shm_ring", 1000),
     ("shm_handshake", 600),
     ("host_store", 1000),
+    ("copy_and_crc", 600),
     ("xrc_message", 1000),
     ("rsocket", 1500),
     ("capi", 1000),
