@@ -46,10 +46,12 @@ use single::Single;
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
 /// responses. READ responses have no acknowledgement that could pace them.
 ///
-/// Length of a READ piece. Where a link wants packets of one length, and the peer lets enough READs be outstanding,
-/// each packet is asked for by itself. The first and the last response to one request are longer than those between
-/// them.
+/// The first and the last response to one request are longer than those between them. Where a link wants packets of one length, and
+/// the peer lets enough READs be outstanding, two packets are asked for at a time.
 const READ_PIECE: u32 = 64 << 10;
+
+/// Where more full packets leave in one go, a request for every two of them costs more than the batches that FIRST and LAST break.
+const FEW_PACKETS: u32 = 16;
 
 /// An ACK is asked for this often inside a message that is longer, so that it can clock the window.
 const ACK_EVERY: u32 = 16;
@@ -335,9 +337,10 @@ impl Qp {
             SendOp::Write(at) if packets > 1 && self.init.qp_type.is_reliable() => {
                 env.props().batch > 0 && requester.accepted.covers(at, sqe.len)
             }
-            // Two are of one length anyway.
+            // Room for two batches.
             SendOp::Read(_) if packets > 2 => {
-                in_batch > 0 && u32::from(self.attr.max_rd_atomic) >= 2 * in_batch
+                (1..=FEW_PACKETS).contains(&in_batch)
+                    && u32::from(self.attr.max_rd_atomic) >= in_batch
             }
             _ => false,
         };
@@ -480,9 +483,10 @@ impl Qp {
     #[inline]
     fn piece(&self, sqe: &Sqe, offset: u32, segment: u32) -> (u32, u32) {
         let left = sqe.len - offset.min(sqe.len);
+        let to_multiple = |of| of - offset % of;
         let most = match sqe.op {
-            SendOp::Read(_) if sqe.split => self.mtu(),
-            SendOp::Read(_) => READ_PIECE - offset % READ_PIECE,
+            SendOp::Read(_) if sqe.split => to_multiple(2 * self.mtu()),
+            SendOp::Read(_) => to_multiple(READ_PIECE),
             _ => segment,
         };
         let bytes = left.min(most);

@@ -1,11 +1,13 @@
-//! Links that want packets of one length get a READ as a request for each packet, where the peer lets enough be outstanding.
+//! Links that want packets of one length, a few at a time, get a READ as a request for each two packets, where the peer lets enough
+//! be outstanding.
 
 use super::prelude::*;
 
 const LEN: usize = 10_000;
 
+/// A batch has 15 packets.
 fn options(depth: u8) -> QpOptions {
-    QpOptions { batch: 65_000, max_rd_atomic: depth, max_dest_rd_atomic: depth, ..QpOptions::rc() }
+    QpOptions { batch: 16_000, max_rd_atomic: depth, max_dest_rd_atomic: depth, ..QpOptions::rc() }
 }
 
 /// READs `len` bytes; which kinds of responses came, without repetitions of one kind.
@@ -27,14 +29,22 @@ const WHOLE: [O; 3] = [O::ReadResponseFirst, O::ReadResponseMiddle, O::ReadRespo
 #[test]
 fn responses_of_one_length() {
     let (mut t, ..) = rc(options(128));
-    assert_eq!(read(&mut t, LEN), [O::ReadResponseOnly]);
+    const TWO: [O; 2] = [O::ReadResponseFirst, O::ReadResponseLast];
+    assert_eq!(read(&mut t, LEN), [TWO; 5].concat());
+    assert_eq!(read(&mut t, 3000), [&TWO[..], &[O::ReadResponseOnly]].concat());
     // Two are of one length in any case.
-    assert_eq!(read(&mut t, 2000), [O::ReadResponseFirst, O::ReadResponseLast]);
+    assert_eq!(read(&mut t, 2000), TWO);
+}
+
+#[test]
+fn reads_are_not_split_where_a_batch_has_many_packets() {
+    let (mut t, ..) = rc(QpOptions { batch: 65_000, ..options(128) });
+    assert_eq!(read(&mut t, LEN), WHOLE);
 }
 
 #[test]
 fn reads_are_not_split_where_the_peer_would_idle() {
-    let (mut t, ..) = rc(options(16));
+    let (mut t, ..) = rc(options(14));
     assert_eq!(read(&mut t, LEN), WHOLE);
 }
 
@@ -46,18 +56,20 @@ fn not_on_links_to_which_it_makes_no_difference() {
 
 #[test]
 fn never_more_at_a_time_than_the_peer_agreed_to() {
-    let (mut t, a, b) = rc(QpOptions { window: 1 << 20, mtu: Mtu::Mtu256, ..options(128) });
+    let options = options(64);
+    let (mut t, a, b) =
+        rc(QpOptions { window: 1 << 20, mtu: Mtu::Mtu256, batch: 4_000, ..options });
     t.net.rule(move |p| if p.from == b.device { Fate::Drop } else { Fate::Pass });
     t.post(a, 1, SendOp::Read(b.mr.remote(0)), &[a.mr.sge(0, 50_000)]);
     t.run_for(Duration::from_micros(100));
     let asked = t.net.trace.iter().filter(|r| r.operation() == O::ReadRequest).count();
-    assert_eq!(asked, 128);
+    assert_eq!(asked, 64);
 }
 
 #[test]
 fn with_losses_like_any_other() {
-    for lost in 0..10 {
-        for kind in [O::ReadRequest, O::ReadResponseOnly] {
+    for lost in 0..5 {
+        for kind in [O::ReadRequest, O::ReadResponseFirst, O::ReadResponseLast] {
             let (mut t, a, b) = rc(options(128));
             t.fill(b.mr, 7);
             t.net.once(nth(lost, is(kind)), Fate::Drop);

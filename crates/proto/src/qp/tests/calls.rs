@@ -426,7 +426,7 @@ fn writes_of_single_packets_split_none() {
 }
 
 #[test]
-fn only_long_reads_are_asked_for_packet_by_packet() {
+fn only_long_reads_are_asked_for_by_two_packets() {
     let requests = |batch, max_rd_atomic, len| {
         let props = LinkProps { batch, ..LinkProps::new(1 << 20) };
         let mut world = World::with(QpType::Rc, props, |attr| attr.max_rd_atomic = max_rd_atomic);
@@ -434,10 +434,12 @@ fn only_long_reads_are_asked_for_packet_by_packet() {
         let sent = std::mem::take(&mut world.device.sent);
         sent.iter().map(|sent| sent.headers.reth.unwrap().len).collect::<Vec<_>>()
     };
-    let batch = 2 * (MTU + 32);
-    assert_eq!(requests(batch, 4, 3 * MTU), [MTU; 3]);
-    assert_eq!(requests(batch, 3, 3 * MTU), [3 * MTU], "too few may be outstanding");
-    assert_eq!(requests(batch, 4, 2 * MTU), [2 * MTU], "two are of one length anyway");
+    let batch = |packets| packets * (MTU + 32);
+    assert_eq!(requests(batch(4), 4, 5 * MTU), [2 * MTU, 2 * MTU, MTU]);
+    assert_eq!(requests(batch(4), 4, 5 * MTU - 1), [2 * MTU, 2 * MTU, MTU - 1]);
+    assert_eq!(requests(batch(4), 3, 5 * MTU), [5 * MTU], "too few may be outstanding");
+    assert_eq!(requests(batch(16), 16, 5 * MTU), [2 * MTU, 2 * MTU, MTU]);
+    assert_eq!(requests(batch(4), 4, 2 * MTU), [2 * MTU], "two are of one length anyway");
     assert_eq!(requests(0, 4, 3 * MTU), [3 * MTU]);
     assert_eq!(requests(0, 4, 200 << 10), [64 << 10, 64 << 10, 64 << 10, 8 << 10]);
     assert_eq!(requests(0, 2, 200 << 10), [64 << 10, 64 << 10]);
