@@ -8,6 +8,7 @@ mod accepted;
 mod completer;
 mod direct;
 mod local;
+mod opcodes;
 mod recovery;
 mod retransmit;
 mod row;
@@ -25,10 +26,10 @@ use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
 use crate::types::Psn;
-use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wc::{Wc, WcStatus};
 use crate::wire::atomic::AtomicEth;
 use crate::wire::bth::Bth;
-use crate::wire::opcode::{Opcode, Operation};
+use crate::wire::opcode::Opcode;
 use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
@@ -41,6 +42,7 @@ use super::send_queue::{PACKET_COST, Sqe};
 use super::timers::Timer;
 use accepted::Accepted;
 use direct::Directly;
+use opcodes::{operation, wc_opcode};
 use single::Single;
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
@@ -749,47 +751,6 @@ fn has_room(in_flight: u64, cost: u64, window: u64) -> bool {
 
 fn reth(at: RemoteAddr, offset: u32, len: u32) -> Reth {
     Reth { va: at.va.wrapping_add(offset.into()), rkey: at.rkey, len }
-}
-
-/// The operation of one packet of a message.
-pub(super) fn operation(op: &SendOp, first: bool, last: bool) -> Operation {
-    use Operation as O;
-    match (op, first, last) {
-        (SendOp::Read(_), ..) => O::ReadRequest,
-        (SendOp::CompareSwap { .. }, ..) => O::CompareSwap,
-        (SendOp::FetchAdd { .. }, ..) => O::FetchAdd,
-        (SendOp::AtomicWrite { .. }, ..) => O::AtomicWrite,
-        (SendOp::Flush { .. }, ..) => O::Flush,
-        (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => O::WriteFirst,
-        (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => O::WriteMiddle,
-        (SendOp::Write(_), false, true) => O::WriteLast,
-        (SendOp::Write(_), true, true) => O::WriteOnly,
-        (SendOp::WriteImm(..), false, true) => O::WriteLastImm,
-        (SendOp::WriteImm(..), true, true) => O::WriteOnlyImm,
-        (_, true, false) => O::SendFirst,
-        (_, false, false) => O::SendMiddle,
-        // Local operations are no messages and do not come here.
-        (SendOp::Send | SendOp::BindMw(_) | SendOp::LocalInv(_), false, true) => O::SendLast,
-        (SendOp::Send | SendOp::BindMw(_) | SendOp::LocalInv(_), true, true) => O::SendOnly,
-        (SendOp::SendImm(_), false, true) => O::SendLastImm,
-        (SendOp::SendImm(_), true, true) => O::SendOnlyImm,
-        (SendOp::SendInv(_), false, true) => O::SendLastInv,
-        (SendOp::SendInv(_), true, true) => O::SendOnlyInv,
-    }
-}
-
-fn wc_opcode(op: &SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => WcOpcode::Send,
-        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::RdmaWrite,
-        SendOp::Read(_) => WcOpcode::RdmaRead,
-        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
-        SendOp::Flush { .. } => WcOpcode::Flush,
-        SendOp::BindMw(_) => WcOpcode::BindMw,
-        SendOp::LocalInv(_) => WcOpcode::LocalInv,
-    }
 }
 
 #[cfg(test)]
