@@ -21,9 +21,9 @@ const CASES: [(&[&str], u32, &str); 14] = [
     (&["send"], 8, "SEND of 2 bytes by one of 8 devices"),
     (&["bulk"], 1, "WRITE of 64 KiB"),
     (&["bulk"], 8, "WRITE of 64 KiB by one of 8 devices"),
-    (&["own-send"], 1, "SEND of 2 bytes within a process"),
-    (&["own-write"], 1, "WRITE of 2 bytes within a process"),
-    (&["own-bulk"], 1, "WRITE of 64 KiB within a process"),
+    (&["own-send"], 1, "SEND of 2 bytes by a queue pair to itself"),
+    (&["own-write"], 1, "WRITE of 2 bytes by a queue pair to itself"),
+    (&["own-bulk"], 1, "WRITE of 64 KiB by a queue pair to itself"),
 ];
 
 /// The marked calls by their number.

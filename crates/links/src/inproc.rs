@@ -1,4 +1,4 @@
-//! Packets between queue pairs of one process: a queue, because two queue pairs are never locked together.
+//! Packets between queue pairs of one process: a queue, because no thread waits for a second queue pair's lock.
 //!
 //! A thread that produced packets drains the queue once it has released its queue pair. One thread at a time drains,
 //! and looks again after it said that it stopped, so that no packet is left behind. Packets lie in an arena that is

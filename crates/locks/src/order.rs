@@ -123,7 +123,7 @@ ranks! {
     // Queue pairs and queues.
     /// The table of queue pairs, for a look-up.
     QueuePairs,
-    /// A queue pair: requester, responder and link. No two are locked at once.
+    /// A queue pair: requester, responder and link. No thread waits for a second one.
     QueuePair,
     /// The rules of a script of faults.
     Faults,

@@ -29,7 +29,7 @@ impl Sim {
         self.lanes.probability = probability;
     }
 
-    /// The same, with SENDs as long as the device's lanes take them.
+    /// Every SEND that the device's lanes take takes a lane if it can.
     pub(crate) fn use_long_lanes(&mut self) {
         (self.lanes.probability, self.lanes.most_bytes) = (1.0, MOST_BYTES);
     }
