@@ -324,3 +324,19 @@ fn two_threads_send_to_each_other_in_order() {
         threads.spawn(|| work(b, 2));
     });
 }
+
+/// A receive may overlap the data of its SEND. It gets the bytes that were there before.
+#[test]
+fn a_receive_that_overlaps_its_send_gets_the_old_bytes() {
+    let own = Endpoint::new(QpType::Rc);
+    own.connect(own.address());
+    let buffer = Buffer::new(&own.pd, 4096);
+    for (from, to) in [(0, 8), (8, 0), (0, 0), (0, 900)] {
+        let data = pattern(4096, 3);
+        buffer.write(0, &data);
+        own.recv(1, &[buffer.sge(to, 1000)]);
+        own.send(2, SendOp::Send, &[buffer.sge(from, 1000)]);
+        assert!(own.poll(2).iter().all(|wc| wc.status == WcStatus::Success));
+        assert_eq!(buffer.read(to, 1000), data[from..from + 1000], "{from} to {to}");
+    }
+}

@@ -224,19 +224,24 @@ impl Lanes {
     }
 
     /// Copies the payload of a SEND to its receive. False where the key or the memory of that does not allow it.
+    /// `is_apart`: the payload lies where no receive can be. Otherwise a receive that it overlaps is not written.
     #[inline(always)]
     pub fn write(
         &mut self,
         links: &'static Links,
         (of, guard): (Keeper, Guard),
         sge: &Sge,
-        payload: LanePayload,
+        (payload, is_apart): (LanePayload, bool),
     ) -> bool {
         let [_, region] = &mut self.regions;
         let (mrs, range) = (&links.core.mrs, (sge.addr, sge.len.into()));
         let need = Access::LOCAL_WRITE;
         let to = region.find_kept(mrs, of.qpn.get(), sge.lkey, of.pd, range, need);
-        let copy = |to| links.core.memory.copy_by(guard, to, payload.addr, payload.len).is_ok();
+        let LanePayload { addr, len } = payload;
+        let copy = |to: u64| {
+            (is_apart || to.abs_diff(addr) >= len as u64)
+                && links.core.memory.copy_by(guard, to, addr, len).is_ok()
+        };
         to.is_ok_and(|to| to.is_none_or(copy))
     }
 

@@ -45,7 +45,7 @@ impl ShortLanes for ShortWay<'_, '_> {
     #[inline]
     fn write(&mut self, pd: u32, to: &Sge, payload: LanePayload) -> bool {
         let of = Keeper { qpn: self.cell.qpn, pd };
-        self.lanes.write(self.cell.transport.links, (of, self.guard), to, payload)
+        self.lanes.write(self.cell.transport.links, (of, self.guard), to, (payload, true))
     }
 
     /// Gives it to the thread that polls for it, or to its queue.

@@ -14,7 +14,7 @@ use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::lane::{LaneEnds as _, LanePayload};
-use anyverbs_proto::types::Psn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
@@ -35,7 +35,7 @@ pub struct Poster<'a> {
     pub(super) by_lane: bool,
     /// The guard of the copies by this poster.
     pub(super) guard: Option<Guard>,
-    /// The peer, if it is of this process. It may end with this, so not under the lock.
+    /// The peer, if it is of this process. It may be destroyed meanwhile, and is dropped after the lock is released.
     pub(super) peer: Option<Arc<QpCell>>,
 }
 
@@ -115,6 +115,9 @@ impl State {
 
 /// A SEND to a queue pair of the same process.
 struct Message {
+    /// The queue pair that posts it.
+    source: Qpn,
+    wr_id: u64,
     psn: Psn,
     /// The address of its bytes.
     from: u64,
@@ -145,7 +148,8 @@ impl State {
             link.same_host.lanes.source(transport.links, of, &sge)
         };
         let Some(from) = from else { return false };
-        let message = Message { psn, from, len, solicited: flags.contains(SendFlags::SOLICITED) };
+        let solicited = flags.contains(SendFlags::SOLICITED);
+        let message = Message { source: cell.qpn, wr_id, psn, from, len, solicited };
         let is_own = machine.dest_qpn() == cell.qpn;
         let executed = if is_own {
             self.machine.is_peer_of(&self.machine) && self.execute_within(cell, guard, &message)
@@ -163,8 +167,6 @@ impl State {
         if !executed {
             return false;
         }
-        probes::post_as(probes::SEND, cell.qpn, wr_id, len);
-        probes::transmit_short(cell.qpn, psn, len);
         count(cell, [Counter::SentPkts, Counter::SentBytes], len);
         if let Some(wc) = self.machine.book_within(wr_id, flags, len) {
             complete(cell, Side::Send, wc, false);
@@ -175,7 +177,7 @@ impl State {
     /// Executes a SEND of a queue pair of this process. False: nothing has changed, but for bytes of the receive's memory.
     fn execute_within(&mut self, cell: &QpCell, guard: Guard, message: &Message) -> bool {
         let State { machine, link, .. } = self;
-        let &Message { psn, from, len, solicited } = message;
+        let &Message { source, wr_id, psn, from, len, solicited } = message;
         if !link.is_open_within() {
             return false;
         }
@@ -183,9 +185,12 @@ impl State {
         let payload = LanePayload { addr: from, len: len as usize };
         let write = |pd, to: &Sge| {
             let of = Keeper { qpn: cell.qpn, pd };
-            lanes.write(cell.transport.links, (of, guard), to, payload)
+            lanes.write(cell.transport.links, (of, guard), to, (payload, false))
         };
         let Some(wc) = machine.execute_within(psn, len, write) else { return false };
+        // All three here, in the order in which whoever traces expects them.
+        probes::post_as(probes::SEND, source, wr_id, len);
+        probes::transmit_short(source, psn, len);
         probes::receive_short(cell.qpn, psn, len as usize);
         count(cell, [Counter::RcvdPkts, Counter::RcvdBytes], len);
         complete(cell, Side::Recv, wc, solicited);
@@ -373,7 +378,7 @@ impl Drop for Poster<'_> {
         if self.sends || self.call.is_some() || owes_credit {
             return self.finish();
         }
-        // Receives that were queued, and that no sender waits for.
+        // Receives that were queued and that no sender waits for, or SENDs that have left already.
         self.state = None;
         self.cell.transport.after_unlock();
     }

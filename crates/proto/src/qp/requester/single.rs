@@ -69,10 +69,7 @@ impl Qp {
     fn may_send_short(&self, props: &LinkProps) -> bool {
         // Where the ACK timer does not run, the general way starts it.
         let is_timed = self.timers.is_running(Timer::Ack) || self.attr.timeout == 0;
-        props.immediate
-            && is_timed
-            && self.requester.recovery.is_calm(&self.attr)
-            && self.may_send_at_once()
+        props.immediate && is_timed && self.may_send_at_once()
     }
 
     /// As [`may_send_short`](Self::may_send_short), of a SEND that is answered while it is posted.
@@ -88,6 +85,7 @@ impl Qp {
             && !self.timers.is_running(Timer::RnrWait)
             && requester.halted.is_none()
             && !requester.window_closed
+            && requester.recovery.is_calm(&self.attr)
             && self.srq.tag_matching.is_none()
             && self.attached.counted.is_empty()
             && !self.keeps_any()

@@ -47,7 +47,8 @@ impl Qp {
         len: u32,
         write: impl FnOnce(u32, &Sge) -> bool,
     ) -> Option<Wc> {
-        if !self.may_receive_short() {
+        // A program expects its own sends to be complete when the reply comes: an ACK may be owed still, or be on its way.
+        if self.requester.una != self.requester.fresh_psn || !self.may_receive_short() {
             return None;
         }
         self.execute_short(psn, len, write)

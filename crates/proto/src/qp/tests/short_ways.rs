@@ -227,3 +227,17 @@ fn nothing_is_awaited_where_all_is_answered() {
     world.post(SendOp::Send, 10);
     assert!(any.iter().any(|psn| world.qp.awaits(*psn)), "a request is out");
 }
+
+/// A program expects its own sends to be complete when it sees the reply.
+#[test]
+fn a_send_within_a_process_is_a_packet_while_its_receiver_has_requests_outstanding() {
+    let mut world = plain(|_| {});
+    world.recv(10);
+    let expected = world.qp.expected();
+    world.post(SendOp::Send, 10);
+    assert!(world.qp.execute_within(expected, 4, |_, _| true).is_none());
+    world.answer(1, Syndrome::ACK);
+    let wc = world.qp.execute_within(expected, 4, |_, _| true).expect("it is the next request");
+    assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::Recv, 4));
+    assert_eq!(world.qp.expected(), expected.plus(1));
+}
