@@ -18,7 +18,7 @@ const LONGEST: usize = 6000;
 const SKEWS: usize = 128;
 /// A multiple of any system's page.
 const PAGE: usize = 64 << 10;
-/// What the bytes around a copy are.
+/// The value of the bytes around a copy.
 const UNTOUCHED: u8 = 0xa5;
 
 type Routine = unsafe extern "C" fn(*mut u8, *const u8, usize, *mut State, *const Keys) -> c_int;

@@ -53,7 +53,7 @@ impl<T, const LOCKED: bool> Polled<T, LOCKED> {
         result
     }
 
-    /// What was done, and whether both have done some of it.
+    /// The numbers that were done, and whether each thread has done some.
     fn done(&self) -> (Vec<u32>, bool) {
         self.locked(|_, done| {
             let by = |poller| done.iter().any(|(by, _)| *by == poller);
@@ -80,7 +80,7 @@ impl<const F: bool> End for LaneReader<Model<F>> {
             self.take();
             self.answer(Some(cell.low));
         }
-        // As behind a request that is not executed at once: the last PSN stays.
+        // The last PSN stays, as it does behind a request that is not executed at once.
         self.answer(None);
     }
 }
@@ -334,7 +334,7 @@ fn a_place_is_anothers_when_both_ends_have_left_it() {
                 reader
             })
         };
-        // As `Channel::open_lane` does it.
+        // `Channel::open_lane` does the same.
         let next = writer.is_free().then(|| {
             OPENED.fetch_add(1, Ordering::Relaxed);
             let first = writer.first_of_next();

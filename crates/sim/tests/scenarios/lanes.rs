@@ -64,7 +64,7 @@ fn short_sends_need_no_packet_and_no_ack() {
     assert_eq!(t.net.trace.counts().1, 0, "none of them was lost");
 }
 
-/// As all scenarios run once more.
+/// Lanes have every short SEND, as in the pass over all scenarios.
 #[test]
 fn a_pair_that_begins_with_lanes_keeps_the_psns_of_its_options() {
     let options = QpOptions { lanes: true, short_ways: true, ..QpOptions::rc() };

@@ -188,7 +188,7 @@ impl State {
             lanes.write(cell.transport.links, (of, guard), to, (payload, false))
         };
         let Some(wc) = machine.execute_within(psn, len, write) else { return false };
-        // All three here, in the order in which whoever traces expects them.
+        // All three probes fire here, in the order that whoever traces expects.
         probes::post_as(probes::SEND, source, wr_id, len);
         probes::transmit_short(source, psn, len);
         probes::receive_short(cell.qpn, psn, len as usize);
