@@ -3,7 +3,7 @@
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
  *   messages send|list|write|bulk|read [QUEUE_PAIRS [PROCESSES]]
- *   messages own-send|own-write|own-bulk
+ *   messages own-send|own-write
  *   messages threads send|write|read
  *
  * "own-" is a queue pair that is connected to itself.
