@@ -6,8 +6,8 @@
  *   messages own-send|own-write
  *   messages threads send|write|read
  *
- * "own-" is a queue pair that is connected to itself.
- * It may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
+ * With "own-" the queue pair is connected to itself, and there is no other process.
+ * The program may have more queue pairs, connected to themselves, and more processes that it is connected to. These are idle.
  * With "threads" two threads do that by turns, each with its own process.
  */
 #include <pthread.h>

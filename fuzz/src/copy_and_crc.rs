@@ -1,6 +1,6 @@
-//! Copies that feed a CRC on their way, in pieces of any length and at any place, by all routines that the processor can run
-//! and by the one that the device chooses. They copy and feed what the plain way does, touch nothing else, and a missing page
-//! is a fault.
+//! Copies that feed a CRC on their way, in pieces of any length and at any place. All routines that the processor can run make
+//! them, and so does the one that the device chooses. They copy and feed what the plain way does, and touch nothing else. A
+//! missing page is a fault.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

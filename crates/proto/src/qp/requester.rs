@@ -52,7 +52,8 @@ use single::Single;
 /// the peer lets enough READs be outstanding, two packets are asked for at a time.
 const READ_PIECE: u32 = 64 << 10;
 
-/// Where more full packets leave in one go, a request for every two of them costs more than the batches that FIRST and LAST break.
+/// The most full packets of a batch with which a READ is asked for two packets at a time. With more, the requests cost more than
+/// the batches that FIRST and LAST break.
 const FEW_PACKETS: u32 = 16;
 
 /// An ACK is asked for this often inside a message that is longer, so that it can clock the window.
