@@ -292,6 +292,10 @@ fn it_waits_for_more_of_a_stream_before_it_sleeps() {
             b.recv();
             a.send();
         };
+        // The message that comes late is the first of its queue pair, so it leaves at once. A message that gathers is a
+        // debt. The worker goes to sleep where the process has debts, since its sleep is then short.
+        let [late_sender, late_receiver] = pair(driver);
+        late_receiver.recv();
         (0..240).for_each(|_| send());
         // The first left at once, the others gather until then.
         assert_eq!(driver.receive(Reader::Worker), 1);
@@ -312,7 +316,7 @@ fn it_waits_for_more_of_a_stream_before_it_sleeps() {
             // By the clock no time has passed. Nothing would wake the worker, since the sockets are disarmed.
             assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 1);
             let begin = received();
-            send();
+            late_sender.send();
             wait_for(begin + 1);
             while !worker.is_finished() {
                 set(driver, driver.core.now() + WAKE_UP);
