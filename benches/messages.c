@@ -25,6 +25,7 @@
 enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 64 << 10, OTHERS = 63 };
 
 #define OWN "own-"
+#define ONE_CQ "one-cq"
 
 /* The marks. In the rounds that count, a breakpoint hands the call to whoever counts, who knows where it ends. */
 enum call { NONE, POST_SEND, POLL_RECV, POST_RECV, POLL_SEND };
@@ -109,12 +110,12 @@ static void post(const struct end *peer, enum ibv_wr_opcode opcode, uint32_t byt
 	if (rc) fail("post_send");
 }
 
-static void set_up(struct peer *peer)
+static void set_up(const char *what, struct peer *peer)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	memory = aligned_alloc(ROOM, ROOM);
 	send_cq = ibv_create_cq(context, 256, NULL, NULL, 0);
-	recv_cq = ibv_create_cq(context, 256, NULL, NULL, 0);
+	recv_cq = strcmp(what, ONE_CQ) ? ibv_create_cq(context, 256, NULL, NULL, 0) : send_cq;
 	mr = ibv_reg_mr(pd, memory, ROOM,
 					IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
 	struct ibv_qp_init_attr init = {.send_cq = send_cq,
@@ -166,6 +167,18 @@ static void ping_pong(const struct end *peer, int first, long n)
 	}
 }
 
+/* As ping_pong, where both completions of a round come to one queue. */
+static void ping_pong_one_cq(const struct end *peer, int first, long n)
+{
+	for (long i = 0; i < n; i++) {
+		if (first) post(peer, IBV_WR_SEND, 2, 1);
+		/* The other side's send of the last round completes with this receive. */
+		for (int found = !first && !i; found < 2;) found += poll(recv_cq, POLL_RECV, 2);
+		post_recv();
+		if (!first) post(peer, IBV_WR_SEND, 2, 1);
+	}
+}
+
 /* Lists of requests; the other side takes them. */
 static void send_lists(const struct end *peer, long n)
 {
@@ -196,6 +209,7 @@ static void run(const char *what, const struct end *peer, int measured, long n)
 {
 	if (!strncmp(what, OWN, strlen(OWN))) what += strlen(OWN);
 	if (!strcmp(what, "send")) ping_pong(peer, measured, n);
+	else if (!strcmp(what, ONE_CQ)) ping_pong_one_cq(peer, measured, n);
 	else if (!strcmp(what, "list")) measured ? send_lists(peer, n) : take_lists(n);
 	else if (!measured) return;
 	else if (!strcmp(what, "read")) one_sided(peer, IBV_WR_RDMA_READ, 2, n);
@@ -219,7 +233,7 @@ static struct peer start(const char *what, long rounds)
 	/* It ends with the main thread, which has forked. */
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("prctl");
 	context = open_device();
-	set_up(&peer);
+	set_up(what, &peer);
 	run(what, &peer.end, 0, rounds);
 	for (;;) pause();
 }
@@ -252,7 +266,7 @@ struct side {
 __attribute__((noreturn)) static void *by_turns(void *of)
 {
 	struct side *side = of;
-	set_up(&side->peer);
+	set_up(side->what, &side->peer);
 	run(side->what, &side->peer.end, 1, WARM_UP);
 	for (int i = 0; i < COUNTED; i++) {
 		sem_post(&side->done);
@@ -291,10 +305,10 @@ static void one_thread(const char *what, int idle, int others, long rounds)
 	context = open_device();
 	set_up_idle(idle);
 	for (int i = 0; i < others; i++) {
-		set_up(&peers[i]);
+		set_up("send", &peers[i]);
 		run("send", &peers[i].end, 1, WARM_UP);
 	}
-	set_up(&peer);
+	set_up(what, &peer);
 	run(what, &peer.end, 1, WARM_UP);
 	ready();
 	for (int i = 0; i < COUNTED; i++) count(what, &peer.end);

@@ -9,8 +9,9 @@ use crate::messages::{Observer, Options};
 use crate::trace::{self, Step};
 
 /// The cases of `benches/messages.c`: its arguments, the number of devices, and what its four marked calls are.
-const CASES: [(&[&str], u32, &str); 13] = [
+const CASES: [(&[&str], u32, &str); 14] = [
     (&["send"], 1, "SEND of 2 bytes, to and fro"),
+    (&["one-cq"], 1, "SEND of 2 bytes, to and fro, with one CQ for both"),
     (&["list"], 1, "SENDs of 8 bytes in lists of 16, the sender"),
     (&["write"], 1, "WRITE of 2 bytes"),
     (&["read"], 1, "READ of 2 bytes"),
