@@ -149,6 +149,8 @@ impl<'a> RawPoster<'a> {
                 Err(status) => status,
             }
         } else {
+            // Requests complete in their order.
+            pacing::flush(cell, sends);
             WcStatus::WrFlushErr
         };
         let posted = Posted::new(cell, sends, wr, status);

@@ -89,6 +89,26 @@ fn what_waits_is_flushed_and_a_reset_ends_the_limit() {
     assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0);
 }
 
+/// A receive that fails moves the queue pair to ERR without a call.
+#[test]
+fn what_waits_is_flushed_before_what_is_posted_in_err() {
+    let Some(_alone) = alone() else { return };
+    let a = Port::new();
+    let _rule = a.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
+    let foreign = Sge { addr: a.buffer.addr(), len: 2048, lkey: 1 };
+    a.qp.recv(&RecvWr { wr_id: 99, sges: &[foreign] }).unwrap();
+    a.qp.limit_rate(&STANDSTILL).unwrap();
+    (0..6).for_each(|n| send(&a, n));
+    let other = Port::new();
+    send(&other, 0);
+    other.poll(1);
+    assert_eq!(a.qp.state().unwrap(), QpState::Err);
+    send(&a, 6);
+    let sent: Vec<_> = a.poll(8).into_iter().filter(|wc| !wc.opcode.is_recv()).collect();
+    assert!(sent.iter().map(|wc| wc.sq_count).eq(1..=7), "{sent:?}");
+    assert_eq!(sent[6].status, WcStatus::WrFlushErr);
+}
+
 #[test]
 fn a_bad_request_keeps_its_place() {
     let Some(_alone) = alone() else { return };
