@@ -62,12 +62,13 @@ use trouble::Trouble;
 pub struct SqCredit(AtomicU32);
 
 impl SqCredit {
-    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Several threads may poll: an older count
-    /// that comes late changes nothing.
+    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Several threads may poll, but never two of one
+    /// queue pair at once: counts come in the order of the completions.
+    #[inline]
     pub fn release(&self, sq_count: u32) {
-        let newer = |old: u32| (sq_count.wrapping_sub(old).cast_signed() > 0).then_some(sq_count);
-        // Err: a newer count stands there already.
-        let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, newer);
+        let is_newer = |old: u32| sq_count.wrapping_sub(old).cast_signed() >= 0;
+        debug_assert!(is_newer(self.0.load(Ordering::Relaxed)), "counts come in their order");
+        self.0.store(sq_count, Ordering::Release);
     }
 
     /// The newest count that was taken.
@@ -390,8 +391,14 @@ impl Qp {
         Arc::clone(&self.attached.credit)
     }
 
-    /// `ibv_modify_qp`. On an error nothing is changed. The move to ERR flushes both queues; the device purges
-    /// the completion queues after a move to RESET. Call [`transmit_rest`](Self::transmit_rest) when the path that
+    /// Gives all send slots back after a move to RESET, once the completion queues hold none of its completions: then no
+    /// poller gives some back meanwhile.
+    pub fn free_send_slots(&self) {
+        self.attached.credit.release(self.sq.head());
+    }
+
+    /// `ibv_modify_qp`. On an error nothing is changed. The move to ERR flushes both queues. After a move to RESET the
+    /// device purges the completion queues and calls [`free_send_slots`](Self::free_send_slots). Call [`transmit_rest`](Self::transmit_rest) when the path that
     /// `attr` names is ready: a NAK may wait.
     pub fn modify<E: Env>(
         &mut self,
@@ -486,7 +493,7 @@ impl Qp {
     fn reset(&mut self) {
         self.attr = QpAttr::default();
         self.pkey = PKey::DEFAULT;
-        self.attached.credit.release(self.sq.clear());
+        self.sq.clear();
         self.requester = Requester::default();
         (self.rate.limit, self.rate.path) = (None, None);
         self.timers = Timers::default();

@@ -314,10 +314,11 @@ impl RawCell {
         });
         match to {
             QpState::Reset => {
-                sends.reset();
+                // Then no poller gives slots back meanwhile.
                 if let Some(cq) = &self.send_cq {
                     cq.purge(self.qpn());
                 }
+                sends.reset();
             }
             QpState::Err if was != QpState::Err && queue.has_srq() => {
                 self.raise(AsyncEventKind::QpLastWqeReached);

@@ -530,6 +530,7 @@ impl Sim {
             if let Some(mut slot) = slot {
                 self.lanes.leave(&mut slot.place.lanes);
                 self.purge(&slot.place);
+                slot.qp.free_send_slots();
                 self.devices[qp.device.0].qps[qp.index] = Some(slot);
             }
         }

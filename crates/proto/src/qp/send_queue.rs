@@ -272,14 +272,13 @@ impl SendQueue {
         &self.ud[self.slot(position)]
     }
 
-    /// Forgets every WQE; returns the count by which all slots are free.
-    pub(super) fn clear(&mut self) -> u32 {
+    /// Forgets every WQE.
+    pub(super) fn clear(&mut self) {
         let (succeeded, bytes) = self.succeeded();
         self.failed = self.posted - succeeded;
         self.failed_bytes = self.posted_bytes.wrapping_sub(bytes);
         let head = self.head();
         (self.started, self.next, self.done) = (head, head, head);
-        head
     }
 
     /// WQEs that are not complete.

@@ -3,7 +3,7 @@
 use std::io::pipe;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -185,6 +185,37 @@ fn an_ack_leaves_when_the_sockets_are_empty() {
         assert_eq!(driver.receive(Reader::Wait), 0);
         assert_eq!(count(driver, Counter::AcksSent), acks + 1);
         assert!(!driver.transport.owed.now().is_any());
+    });
+}
+
+/// The poller gives slots back as well, for completions that the reset takes out of the queue.
+#[test]
+fn a_reset_beside_a_poller_frees_all_send_slots() {
+    alone_in_process("a_reset_beside_a_poller_frees_all_send_slots", || {
+        let driver = stopped();
+        let alone = alone(driver);
+        let dest = alone.qp.query().unwrap().0.dest_qpn;
+        let ends = AtomicBool::new(false);
+        let room = alone.qp.post().unwrap().send_room();
+        let to = |state| {
+            let attr = QpAttr { state, ..QpAttr::default() };
+            alone.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    alone.cq.poll(&mut [Wc::default(); 3]).unwrap();
+                }
+            });
+            for round in 0..1500 {
+                (0..room).for_each(|_| alone.send());
+                to(QpState::Err);
+                to(QpState::Reset);
+                assert_eq!(alone.qp.post().unwrap().send_room(), room, "in round {round}");
+                alone.connect(driver, dest, 0);
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
     });
 }
 

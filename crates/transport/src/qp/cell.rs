@@ -414,6 +414,7 @@ impl QpCell {
             }
             link.xrc.srq = None;
             self.leave_cqs(false);
+            machine.free_send_slots();
         } else if mask.contains(QpAttrMask::AV) {
             if let Some(directory) = &transport.core.directory {
                 // What it says of the peer's address is true no more.
