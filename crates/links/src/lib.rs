@@ -150,6 +150,11 @@ impl Links {
         self.is_recorded() || self.may_drop()
     }
 
+    /// Whether ACKs may go with requests by UDP. Otherwise each is a packet of its own, as RoCEv2 has them.
+    pub(crate) fn may_carry_acks(&self) -> bool {
+        !self.needs_packets()
+    }
+
     /// Whether packets may be lost that no network has: by a script of faults, or by their P_Keys.
     pub(crate) fn may_drop(&self) -> bool {
         self.faults.is_some() || self.core.config.partitioned

@@ -166,6 +166,7 @@ impl Route {
                 batch: if config.udp.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
                 out_of_order_room: OUT_OF_ORDER_ROOM,
+                carries_acks: links.may_carry_acks(),
                 ..LinkProps::new(udp.path.window(false))
             },
         }

@@ -12,6 +12,7 @@ use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::carried_ack;
 use anyverbs_proto::wire::credit::CreditPacket;
 use anyverbs_proto::wire::icrc::{Flow, FlowOfLength, IcrcVerdict};
 use anyverbs_proto::wire::packet::ICRC_LEN;
@@ -100,6 +101,8 @@ pub struct Staged {
     batch: Option<Box<TxBatch>>,
     /// Packets of queue pairs in it, and their bytes, to be counted together.
     sent: (u64, u64),
+    /// ACKs that they carry.
+    acks: u64,
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
 }
@@ -114,10 +117,11 @@ impl Staged {
         target: &mut LastRemote<'static>,
         now: Time,
     ) -> Result<(), TransmitError> {
-        let Outgoing { from, headers, payload, reliable, note, .. } = *packet;
+        let Outgoing { from, headers, payload, reliable, acks, note, .. } = *packet;
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
-        let len = head + body + pad + ICRC_LEN;
+        let carried = if acks.is_some() { carried_ack::LEN } else { 0 };
+        let len = head + body + pad + carried + ICRC_LEN;
         let Some(flow) = &route.flow else {
             self.lose(links, 1);
             return Ok(());
@@ -146,8 +150,11 @@ impl Staged {
             return Ok(());
         };
         headers.emit(room);
-        // The pad count, which is the link's affair.
+        // The pad count, which is the link's affair, as the ACKs are.
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
+        if reliable && links.may_carry_acks() {
+            carried_ack::announce(room);
+        }
         let to = room[head..head + body].as_mut_ptr() as u64;
         if let Err(fault) = payload.copy_to_addr(
             &links.core.mrs,
@@ -159,7 +166,11 @@ impl Staged {
             return Err(fault.into());
         }
         if pad > 0 {
-            room[head + body..len - ICRC_LEN].fill(0);
+            room[head + body..][..pad].fill(0);
+        }
+        if let Some(acks) = acks {
+            carried_ack::write(acks, &mut room[..len - ICRC_LEN]);
+            self.acks += 1;
         }
         seal(flow, id, room);
         if let Some(note) = note {
@@ -203,10 +214,13 @@ impl Staged {
         let regions = (&mut self.region, &mut *target);
         let place = run.whole().and_then(|whole| whole.place(mrs, regions));
         let flow = flow.of_length(len - ICRC_LEN);
-        let (mut n, mut result) = (0, Ok(()));
+        let (mut n, mut result, takes_acks) = (0, Ok(()), links.may_carry_acks());
         for (room, id) in rooms {
             let payload = run.go_to(n, &mut headers);
             headers.write(run.asks(n), room);
+            if takes_acks {
+                carried_ack::announce(room);
+            }
             let at = (n as usize * body) as u64;
             let (packet, bytes) = room.split_at_mut(head);
             let bytes = &mut bytes[..body];
@@ -308,6 +322,9 @@ impl Staged {
         let (packets, bytes) = std::mem::take(&mut self.sent);
         links.core.count(device.into(), Counter::SentPkts, packets);
         links.core.count(device.into(), Counter::SentBytes, bytes);
+        if self.acks > 0 {
+            links.core.count(device.into(), Counter::AcksSent, std::mem::take(&mut self.acks));
+        }
     }
 }
 

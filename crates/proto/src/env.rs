@@ -75,6 +75,9 @@ pub struct LinkProps {
     /// Tells whether the peer sees each message by itself. Then a request may leave while it is posted, since nothing is
     /// gained by waiting for the rest of a list. And it carries a piggybacked ACK ([`LinkEnv::transmit`]).
     pub immediate: bool,
+    /// Tells whether a request carries a piggybacked ACK also where the link is not immediate, if the peer takes it
+    /// ([`takes`](crate::wire::carried_ack::takes)).
+    pub carries_acks: bool,
 }
 
 /// Facts where there is no link.
@@ -96,6 +99,7 @@ impl LinkProps {
             certain: false,
             out_of_order_room: 0,
             immediate: false,
+            carries_acks: false,
         }
     }
 }
@@ -134,7 +138,7 @@ pub trait LinkEnv {
     /// [`Incoming::packets`](crate::qp::Incoming::packets).
     ///
     /// With `acks` the packet is a request that carries an ACK of everything up to this PSN, which arrives as
-    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only an [immediate](LinkProps::immediate) link gets one, and it
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only a link that is [immediate](LinkProps::immediate) or [carries ACKs](LinkProps::carries_acks) gets one, and it
     /// counts them.
     fn transmit(
         &mut self,

@@ -40,6 +40,7 @@ use crate::time::Time;
 use crate::types::{PKey, Psn, QKey, Qpn};
 use crate::wc::WcStatus;
 use crate::wire::bth::Bth;
+use crate::wire::carried_ack;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::{Beginning, Headers, Malformed, Packet};
 use crate::wr::{AddressVector, UdDest};
@@ -115,8 +116,12 @@ impl<'a> Incoming<'a> {
     /// As [`Packet::parse`].
     #[inline]
     pub fn parse_next(&mut self, last: &mut Beginning, bytes: &'a [u8]) -> Result<(), Malformed> {
+        let (bytes, acks) = carried_ack::split(bytes);
         self.payload = Data::Bytes(self.headers.parse_next(last, bytes)?);
-        (self.packets, self.acks) = (1, None);
+        if acks.is_some() && !carried_ack::is_carried_by(&self.headers.bth) {
+            return Err(Malformed::Length);
+        }
+        (self.packets, self.acks) = (1, acks);
         Ok(())
     }
 }
@@ -562,6 +567,7 @@ impl Qp {
             return self.receive_single(arrival, packet, env);
         };
         if self.execute_joined(arrival, packet, env) {
+            self.responder.takes_acks = carried_ack::takes(&packet.headers.bth);
             return self.transmit_rest(env);
         }
         // Something is unusual about one of them.
@@ -608,6 +614,7 @@ impl Qp {
         let is_response = bth.opcode.is_response();
         if self.execute_single(packet, env) {
             // The likely request.
+            self.responder.takes_acks = carried_ack::takes(bth);
         } else if is_response {
             self.receive_response(packet, env);
         } else {
@@ -766,6 +773,7 @@ impl Qp {
             reserved: Bth::OURS,
             dest_qpn: self.attr.dest_qpn,
             ack_req: false,
+            resv7: 0,
             psn,
         }
     }

@@ -3,6 +3,7 @@
 pub mod aeth;
 pub mod atomic;
 pub mod bth;
+pub mod carried_ack;
 pub mod crc32;
 pub mod credit;
 pub mod deth;

@@ -19,6 +19,7 @@ use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::carried_ack;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 
@@ -273,6 +274,18 @@ impl LinkEnv for Around<'_> {
             (self.place.link, acks) = (link, None);
             self.lanes.leave(&mut self.place.lanes);
         }
+        if self.place.link.carries_acks {
+            carried_ack::announce(&mut bytes);
+        }
+        if acks.is_some() {
+            self.count(Counter::AcksSent, 1);
+        }
+        if !self.place.link.immediate
+            && let Some(acks) = acks.take()
+        {
+            bytes.extend([0; carried_ack::LEN]);
+            carried_ack::write(acks, &mut bytes);
+        }
         let ip_version_has_flow = av.dgid.to_ip().is_ipv6();
         let arrival = Arrival {
             source: av.sgid,
@@ -302,9 +315,6 @@ impl LinkEnv for Around<'_> {
             self.place.blocked_until = Some(until);
             TransmitError::Blocked
         })?;
-        if acks.is_some() {
-            self.count(Counter::AcksSent, 1);
-        }
         if acks.is_some() || elsewhere.is_some() {
             self.net.carry(Beside { acks, elsewhere });
         }

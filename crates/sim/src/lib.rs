@@ -2,7 +2,7 @@
 //!
 //! A [`Sim`] holds devices and the [`net::Net`] between them. A device is just the environment that `anyverbs_proto`
 //! needs around a queue pair ([`anyverbs_proto::env::Env`]): memory, keys, completion queues, shared receive queues,
-//! timers. Packets are real bytes: written by `Headers::emit`, read by `Packet::parse`. Everything random comes from
+//! timers. Packets are real bytes: written by `Headers::emit`, read by `Incoming::parse_next`. Everything random comes from
 //! one seed, so a run repeats exactly. A test that fails prints the seed and the packets that were on the wire.
 //!
 //! [`Pair`] is two connected queue pairs, as most scenarios need them:

@@ -11,6 +11,7 @@ use anyverbs_proto::qp::{Arrival, ShortRequest};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::carried_ack;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
 use rand::rngs::SmallRng;
@@ -194,7 +195,8 @@ impl Net {
         arrival: Arrival,
         bytes: Vec<u8>,
     ) -> Result<(), Time> {
-        let packet = Packet::parse(&bytes).expect("devices send well-formed packets");
+        let packet = Packet::parse(carried_ack::split(&bytes).0);
+        let packet = packet.expect("devices send well-formed packets");
         let mut record = Record {
             at: now,
             from,

@@ -56,6 +56,8 @@ pub struct QpOptions {
     pub out_of_order_room: usize,
     /// Whether silence of the peer says that it does not receive, see `LinkProps::certain`.
     pub certain: bool,
+    /// Whether requests carry ACKs, see `LinkProps::carries_acks`.
+    pub carries_acks: bool,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
     /// Whether frequent requests take their short ways.
@@ -103,6 +105,7 @@ impl QpOptions {
             probe_after: None,
             out_of_order_room: 0,
             certain: false,
+            carries_acks: false,
             cqe: 1024,
             short_ways: std::env::var_os(GENERAL_WAY).is_none(),
             lanes: std::env::var_os(LANES).is_some(),
@@ -116,6 +119,7 @@ impl QpOptions {
             window: 200 << 10,
             probe_after: Some(Duration::from_millis(8)),
             out_of_order_room: 256 << 10,
+            carries_acks: true,
             ..Self::rc()
         }
     }

@@ -9,7 +9,7 @@ use anyverbs_proto::qp::{Arrival, Incoming, Qp, ShortRequest};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, PKey, Qpn};
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wire::packet::{Beginning, Headers};
 
 use crate::device::{Around, DeviceId, QpId, QpSlot};
 use crate::net::{self, Beside, Delivery};
@@ -124,10 +124,11 @@ impl Sim {
     fn receive(&mut self, delivery: &Delivery) {
         let device = &self.devices[delivery.to.0];
         let counters = &device.shared.counters;
-        let Ok(packet) = Packet::parse(&delivery.bytes) else {
+        let mut packet = Incoming::default();
+        if packet.parse_next(&mut Beginning::default(), &delivery.bytes).is_err() {
             counters.add(Counter::DropMalformed, 1);
             return;
-        };
+        }
         let qpn = packet.headers.bth.dest_qpn;
         let to: Vec<QpId> = if qpn == Qpn::MULTICAST {
             let group = delivery.arrival.destination;
@@ -139,7 +140,6 @@ impl Sim {
         if to.is_empty() {
             counters.add(Counter::DropNoQp, 1);
         }
-        let packet = Incoming::from(packet);
         let segments = self.net.segments;
         let more = self.net.next().is_some_and(|at| at <= self.now);
         for id in to {
@@ -149,6 +149,7 @@ impl Sim {
                 // Where links carry packets that stand for several, they give the number.
                 let mtu = qp.attr().path_mtu.bytes() as usize;
                 let Beside { acks, elsewhere } = delivery.beside;
+                let acks = acks.or(packet.acks);
                 let payload = elsewhere.map_or(packet.payload, |(at, n)| Data::Elsewhere(at, n));
                 let packets = if segments { payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
                 let packet = Incoming { payload, packets, acks, ..packet };

@@ -355,6 +355,7 @@ impl Sim {
                 out_of_order_room: options.out_of_order_room,
                 // As the same-host link, whose packets may stand for several.
                 immediate: options.segment > 0 || options.has_lanes(),
+                carries_acks: options.carries_acks,
             },
             blocked_until: None,
             ack_at: None,
@@ -412,12 +413,15 @@ impl Sim {
         self.lanes.leave(&mut place.lanes);
     }
 
-    /// The next packet of a queue pair finds its link gone, and takes one by UDP: that carries no ACKs, and loses packets.
+    /// The next packet of a queue pair finds its link gone, and takes one by UDP, which loses packets.
     pub fn reroute_next(&mut self, qp: QpId) {
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
         let place = &mut slot.expect("the queue pair lives").place;
-        let probe_after = Some(Duration::from_millis(8));
-        place.next_link = Some(LinkProps { probe_after, ..LinkProps::new(place.link.window) });
+        place.next_link = Some(LinkProps {
+            probe_after: Some(Duration::from_millis(8)),
+            carries_acks: true,
+            ..LinkProps::new(place.link.window)
+        });
     }
 
     pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {

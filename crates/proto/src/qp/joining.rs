@@ -27,7 +27,8 @@ impl<'a> Incoming<'a> {
     ) -> usize {
         let (opcode, each) = (self.headers.bth.opcode, self.payload.len());
         let is_whole = self.headers.reth.is_none_or(|reth| reth.len as usize == each);
-        if all.len() < 2 * stride || each == 0 || !is_whole || !KINDS.contains(&opcode) {
+        let is_plain = is_whole && self.acks.is_none() && each > 0;
+        if all.len() < 2 * stride || !is_plain || !KINDS.contains(&opcode) {
             return 1;
         }
         let (mut asks, mut asks_twice) = (false, false);

@@ -421,10 +421,11 @@ impl Qp {
         if let Some(at) = at {
             payload = payload.fetched_from(at);
         }
-        let acks = self.piggybacked_ack(env.props());
-        env.transmit(&self.attr.av, &headers, &payload, acks)?;
         let sent = payload.len() as u32;
-        self.note_piggybacked(acks, env.props());
+        let immediate = env.props().immediate;
+        let acks = self.piggybacked_ack(sent, env.props());
+        env.transmit(&self.attr.av, &headers, &payload, acks)?;
+        self.note_piggybacked(acks, immediate, env);
         self.note_paced(sent, env);
 
         let requester = &mut self.requester;

@@ -22,6 +22,7 @@ use crate::types::Psn;
 use crate::wc::{Wc, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::bth::Bth;
+use crate::wire::carried_ack;
 use crate::wire::opcode::Operation;
 
 use super::attr::QpType;
@@ -102,6 +103,8 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// The request that was refused last, or the last READ, came from a device of this make.
     is_ours: bool,
+    /// The peer takes ACKs that requests carry, as its last request said that was executed.
+    pub(super) takes_acks: bool,
     /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
     out_of_order: Option<Box<OutOfOrder>>,
     /// Further gaps for which the requester counts as one that goes back N.
@@ -300,6 +303,7 @@ impl Qp {
             self.responder.nak_sent = false;
             self.responder.acks.held = None;
         }
+        self.responder.takes_acks = carried_ack::takes(&packet.headers.bth);
         self.note_taken(packet.headers.bth.ack_req, packet.payload.len(), env);
         true
     }

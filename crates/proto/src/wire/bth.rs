@@ -30,6 +30,8 @@ pub struct Bth {
     pub dest_qpn: Qpn,
     /// The requester asks for an acknowledgement.
     pub ack_req: bool,
+    /// The seven reserved bits beside it, for [ACKs that requests carry](super::carried_ack).
+    pub resv7: u8,
     /// Packet sequence number.
     pub psn: Psn,
 }
@@ -45,7 +47,6 @@ impl Bth {
     /// In [`reserved`](Self::reserved): the sender repeats a packet that had no answer. If the receiver drops it, the sender
     /// wants to know why.
     pub const ASKS: u8 = 2;
-
     /// A header with the default partition and no flags.
     #[must_use]
     pub const fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Self {
@@ -60,6 +61,7 @@ impl Bth {
             reserved: 0,
             dest_qpn,
             ack_req: false,
+            resv7: 0,
             psn,
         }
     }
@@ -70,7 +72,7 @@ impl Bth {
         (len.wrapping_neg() & 3) as u8
     }
 
-    /// Reads a header; the reserved bits of byte 8 are ignored.
+    /// Reads a header.
     ///
     /// # Errors
     /// [`Malformed::Version`] and [`Malformed::Opcode`].
@@ -93,6 +95,7 @@ impl Bth {
             reserved: b[4] & 0x3f,
             dest_qpn: Qpn::new(u24_at(b, 5)),
             ack_req: b[8] & 0x80 != 0,
+            resv7: b[8] & 0x7f,
             psn: Psn::new(u24_at(b, 9)),
         })
     }
@@ -112,16 +115,17 @@ impl Bth {
         [opcode, 0, p, k, c, q, r, s, a, x, y, z]
     }
 
-    /// Writes the header, the reserved bits of byte 8 as zero.
+    /// Writes the header.
     #[inline]
     pub fn emit(&self, b: &mut [u8; Self::LEN]) {
         debug_assert!(self.opcode.is_legal() && self.pad < 4 && self.reserved < 64);
+        debug_assert!(self.resv7 < 128);
         let flags =
             u8::from(self.solicited) << 7 | u8::from(self.migreq) << 6 | (self.pad & 3) << 4;
         let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved;
         let [p, k] = self.pkey.0.to_be_bytes();
         let [c, q, r, s] = byte_and_u24(congestion, self.dest_qpn.get());
-        let [a, x, y, z] = byte_and_u24(u8::from(self.ack_req) << 7, self.psn.get());
+        let [a, x, y, z] = byte_and_u24(u8::from(self.ack_req) << 7 | self.resv7, self.psn.get());
         // In one piece, so that it is a few stores.
         *b = [self.opcode.code(), flags, p, k, c, q, r, s, a, x, y, z];
     }
@@ -157,6 +161,7 @@ mod tests {
     fn reads_every_field() {
         let bth = Bth::parse(&BYTES).unwrap();
         assert!(bth.solicited && bth.migreq && bth.fecn && bth.becn && bth.ack_req);
+        assert_eq!(bth.resv7, 0x7f);
         assert_eq!((bth.pad, bth.pkey, bth.psn), (3, PKey(0x8001), Psn::new(17)));
         assert_eq!(bth.reserved, 0x3f);
         assert_eq!(bth.dest_qpn, Qpn::new(0x0a_0001));
@@ -173,12 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn writes_the_reserved_bits_that_have_no_meaning_as_zero() {
-        let mut out = [0xff; 12];
+    fn writes_the_reserved_bits_that_it_read() {
+        assert_eq!(BYTES[8], 0xff);
+        let mut out = [0; 12];
         Bth::parse(&BYTES).unwrap().emit(&mut out);
-        let mut expected = BYTES;
-        expected[8] = 0x80;
-        assert_eq!(out, expected);
+        assert_eq!(out, BYTES);
     }
 
     #[test]

@@ -275,7 +275,7 @@ impl Headers {
     /// the general parser has to find the fault.
     #[inline]
     fn parse_alike<'a>(&mut self, rest: &'a [u8]) -> Option<&'a [u8]> {
-        let (&[ack_req, psn @ ..], mut rest) = rest.split_first_chunk::<4>()?;
+        let (&[ack, psn @ ..], mut rest) = rest.split_first_chunk::<4>()?;
         match (&mut self.reth, &mut self.aeth) {
             (Some(reth), _) => *reth = Reth::parse(take(&mut rest).ok()?),
             (None, Some(aeth)) => *aeth = Aeth::parse(take(&mut rest).ok()?).ok()?,
@@ -285,7 +285,7 @@ impl Headers {
         if !rest.len().is_multiple_of(4) || !self.bth.opcode.admits_payload(len) {
             return None;
         }
-        self.bth.ack_req = ack_req & 0x80 != 0;
+        (self.bth.ack_req, self.bth.resv7) = (ack & 0x80 != 0, ack & 0x7f);
         self.bth.psn = Psn::new(u24_at(&psn, 0));
         Some(&rest[..len])
     }

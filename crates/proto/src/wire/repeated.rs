@@ -73,7 +73,7 @@ impl Repeated {
     #[inline]
     fn go_on(&mut self, asks_for_ack: bool) -> bool {
         let [.., a, x, y, z] = &mut self.bytes[..Bth::LEN] else { return false };
-        [*a, *x, *y, *z] = byte_and_u24(u8::from(asks_for_ack) << 7, self.psn.get());
+        [*a, *x, *y, *z] = byte_and_u24(u8::from(asks_for_ack) << 7 | *a & 0x7f, self.psn.get());
         self.psn = self.psn.plus(1);
         let Some(va) = self.va else { return false };
         self.bytes[Bth::LEN..Bth::LEN + 8].copy_from_slice(&va.to_be_bytes());

@@ -125,6 +125,7 @@ impl Config {
             certain: false,
             probe_after: one_of(rng, &[None, Some(us(100)), Some(us(2000))]),
             out_of_order_room: one_of(rng, &[0, 5000, 256 << 10]),
+            carries_acks: rng.random_bool(0.5),
             cqe: 10_000,
             short_ways: self.short_ways,
             ..QpOptions::rc()

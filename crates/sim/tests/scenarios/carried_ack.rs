@@ -1,4 +1,4 @@
-//! ACKs that requests carry, as on the same-host link: each is taken once, and none is lost with the link.
+//! ACKs that requests carry, as on the same-host link and by UDP: each is taken once, and none is lost with the link.
 
 use super::prelude::*;
 
@@ -9,7 +9,11 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 
 /// `b` has received a message of `a`, whose ACK it owes.
 fn owing(short_ways: bool) -> (Pair, End, End) {
-    let (mut t, a, b) = rc(QpOptions { segment: SEGMENT, short_ways, ..QpOptions::rc() });
+    owing_by(QpOptions { segment: SEGMENT, short_ways, ..QpOptions::rc() })
+}
+
+fn owing_by(options: QpOptions) -> (Pair, End, End) {
+    let (mut t, a, b) = rc(options);
     t.ack_delay = ACK_DELAY;
     // Its ACK timer runs, as the short way wants it.
     t.post(b, 10, SendOp::Write(a.mr.remote(0)), &[b.mr.sge(0, 8)]);
@@ -39,6 +43,47 @@ fn a_request_carries_the_ack_that_is_owed() {
             assert_eq!(t.net.trace.count(b.device, O::Ack), 0, "{op:?}");
         }
     }
+}
+
+#[test]
+fn a_request_by_udp_carries_it_where_it_has_room() {
+    for short_ways in [true, false] {
+        for (op, len) in requests(owing(true).1) {
+            let (mut t, a, b) = owing_by(QpOptions { short_ways, ..QpOptions::udp() });
+            t.recv(a, 3, &[a.mr.sge(0, 100)]);
+            t.post(b, 4, op, &[b.mr.sge(0, len)]);
+            t.run();
+            assert_eq!(t.sent(a), [(2, Success)], "{op:?}");
+            assert_eq!(t.sent(b).last(), Some(&(4, Success)), "{op:?}");
+            // All packets of the long one are full but the last.
+            assert_eq!(t.net.trace.count(b.device, O::Ack), 0, "{op:?}");
+        }
+    }
+}
+
+#[test]
+fn an_ack_that_is_lost_with_its_request_comes_with_the_next() {
+    for (fate, lost) in [(Fate::Drop, 1), (Fate::Again(Duration::from_micros(50)), 0)] {
+        let (mut t, a, b) = owing_by(QpOptions::udp());
+        t.recv(a, 3, &[a.mr.sge(0, 100)]);
+        let device = b.device;
+        t.net.once(move |p| p.from == device && is(O::SendOnly)(p), fate);
+        t.post(b, 4, SendOp::Send, &[b.mr.sge(0, 100)]);
+        t.run();
+        assert_eq!((t.sent(a), t.received(a)), (vec![(2, Success)], vec![(3, Success)]));
+        assert_eq!(t.sent(b).last(), Some(&(4, Success)));
+        assert_eq!(t.counter(b.device, Counter::Retransmitted), lost);
+    }
+}
+
+#[test]
+fn a_peer_that_takes_none_gets_an_ack_of_its_own() {
+    let (mut t, a, b) = owing_by(QpOptions { carries_acks: false, ..QpOptions::udp() });
+    t.recv(a, 3, &[a.mr.sge(0, 100)]);
+    t.post(b, 4, SendOp::Send, &[b.mr.sge(0, 100)]);
+    t.run();
+    assert_eq!((t.sent(a), t.received(a)), (vec![(2, Success)], vec![(3, Success)]));
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 1);
 }
 
 #[test]

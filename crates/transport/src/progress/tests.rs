@@ -22,7 +22,7 @@ use anyverbs_proto::qp::lane::LaneEnv as _;
 use anyverbs_proto::reason::Told;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
-use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wc::{Wc, WcOpcode};
 use anyverbs_proto::wire::reason::ReasonPacket;
 use anyverbs_testing::in_own_process;
 
@@ -216,6 +216,37 @@ fn a_reset_beside_a_poller_frees_all_send_slots() {
             }
             ends.store(true, Ordering::Relaxed);
         });
+    });
+}
+
+/// Between devices of this make an ACK by UDP is four bytes of the reply, and no packet.
+#[test]
+fn a_reply_by_udp_carries_the_ack() {
+    alone_in_process("a_reply_by_udp_carries_the_ack", || {
+        let driver = stopped();
+        let [a, b] = pair(driver);
+        let counts =
+            || [Counter::SentPkts, Counter::AcksSent].map(|counter| count(driver, counter));
+        let mut before = counts();
+        let mut more = |what: &str, expected: [u64; 2]| {
+            let now = counts();
+            assert_eq!([now[0] - before[0], now[1] - before[1]], expected, "{what}");
+            before = now;
+        };
+        a.recv();
+        b.recv();
+        a.send();
+        assert_eq!(driver.receive(Reader::Worker), 1);
+        more("a request", [1, 0]);
+        b.send();
+        more("a reply", [1, 1]);
+        assert_eq!(driver.receive(Reader::Worker), 1);
+        let mut wcs = [Wc::default(); 2];
+        assert_eq!(a.cq.poll(&mut wcs), Ok(2));
+        let opcodes = wcs.map(|wc| wc.opcode);
+        assert_eq!(opcodes, [WcOpcode::Send, WcOpcode::Recv], "its send completes first");
+        driver.flush(Debts::All);
+        more("nothing carries the ACK of the reply", [1, 1]);
     });
 }
 

@@ -99,7 +99,7 @@ impl Qp {
         if !self.may_send_short(props) {
             return None;
         }
-        let acks = self.piggybacked_ack(props);
+        let acks = self.piggybacked_ack(len, props);
         self.plan_open(flags, len, props).map(|planned| ShortSend { acks, ..planned })
     }
 
@@ -182,7 +182,10 @@ impl Qp {
         let ShortSend { psn, len, acks } = planned;
         self.sq.push_sent(wr_id, flags, sge, (psn, self.requester.fresh_cost));
         self.note_single(psn, len);
-        self.note_piggybacked(acks, link);
+        // Another link that took it has carried none.
+        if acks.is_some() && link.immediate {
+            self.note_carried(None);
+        }
     }
 
     /// A request of one packet and `len` bytes has left.
@@ -274,11 +277,12 @@ impl Qp {
             Payload::gather(self.sq.sges(position), 0, len as usize, self.init.pd)
         };
         // The copy checks the keys.
-        let acks = self.piggybacked_ack(env.props());
+        let immediate = env.props().immediate;
+        let acks = self.piggybacked_ack(len, env.props());
         if let Err(error) = env.transmit(&self.attr.av, &headers, &payload, acks) {
             return Single::Stopped(error);
         }
-        self.note_piggybacked(acks, env.props());
+        self.note_piggybacked(acks, immediate, env);
         let entry = self.sq.at_mut(position);
         (entry.first_psn, entry.packets, entry.split) = (psn, 1, false);
         entry.cost_before = self.requester.fresh_cost;

@@ -14,6 +14,7 @@ use crate::types::Psn;
 use crate::wire::aeth::{Aeth, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
 use crate::wire::bth::Bth;
+use crate::wire::carried_ack;
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
@@ -324,21 +325,38 @@ impl Qp {
     }
 
     /// The ACK that the next request carries: the one that is owed, if the link carries ACKs and no answer has to leave before
-    /// it.
+    /// it. `len` is that of its payload: a longest packet has no room.
     #[inline]
-    pub(in crate::qp) fn piggybacked_ack(&self, link: &LinkProps) -> Option<Psn> {
-        let carries = link.immediate && self.responder.may_acknowledge();
-        (carries && self.responder.out_of_order.is_none()).then(|| self.last_executed())
+    pub(in crate::qp) fn piggybacked_ack(&self, len: u32, link: &LinkProps) -> Option<Psn> {
+        let responder = &self.responder;
+        if !responder.may_acknowledge() || responder.out_of_order.is_some() {
+            return None;
+        }
+        let has_room = || len + carried_ack::LEN as u32 <= self.mtu();
+        let carries = link.immediate || link.carries_acks && responder.takes_acks && has_room();
+        carries.then(|| self.last_executed())
     }
 
-    /// A request was sent, which may have carried an ACK. The link counts those. If the request took another link, that has
-    /// carried none.
+    /// A request was sent, which may have carried an ACK. The link counts those. If the request took another link than the one
+    /// that it was made for, which was immediate or not, that has carried none.
     #[inline]
-    pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>, link: &LinkProps) {
-        if acks.is_some() && link.immediate {
-            self.responder.acks.held = None;
-            self.acknowledged();
+    pub(in crate::qp) fn note_piggybacked<E: Env>(
+        &mut self,
+        acks: Option<Psn>,
+        was_immediate: bool,
+        env: &E,
+    ) {
+        let link = env.props();
+        if acks.is_some() && link.immediate == was_immediate {
+            self.note_carried(link.probe_after.map(|_| env.soon()));
         }
+    }
+
+    /// An ACK has left with a request; the time of it where it may be lost.
+    #[inline]
+    pub(in crate::qp) fn note_carried(&mut self, at: Option<Time>) {
+        (self.responder.acks.held, self.responder.acks.last) = (None, at);
+        self.acknowledged();
     }
 
     /// Sends the last ACK once more, if it is no older than [`LAST_ANSWER`]. The peer's repeats will find no answer later.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::direct::WORTH_WAITING;
+use crate::wire::carried_ack;
 
 #[test]
 fn marked_packets_are_those_with_both_bits() {
@@ -676,21 +677,34 @@ fn a_nak_fails_the_request_that_it_names() {
 
 #[test]
 fn a_link_that_carries_acks_takes_one_with_a_request() {
-    for (immediate, carried) in [(true, Some(Psn::new(0))), (false, None)] {
-        let props = LinkProps { immediate, ..LinkProps::new(1 << 20) };
+    const TAKES: u8 = 0x2a;
+    let (most, longer) = (MTU - carried_ack::LEN as u32, MTU - carried_ack::LEN as u32 + 1);
+    for (immediate, carries_acks, resv7, len, is_carried) in [
+        (true, false, 0, 4 * MTU, true),
+        (false, false, TAKES, 10, false),
+        (false, true, 0, 10, false),
+        (false, true, TAKES, 10, true),
+        (false, true, TAKES, most, true),
+        (false, true, TAKES, longer, false),
+        (false, true, TAKES, 4 * MTU, false),
+    ] {
+        let props = LinkProps { immediate, carries_acks, ..LinkProps::new(1 << 20) };
         let mut world = World::with(QpType::Rc, props, |_| {});
         world.recv(10);
-        world.receive_message(Operation::SendOnly, 0, 10);
+        let mut headers = world.headers(Operation::SendOnly, 0);
+        (headers.bth.ack_req, headers.bth.resv7) = (true, resv7);
+        world.receive(headers, &[3; 10]);
         assert!(world.qp.owes_ack());
         let remote = world.remote();
-        world.post(SendOp::Write(remote), 4 * MTU);
-        assert_eq!(world.device.sent[0].acks, carried);
+        world.post(SendOp::Write(remote), len);
+        let carried = is_carried.then_some(Psn::new(0));
+        assert_eq!(world.device.sent[0].acks, carried, "{len} bytes");
         // It is owed no more, and no other packet has it as well.
         assert!(!world.qp.owes_ack());
         let acks = world.device.sent.iter().filter(|sent| sent.acks.is_some()).count();
         let alone = |sent: &&Sent| sent.headers.bth.opcode.operation == Operation::Ack;
         let alone = world.device.sent.iter().filter(alone).count();
-        assert_eq!((acks, alone), if immediate { (1, 0) } else { (0, 1) });
+        assert_eq!((acks, alone), if is_carried { (1, 0) } else { (0, 1) });
     }
 }
 

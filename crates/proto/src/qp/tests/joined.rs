@@ -255,9 +255,9 @@ fn only_packets_that_are_right_are_joined() {
         all.extend(bytes);
     }
     let stride = all.len() / 6;
-    let join = |all: &[u8], right: usize| {
+    let join_with = |acks: Option<Psn>, all: &[u8], right: usize| {
         let packet = Packet::parse(&all[..stride - ICRC_LEN]).unwrap();
-        let mut packet = Incoming::from(packet);
+        let mut packet = Incoming { acks, ..Incoming::from(packet) };
         let mut asked = Vec::new();
         let n = packet.join(all, stride, |i, bytes| {
             assert_eq!(bytes, &all[i * stride..][..stride]);
@@ -268,7 +268,9 @@ fn only_packets_that_are_right_are_joined() {
         assert_eq!(matches!(packet.payload, Data::Joined(_)), n > 1);
         (n, asked)
     };
+    let join = |all: &[u8], right| join_with(None, all, right);
     assert_eq!(join(&all, 9), (6, vec![1, 2, 3, 4, 5]));
+    assert_eq!(join_with(Some(Psn::default()), &all, 9), (1, vec![]), "it carries an ACK");
     assert_eq!(join(&all, 3), (3, vec![1, 2, 3]));
     assert_eq!(join(&all, 1), (1, vec![1]));
     assert_eq!(join(&all[..stride], 9), (1, vec![]));

@@ -13,19 +13,22 @@ fn any_opcode() -> impl Strategy<Value = Opcode> {
 
 fn any_bth() -> impl Strategy<Value = Bth> {
     let flags = any::<[bool; 5]>();
-    (any_opcode(), flags, 0..64u8, any::<u16>(), 0..1u32 << 24, 0..1u32 << 24).prop_map(
-        |(opcode, [solicited, migreq, fecn, becn, ack_req], reserved, pkey, qpn, psn)| Bth {
-            opcode,
-            solicited,
-            migreq,
-            pad: 0,
-            pkey: PKey(pkey),
-            fecn,
-            becn,
-            reserved,
-            dest_qpn: Qpn::new(qpn),
-            ack_req,
-            psn: Psn::new(psn),
+    (any_opcode(), flags, (0..64u8, 0..128u8), any::<u16>(), 0..1u32 << 24, 0..1u32 << 24).prop_map(
+        |(opcode, [solicited, migreq, fecn, becn, ack_req], (reserved, resv7), pkey, qpn, psn)| {
+            Bth {
+                opcode,
+                solicited,
+                migreq,
+                pad: 0,
+                pkey: PKey(pkey),
+                fecn,
+                becn,
+                reserved,
+                dest_qpn: Qpn::new(qpn),
+                ack_req,
+                resv7,
+                psn: Psn::new(psn),
+            }
         },
     )
 }
