@@ -3,7 +3,7 @@
  * call by single steps. After the warm-up it says "ready" and waits for a byte. The calls that count are marked.
  *
  *   messages send|list|write|bulk|read [QUEUE_PAIRS [PROCESSES]]
- *   messages own-send|own-write
+ *   messages own-send|own-write|own-read
  *   messages threads send|write|read
  *
  * With "own-" the queue pair is connected to itself, and there is no other process.
@@ -128,6 +128,8 @@ static void set_up(const char *what, struct peer *peer)
 	if (ibv_query_gid(context, 1, 0, &own.gid)) fail("query_gid");
 	if (is_own(peer)) {
 		peer->end = own;
+		/* Apart from the data. */
+		peer->end.addr += ROOM / 2;
 		connect_rc(qp, own.qpn, &own.gid);
 		for (int i = 0; i < 96; i++) post_recv();
 		return;

@@ -9,7 +9,7 @@ use crate::messages::{Observer, Options};
 use crate::trace::{self, Step};
 
 /// The cases of `benches/messages.c`: its arguments, the number of devices, and what its four marked calls are.
-const CASES: [(&[&str], u32, &str); 14] = [
+const CASES: [(&[&str], u32, &str); 15] = [
     (&["send"], 1, "SEND of 2 bytes, to and fro"),
     (&["one-cq"], 1, "SEND of 2 bytes, to and fro, with one CQ for both"),
     (&["list"], 1, "SENDs of 8 bytes in lists of 16, the sender"),
@@ -24,6 +24,7 @@ const CASES: [(&[&str], u32, &str); 14] = [
     (&["bulk"], 8, "WRITE of 64 KiB by one of 8 devices"),
     (&["own-send"], 1, "SEND of 2 bytes by a queue pair to itself"),
     (&["own-write"], 1, "WRITE of 2 bytes by a queue pair to itself"),
+    (&["own-read"], 1, "READ of 2 bytes by a queue pair to itself"),
 ];
 
 /// The marked calls by their number.

@@ -17,6 +17,7 @@ use anyverbs_objects::base::directory::{
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::direct::{Direct, Direction, Local, Place};
+use anyverbs_proto::memory::Memory as _;
 use anyverbs_proto::mr::{Access, Hold, LastLocal};
 use anyverbs_proto::payload::{Payload, hold_local};
 use anyverbs_proto::types::Qpn;
@@ -180,6 +181,56 @@ pub fn perform(
     };
     counters.add(times, 1);
     counters.add(bytes, len as u64);
+    true
+}
+
+/// A peer of this process that takes an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Within<'a> {
+    /// Protection domain and queue pair by which its keys are checked.
+    pub reach: (u32, Qpn),
+    /// The counters of its device.
+    pub counters: &'a Counters,
+}
+
+/// As [`perform`], where the peer is a queue pair of this process. It counts as a packet without headers at both ends.
+pub fn perform_within(
+    links: &'static Links,
+    last: &mut LastCopy,
+    (from, counters): (Qpn, &Counters),
+    peer: &Within<'_>,
+    operation: &Direct<'_>,
+) -> bool {
+    let &Direct { direction, remote, len, local, pd, .. } = operation;
+    let ((far_pd, qpn), right) = (peer.reach, operation.right());
+    let reach = (far_pd, qpn.get());
+    // In use until the copy is done.
+    let Ok(far) = links.core.mrs.remote(remote.rkey, reach, remote.va, len.into(), right) else {
+        return false;
+    };
+    let near = match local {
+        Local::Inline(bytes) => Some(bytes.as_ptr() as u64),
+        Local::Sges([sge]) => {
+            let near = last.near(links, (from, pd), sge, need_of(operation));
+            near.map(|piece| piece.iov_base as u64)
+        }
+        Local::Sges(_) => None,
+    };
+    // Where both overlap, a packet has a copy of the bytes.
+    let Some(near) = near.filter(|near| near.abs_diff(far.addr()) >= len.into()) else {
+        return false;
+    };
+    let (to, from, sender, receiver) = match direction {
+        Direction::Write => (far.addr(), near, counters, peer.counters),
+        Direction::Read => (near, far.addr(), peer.counters, counters),
+    };
+    if links.core.memory.copy(to, from, len as usize).is_err() {
+        return false;
+    }
+    sender.add(Counter::SentPkts, 1);
+    sender.add(Counter::SentBytes, len.into());
+    receiver.add(Counter::RcvdPkts, 1);
+    receiver.add(Counter::RcvdBytes, len.into());
     true
 }
 

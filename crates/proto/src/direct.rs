@@ -65,15 +65,23 @@ pub struct Direct<'a> {
     pub pd: u32,
 }
 
+impl Direction {
+    /// The right that the peer must have granted.
+    #[inline]
+    #[must_use]
+    pub fn right(self) -> Access {
+        match self {
+            Self::Write => Access::REMOTE_WRITE,
+            Self::Read => Access::REMOTE_READ,
+        }
+    }
+}
+
 impl Direct<'_> {
     /// The right that the peer must have granted. A payload is the peer's own affair.
     #[inline]
     #[must_use]
     pub fn right(&self) -> Access {
-        match self.direction {
-            _ if self.payload_of.is_some() => Access::empty(),
-            Direction::Write => Access::REMOTE_WRITE,
-            Direction::Read => Access::REMOTE_READ,
-        }
+        if self.payload_of.is_some() { Access::empty() } else { self.direction.right() }
     }
 }

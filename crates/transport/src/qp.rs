@@ -519,10 +519,17 @@ impl Qp {
                 executed
             }
             (_, Some(operation)) => {
-                let done = state.do_directly(&self.0, operation, (wr_id, flags, sge));
+                let request = (wr_id, flags, sge);
+                if state.do_directly(&self.0, operation, request) {
+                    drop(state);
+                    // Its completion may not have found room.
+                    transport.after_unlock();
+                    return true;
+                }
+                let mut peer = None;
+                let done = state.do_within((&self.0, &mut peer), operation, request);
                 drop(state);
                 if done {
-                    // Its completion may not have found room.
                     transport.after_unlock();
                 }
                 done

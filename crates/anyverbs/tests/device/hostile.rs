@@ -42,8 +42,7 @@ fn packets_of_another_address_change_nothing() {
     assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::Success));
     assert_eq!(to.read(0, 64), [2; 64]);
 
-    // The peer's address with the right numbers is the peer, so the attempts above would have worked.
-    write.bth.psn = psn.plus(1);
+    // The peer's address with the right numbers is the peer, so the attempts above would have worked. The WRITE took no PSN.
     Forged::from(VICTIM).send(write, &[9; 64]);
     let begin = Instant::now();
     while to.read(0, 64) != [9; 64] {

@@ -41,5 +41,6 @@ mod two_hosts;
 mod two_links;
 mod two_ports;
 mod windows;
+mod within;
 mod xrc;
 mod xrc_processes;

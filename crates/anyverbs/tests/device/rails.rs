@@ -34,14 +34,26 @@ fn write(from: &Endpoint, src: &Buffer, to: RemoteAddr, len: usize) {
     assert_eq!(from.poll_for(1, TIMEOUT)[0].status, WcStatus::Success);
 }
 
-/// Devices 0 and 1 of this process talk, and device 2 does not.
-fn two_of_a_process(receives: bool) {
+/// As [`write`], in packets on each link: from two elements.
+fn write_in_packets(from: &Endpoint, src: &Buffer, to: RemoteAddr, len: usize) {
+    from.send(1, SendOp::Write(to), &[src.sge(0, len / 2), src.sge(len / 2, len - len / 2)]);
+    assert_eq!(from.poll_for(1, TIMEOUT)[0].status, WcStatus::Success);
+}
+
+/// Endpoints on the devices 0 and 1 of this process, which are connected, and a buffer of each.
+fn on_two_devices() -> ([Endpoint; 2], [Buffer; 2]) {
     let [a, b] = [0, 1].map(|number| Endpoint::on(open(number), QpType::Rc));
     a.connect(b.address());
     b.connect(a.address());
-    let (src, dst) = (Buffer::new(&a.pd, LEN), Buffer::new(&b.pd, LEN));
+    let buffers = [&a, &b].map(|e| Buffer::new(&e.pd, LEN));
+    ([a, b], buffers)
+}
+
+/// Devices 0 and 1 of this process talk, and device 2 does not.
+fn two_of_a_process(receives: bool) {
+    let ([a, b], [src, dst]) = on_two_devices();
     let before = counted();
-    write(&a, &src, dst.remote(0), LEN);
+    write_in_packets(&a, &src, dst.remote(0), LEN);
     // Packets may lie in the socket after the completion.
     let begin = Instant::now();
     let [one, other, idle] = loop {
@@ -57,11 +69,27 @@ fn two_of_a_process(receives: bool) {
     assert_eq!(idle, [0; 4]);
     // The other way, and less.
     let before = counted();
-    write(&b, &dst, src.remote(0), 1000);
+    write_in_packets(&b, &dst, src.remote(0), 1000);
     let [one, other, idle] = since(before, counted());
     assert!(other[1] >= 1000, "{other:?}");
     assert!(one[1] < 500, "ACKs: {one:?}");
     assert_eq!(idle, [0; 4]);
+}
+
+#[test]
+fn what_is_done_without_packets_counts_for_both_devices_of_a_process() {
+    let name = "rails::what_is_done_without_packets_counts_for_both_devices_of_a_process";
+    three_devices(name, &[], || {
+        let ([a, _b], [src, dst]) = on_two_devices();
+        let before = counted();
+        write(&a, &src, dst.remote(0), LEN);
+        let len = LEN as u64;
+        assert_eq!(since(before, counted()), [[1, len, 0, 0], [0, 0, 1, len], [0; 4]]);
+        let before = counted();
+        a.send(2, SendOp::Read(dst.remote(0)), &[src.sge(0, 7000)]);
+        assert_eq!(a.poll_for(1, TIMEOUT)[0].status, WcStatus::Success);
+        assert_eq!(since(before, counted()), [[0, 0, 1, 7000], [1, 7000, 0, 0], [0; 4]]);
+    });
 }
 
 #[test]

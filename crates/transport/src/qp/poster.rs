@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyverbs_links::Links;
-use anyverbs_links::direct::MappedMemory;
+use anyverbs_links::direct::{self, MappedMemory, Within};
 use anyverbs_links::shm::{Keeper, LONGEST_IN_LANE};
 use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
@@ -20,6 +20,7 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use super::env::Call;
+use super::qp_context::QpContext;
 use super::{QpCell, State};
 use crate::probes;
 
@@ -74,20 +75,61 @@ impl State {
         operation: (Direction, RemoteAddr),
         request: (u64, SendFlags, Sge),
     ) -> bool {
-        self.link.same_host.short_ways.directs && self.copy_directly(cell, operation, request)
+        let ((direction, _), (_, flags, sge)) = (operation, request);
+        self.link.same_host.short_ways.directs
+            && self.machine.may_do_directly(direction, flags, sge.len)
+            && self.copy_directly(cell, operation, request, |link, operation| {
+                let (links, this) = (cell.transport.links, (cell.qpn, cell.port.counters()));
+                let (to, last) = (&link.to, &mut link.same_host.last_copy);
+                to.route.as_ref().is_some_and(|route| route.direct(links, last, this, operation))
+            })
     }
 
+    /// As [`do_directly`](Self::do_directly), with a queue pair of this process. `peer` gets that, and is dropped without a lock.
+    #[inline(never)]
+    pub(super) fn do_within(
+        &mut self,
+        (cell, peer): (&QpCell, &mut Option<Arc<QpCell>>),
+        operation: (Direction, RemoteAddr),
+        request: (u64, SendFlags, Sge),
+    ) -> bool {
+        let Self { machine, link, .. } = self;
+        let ((direction, _), (_, flags, sge)) = (operation, request);
+        let may_leave = link.is_open_within()
+            && machine.may_post_direct()
+            && machine.may_do_directly(direction, flags, sge.len);
+        if !may_leave {
+            return false;
+        }
+        // It stays locked until the copy is done: nobody takes back what it grants meanwhile.
+        let Some(mut locked) = self.try_lock_peer(cell, peer) else { return false };
+        let (peer, machine) = match &locked {
+            Some((peer, state)) => (*peer, &state.machine),
+            None => (cell, &self.machine),
+        };
+        let Some(reach) = machine.admits_within(&self.machine, direction) else { return false };
+        let peer = Within { reach, counters: peer.port.counters() };
+        let done = self.copy_directly(cell, operation, request, |link, operation| {
+            let (links, this) = (cell.transport.links, (cell.qpn, cell.port.counters()));
+            direct::perform_within(links, &mut link.same_host.last_copy, this, &peer, operation)
+        });
+        if done {
+            let machine = locked.as_mut().map_or(&mut self.machine, |(_, peer)| &mut peer.machine);
+            machine.note_done_by_peer(sge.len);
+        }
+        done
+    }
+
+    /// Posts a WRITE or READ for which [`Qp::may_do_directly`](anyverbs_proto::qp::Qp::may_do_directly) holds, and does it by `copy`.
+    #[inline]
     fn copy_directly(
         &mut self,
         cell: &QpCell,
         (direction, remote): (Direction, RemoteAddr),
         (wr_id, flags, sge): (u64, SendFlags, Sge),
+        copy: impl FnOnce(&mut QpContext, &Direct<'_>) -> bool,
     ) -> bool {
         let State { machine, link, .. } = self;
-        if !machine.may_do_directly(direction, flags, sge.len) {
-            return false;
-        }
-        let Some(route) = &link.to.route else { return false };
         let (links, dest_qpn, pd) = (cell.transport.links, machine.dest_qpn(), machine.init().pd);
         let local = if flags.contains(SendFlags::INLINE) {
             let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
@@ -97,8 +139,7 @@ impl State {
         };
         let (payload_of, len) = (None, sge.len);
         let operation = Direct { dest_qpn, direction, payload_of, remote, len, local, pd };
-        let this = (cell.qpn, cell.port.counters());
-        if !route.direct(links, &mut link.same_host.last_copy, this, &operation) {
+        if !copy(link, &operation) {
             return false;
         }
         let opcode = match direction {
@@ -110,6 +151,34 @@ impl State {
             complete(cell, Side::Send, wc, false);
         }
         true
+    }
+}
+
+/// A queue pair of this process that is locked, beside its peer.
+type LockedPeer<'a> = (&'a QpCell, FastMutexGuard<'a, rank::QueuePair, State>);
+
+impl State {
+    /// Locks the peer of a queue pair that is [open](QpContext::is_open_within) within the process. `Some(None)`: it is the same.
+    /// `None`: the peer cannot be had at once, or needs packets.
+    fn try_lock_peer<'p>(
+        &self,
+        cell: &QpCell,
+        peer: &'p mut Option<Arc<QpCell>>,
+    ) -> Option<Option<LockedPeer<'p>>> {
+        let dest = self.machine.dest_qpn();
+        if dest == cell.qpn {
+            return self.machine.is_peer_of(&self.machine).then_some(None);
+        }
+        if peer.is_none() {
+            *peer = cell.transport.qps.try_find(dest);
+        }
+        let peer = peer.as_deref()?;
+        // Two queue pairs are locked together here alone. Whoever finds the second one locked does not wait for it.
+        let state = peer.state.try_lock()?;
+        let is_open = !state.is_dead()
+            && state.link.is_open_within()
+            && self.machine.is_peer_of(&state.machine);
+        is_open.then_some(Some((peer, state)))
     }
 }
 
@@ -139,30 +208,21 @@ impl State {
         if !link.is_open_within() {
             return false;
         }
-        let (transport, len) = (cell.transport, sge.len);
+        let len = sge.len;
         let Some(psn) = machine.plan_within(flags, len) else { return false };
         let of = Keeper { qpn: cell.qpn, pd: machine.init().pd };
         let from = if len == 0 || flags.contains(SendFlags::INLINE) {
             Some(sge.addr)
         } else {
-            link.same_host.lanes.source(transport.links, of, &sge)
+            link.same_host.lanes.source(cell.transport.links, of, &sge)
         };
         let Some(from) = from else { return false };
         let solicited = flags.contains(SendFlags::SOLICITED);
         let message = Message { source: cell.qpn, wr_id, psn, from, len, solicited };
-        let is_own = machine.dest_qpn() == cell.qpn;
-        let executed = if is_own {
-            self.machine.is_peer_of(&self.machine) && self.execute_within(cell, guard, &message)
-        } else {
-            if peer.is_none() {
-                *peer = transport.qps.try_find(machine.dest_qpn());
-            }
-            let Some(peer) = peer else { return false };
-            // Two queue pairs are locked together here alone. Whoever finds the second one locked does not wait for it.
-            let Some(mut state) = peer.state.try_lock() else { return false };
-            !state.is_dead()
-                && machine.is_peer_of(&state.machine)
-                && state.execute_within(peer, guard, &message)
+        let executed = match self.try_lock_peer(cell, peer) {
+            Some(Some((peer, mut state))) => state.execute_within(peer, guard, &message),
+            Some(None) => self.execute_within(cell, guard, &message),
+            None => false,
         };
         if !executed {
             return false;
@@ -178,9 +238,6 @@ impl State {
     fn execute_within(&mut self, cell: &QpCell, guard: Guard, message: &Message) -> bool {
         let State { machine, link, .. } = self;
         let &Message { source, wr_id, psn, from, len, solicited } = message;
-        if !link.is_open_within() {
-            return false;
-        }
         let lanes = &mut link.same_host.lanes;
         let payload = LanePayload { addr: from, len: len as usize };
         let write = |pd, to: &Sge| {
@@ -261,7 +318,10 @@ impl Poster<'_> {
             (SendOp::Send, _) => self.send_short(wr_id, flags, sge),
             (_, Some(operation)) if self.call.is_none() => {
                 let Some(state) = &mut self.state else { return false };
-                state.do_directly(self.cell, operation, (wr_id, flags, sge))
+                let with = (self.cell, &mut self.peer);
+                let request = (wr_id, flags, sge);
+                state.do_directly(self.cell, operation, request)
+                    || state.do_within(with, operation, request)
             }
             _ => false,
         }

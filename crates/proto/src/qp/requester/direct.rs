@@ -21,7 +21,8 @@ pub(super) enum Directly {
 
 impl Qp {
     /// Tells whether nothing is unusual that only the general way changes.
-    pub(super) fn may_post_direct(&self) -> bool {
+    #[must_use]
+    pub fn may_post_direct(&self) -> bool {
         self.may_shorten()
             && self.attr.state == QpState::Rts
             && self.init.qp_type == QpType::Rc

@@ -1,12 +1,15 @@
-//! A SEND to a queue pair of the same process, which executes it while it is posted. No packet is made, and none is owed.
+//! Requests to a queue pair of the same process, which executes them while they are posted. No packet is made, and none is owed.
 //!
-//! It has its PSN at both ends, so packets may come before it and after it.
+//! A SEND has its PSN at both ends, so packets may come before it and after it. A WRITE or READ has none, as between processes
+//! ([`super::direct`]).
 
-use crate::types::Psn;
+use crate::direct::Direction;
+use crate::types::{Psn, Qpn};
 use crate::wc::{Wc, WcOpcode};
 use crate::wr::{SendFlags, Sge};
 
 use super::super::Qp;
+use super::super::attr::QpType;
 use super::single::SHORT_FLAGS;
 
 impl Qp {
@@ -52,6 +55,21 @@ impl Qp {
             return None;
         }
         self.execute_short(psn, len, write)
+    }
+
+    /// The protection domain and the queue pair by which the keys of the peer's WRITE or READ are checked, if it may be done while
+    /// it is posted.
+    #[inline]
+    #[must_use]
+    pub fn admits_within(&self, peer: &Self, direction: Direction) -> Option<(u32, Qpn)> {
+        // A program that finds new bytes in its memory expects its own sends to be complete, as with a SEND.
+        let admits = self.may_shorten()
+            && self.init.qp_type == QpType::Rc
+            && self.requester.una == self.requester.fresh_psn
+            // It takes no PSN, but would have this one.
+            && self.expected() == peer.requester.fresh_psn
+            && self.open_to_direct()?.contains(direction.right());
+        admits.then(|| self.reach())
     }
 
     /// The peer has executed a SEND that was [planned](Self::plan_within). Makes its completion, if there is one.

@@ -133,6 +133,12 @@ impl Qp {
         })
     }
 
+    /// The peer has done a WRITE or READ of `len` bytes by itself, without a PSN.
+    #[inline]
+    pub fn note_done_by_peer(&mut self, len: u32) {
+        self.responder.note_executed(1, len.into());
+    }
+
     /// The next PSN of the peer.
     #[inline]
     #[must_use]

@@ -121,6 +121,58 @@ fn an_operation_that_is_not_granted_is_not_done_directly() {
     }
 }
 
+/// A WRITE or READ of the peer is done at once where this queue pair would execute it, and all of its own requests are answered.
+#[test]
+fn the_peer_does_by_itself_what_is_granted() {
+    use Direction::{Read, Write};
+    type Change = fn(&mut World);
+    // Both ends have come as far.
+    let admits = |w: &World| [Write, Read].map(|way| w.qp.admits_within(&w.qp, way).is_some());
+    let world = plain(|_| {});
+    assert_eq!(world.qp.admits_within(&world.qp, Write), Some((PD, world.qp.qpn())));
+    let other = World::with(QpType::Rc, LinkProps::new(1 << 20), |_| {});
+    assert_eq!(world.qp.admits_within(&other.qp, Write), None, "another PSN is next");
+    assert_eq!(admits(&plain(|attr| attr.max_dest_rd_atomic = 0)), [true, false]);
+    for (access, wanted) in [
+        (Access::empty(), [false; 2]),
+        (Access::REMOTE_WRITE, [true, false]),
+        (Access::REMOTE_READ, [false, true]),
+    ] {
+        let mut world = plain(|_| {});
+        let attr = QpAttr { access, ..world.qp.attr() };
+        world.modify(&attr, QpAttrMask::ACCESS_FLAGS);
+        assert_eq!(admits(&world), wanted, "{access:?}");
+    }
+    let cases: [(Change, bool, &str); 5] = [
+        (|w| w.qp.count(CompCntrOps::REMOTE_RDMA_WRITE), false, "counted"),
+        (|w| w.qp.count(CompCntrOps::SEND), true, "its own sends are counted"),
+        (|w| w.post(SendOp::Send, 10), false, "a request under way"),
+        (
+            |w| {
+                let attr = w.qp.attr();
+                w.go(QpState::Sqd, &attr);
+            },
+            true,
+            "SQD",
+        ),
+        (
+            |w| {
+                let attr = w.qp.attr();
+                w.go(QpState::Err, &attr);
+            },
+            false,
+            "ERR",
+        ),
+    ];
+    for (change, wanted, what) in cases {
+        let mut world = plain(|_| {});
+        change(&mut world);
+        assert_eq!(admits(&world), [wanted; 2], "{what}");
+    }
+    let uc = World::with(QpType::Uc, LinkProps::new(1 << 20), |_| {});
+    assert_eq!(admits(&uc), [false; 2]);
+}
+
 /// A local operation completes behind the requests before it. Those behind it have left and do not leave again.
 #[test]
 fn requests_behind_a_local_operation_leave_once() {
