@@ -26,7 +26,13 @@ pub(crate) fn transmit(qpn: Qpn, bth: &Bth, packets: u32, len: usize) {
 /// A short SEND has left by a lane.
 #[inline(always)]
 pub(crate) fn transmit_short(qpn: Qpn, psn: Psn, len: u32) {
-    probe_lazy!(anyverbs, transmit, qpn.get(), psn.get(), SEND_ONLY, 1, len);
+    transmit_send(qpn, psn, 1, len);
+}
+
+/// A SEND has left that stands for so many packets.
+#[inline(always)]
+pub(crate) fn transmit_send(qpn: Qpn, psn: Psn, packets: u32, len: u32) {
+    probe_lazy!(anyverbs, transmit, qpn.get(), psn.get(), SEND_ONLY, packets, len);
 }
 
 /// A packet came for a queue pair.
@@ -38,7 +44,13 @@ pub(crate) fn receive(qpn: Qpn, bth: &Bth, packets: u32, len: usize) {
 /// A short SEND came by a lane.
 #[inline(always)]
 pub(crate) fn receive_short(qpn: Qpn, psn: Psn, len: usize) {
-    probe_lazy!(anyverbs, receive, qpn.get(), psn.get(), SEND_ONLY, 1, len);
+    receive_send(qpn, psn, 1, len);
+}
+
+/// A SEND came that stands for so many packets.
+#[inline(always)]
+pub(crate) fn receive_send(qpn: Qpn, psn: Psn, packets: u32, len: usize) {
+    probe_lazy!(anyverbs, receive, qpn.get(), psn.get(), SEND_ONLY, packets, len);
 }
 
 /// The opcode of a packet on an RC connection that is a whole SEND.

@@ -208,35 +208,49 @@ fn moved(e: &Endpoint) -> [u64; 5] {
     [SentPkts, SentBytes, RcvdPkts, RcvdBytes, AcksSent].map(|counter| counters.read(counter))
 }
 
-/// A SEND of a few bytes is executed while it is posted. It counts as one packet, and nothing answers it.
+/// A SEND is executed while it is posted. It counts as the packets that it fills, and nothing answers it.
 #[test]
-fn a_short_send_makes_no_other_packet() {
-    isolate();
+fn a_send_makes_no_other_packet() {
+    // It counts exactly.
+    let name = "one_process::a_send_makes_no_other_packet";
+    anyverbs_testing::in_own_process(name, send_all_lengths);
+}
+
+fn send_all_lengths() {
+    const MOST: usize = 1_000_000;
     let own = Endpoint::new(QpType::Rc);
     own.connect(own.address());
     let (a, b) = pair(QpType::Rc);
     for (from, to) in [(&a, &b), (&b, &a), (&own, &own)] {
-        let (src, dst) = (Buffer::new(&from.pd, 64), Buffer::new(&to.pd, 64));
-        for len in [0, 1, 64] {
+        let (src, dst) = (Buffer::new(&from.pd, MOST), Buffer::new(&to.pd, MOST));
+        for len in [0, 1, 64, 4096, 4097, 8192, MOST] {
             let (data, before) = (pattern(len, len as u8), moved(from));
             src.write(0, &data);
-            to.recv(1, &[dst.sge(0, 64)]);
+            to.recv(1, &[dst.sge(0, MOST)]);
             from.send(2, SendOp::Send, &[src.sge(0, len)]);
-            let bytes = 12 + len as u64;
+            let packets = len.div_ceil(4096).max(1) as u64;
+            let bytes = 12 * packets + len as u64;
             let after = moved(from);
             let more: [u64; 5] = std::array::from_fn(|i| after[i] - before[i]);
-            assert_eq!(more, [1, bytes, 1, bytes, 0], "{len} bytes");
-            let mut wcs = to.poll(1);
-            if wcs.len() < 2 {
-                wcs.extend(from.poll(1));
-            }
-            let wcs: Vec<_> =
-                wcs.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode, wc.byte_len)).collect();
+            assert_eq!(more, [packets, bytes, packets, bytes, 0], "{len} bytes");
+            let both = || {
+                let mut wcs = to.poll(1);
+                if wcs.len() < 2 {
+                    wcs.extend(from.poll(1));
+                }
+                let what = |wc: &Wc| (wc.wr_id, wc.status, wc.opcode, wc.byte_len);
+                wcs.iter().map(what).collect::<Vec<_>>()
+            };
+            let wcs = both();
             let len = len as u32;
             let received = (1, WcStatus::Success, WcOpcode::Recv, len);
             let sent = (2, WcStatus::Success, WcOpcode::Send, len);
             assert_eq!(wcs, [received, sent]);
-            assert_eq!(dst.read(0, data.len()), data);
+            assert!(dst.read(0, data.len()) == data, "{len} bytes");
+            // A packet has the next PSN.
+            to.recv(3, &[]);
+            from.send(4, SendOp::SendImm(5), &[]);
+            assert!(both().iter().all(|wc| wc.1 == WcStatus::Success));
         }
     }
 }

@@ -214,7 +214,7 @@ impl Qp {
             }
             let len = payload.len;
             let write = |pd, sge: &Sge| lanes.write(pd, sge, payload);
-            let Some(wc) = self.execute_short(send.psn, len as u32, write) else {
+            let Some(wc) = self.execute_short((send.psn, 1), len as u32, write) else {
                 rest = Rest::Lane(None);
                 break;
             };

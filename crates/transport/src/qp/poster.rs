@@ -120,7 +120,7 @@ impl State {
         done
     }
 
-    /// Posts a WRITE or READ for which [`Qp::may_do_directly`](anyverbs_proto::qp::Qp::may_do_directly) holds, and does it by `copy`.
+    /// Posts a WRITE or READ for which [`may_do_directly`](anyverbs_proto::qp::Qp::may_do_directly) holds, and does it by `copy`.
     #[inline]
     fn copy_directly(
         &mut self,
@@ -187,7 +187,8 @@ struct Message {
     /// The queue pair that posts it.
     source: Qpn,
     wr_id: u64,
-    psn: Psn,
+    /// Its PSN, and the packets that it counts as.
+    planned: (Psn, u32),
     /// The address of its bytes.
     from: u64,
     len: u32,
@@ -209,7 +210,7 @@ impl State {
             return false;
         }
         let len = sge.len;
-        let Some(psn) = machine.plan_within(flags, len) else { return false };
+        let Some(planned) = machine.plan_within(flags, len) else { return false };
         let of = Keeper { qpn: cell.qpn, pd: machine.init().pd };
         let from = if len == 0 || flags.contains(SendFlags::INLINE) {
             Some(sge.addr)
@@ -218,7 +219,7 @@ impl State {
         };
         let Some(from) = from else { return false };
         let solicited = flags.contains(SendFlags::SOLICITED);
-        let message = Message { source: cell.qpn, wr_id, psn, from, len, solicited };
+        let message = Message { source: cell.qpn, wr_id, planned, from, len, solicited };
         let executed = match self.try_lock_peer(cell, peer) {
             Some(Some((peer, mut state))) => state.execute_within(peer, guard, &message),
             Some(None) => self.execute_within(cell, guard, &message),
@@ -227,8 +228,8 @@ impl State {
         if !executed {
             return false;
         }
-        count(cell, [Counter::SentPkts, Counter::SentBytes], len);
-        if let Some(wc) = self.machine.book_within(wr_id, flags, len) {
+        count(cell, [Counter::SentPkts, Counter::SentBytes], (planned.1, len));
+        if let Some(wc) = self.machine.book_within(planned, (wr_id, flags), len) {
             complete(cell, Side::Send, wc, false);
         }
         true
@@ -237,29 +238,30 @@ impl State {
     /// Executes a SEND of a queue pair of this process. False: nothing has changed, but for bytes of the receive's memory.
     fn execute_within(&mut self, cell: &QpCell, guard: Guard, message: &Message) -> bool {
         let State { machine, link, .. } = self;
-        let &Message { source, wr_id, psn, from, len, solicited } = message;
+        let &Message { source, wr_id, planned, from, len, solicited } = message;
+        let (psn, packets) = planned;
         let lanes = &mut link.same_host.lanes;
         let payload = LanePayload { addr: from, len: len as usize };
         let write = |pd, to: &Sge| {
             let of = Keeper { qpn: cell.qpn, pd };
             lanes.write(cell.transport.links, (of, guard), to, (payload, false))
         };
-        let Some(wc) = machine.execute_within(psn, len, write) else { return false };
+        let Some(wc) = machine.execute_within(planned, len, write) else { return false };
         // All three probes fire here, in the order that whoever traces expects.
         probes::post_as(probes::SEND, source, wr_id, len);
-        probes::transmit_short(source, psn, len);
-        probes::receive_short(cell.qpn, psn, len as usize);
-        count(cell, [Counter::RcvdPkts, Counter::RcvdBytes], len);
+        probes::transmit_send(source, psn, packets, len);
+        probes::receive_send(cell.qpn, psn, packets, len as usize);
+        count(cell, [Counter::RcvdPkts, Counter::RcvdBytes], (packets, len));
         complete(cell, Side::Recv, wc, solicited);
         true
     }
 }
 
 /// Counts a SEND within the process.
-fn count(cell: &QpCell, [packets, bytes]: [Counter; 2], len: u32) {
-    let counters = cell.port.counters();
-    counters.add(packets, 1);
-    counters.add(bytes, u64::from(len) + Bth::LEN as u64);
+fn count(cell: &QpCell, [of_packets, of_bytes]: [Counter; 2], (packets, len): (u32, u32)) {
+    let (counters, packets) = (cell.port.counters(), u64::from(packets));
+    counters.add(of_packets, packets);
+    counters.add(of_bytes, u64::from(len) + packets * Bth::LEN as u64);
 }
 
 /// Adds a completion to its queue.

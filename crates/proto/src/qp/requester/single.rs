@@ -191,10 +191,16 @@ impl Qp {
     /// A request of one packet and `len` bytes has left.
     #[inline]
     pub(super) fn note_single(&mut self, psn: Psn, len: u32) {
+        self.note_whole((psn, 1), len);
+    }
+
+    /// A request of so many packets from this PSN on, and of `len` bytes, has left.
+    #[inline]
+    pub(super) fn note_whole(&mut self, (psn, packets): (Psn, u32), len: u32) {
         let requester = &mut self.requester;
-        let cost = u64::from(len) + PACKET_COST;
+        let cost = u64::from(len) + u64::from(packets) * PACKET_COST;
         requester.fresh_cost = requester.fresh_cost.wrapping_add(cost);
-        requester.fresh_psn = psn.plus(1);
+        requester.fresh_psn = psn.plus(packets);
         requester.max_sent = requester.fresh_psn;
         requester.k = 0;
         self.responder.note_request_sent();

@@ -100,13 +100,14 @@ impl Qp {
             && self.executed().is_some()
     }
 
-    /// Executes a SEND of `len` bytes with this PSN where the [short way](Self::short_ways) is open, and makes its completion.
+    /// Executes a SEND of `len` bytes where the [short way](Self::short_ways) is open, and makes its completion. It counts as so many
+    /// packets from this PSN on.
     /// `write` copies the data to an element of a protection domain. `None`: nothing has changed, but for bytes of that
     /// element, and the general way takes it. The peer has to be told of everything [`executed`](Self::executed).
     #[inline(always)]
     pub(in crate::qp) fn execute_short(
         &mut self,
-        psn: Psn,
+        (psn, packets): (Psn, u32),
         len: u32,
         write: impl FnOnce(u32, &Sge) -> bool,
     ) -> Option<Wc> {
@@ -114,13 +115,15 @@ impl Qp {
         let responder = &mut self.responder;
         let rq = self.rq.as_mut()?;
         let (wr_id, &sge) = rq.single()?;
-        let fits = psn == responder.expected && len <= sge.len && len <= self.attr.path_mtu.bytes();
+        let fits = psn == responder.expected
+            && len <= sge.len
+            && len <= packets * self.attr.path_mtu.bytes();
         let part = Sge { len, ..sge };
         if !fits || (len > 0 && !write(responder.pd, &part)) {
             return None;
         }
         rq.skip();
-        responder.expected = psn.plus(1);
+        responder.expected = psn.plus(packets);
         responder.note_executed(1, len.into());
         responder.acks.ping_pong = PingPong::None;
         Some(Wc {

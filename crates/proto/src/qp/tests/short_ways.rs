@@ -223,7 +223,7 @@ fn a_short_message_takes_the_next_receive_that_it_fits() {
     let psn = world.qp.expected();
     let execute = |world: &mut World, psn, len| {
         let mut written = None;
-        let wc = world.qp.execute_short(psn, len, |pd, sge| {
+        let wc = world.qp.execute_short((psn, 1), len, |pd, sge| {
             written = Some((pd, sge.addr, sge.len));
             true
         });
@@ -233,7 +233,7 @@ fn a_short_message_takes_the_next_receive_that_it_fits() {
     world.recv(8);
     assert_eq!(execute(&mut world, psn.plus(1), 8), (None, None), "not its turn");
     assert_eq!(execute(&mut world, psn, 9), (None, None), "too long");
-    assert_eq!(world.qp.execute_short(psn, 8, |_, _| false), None, "the memory has gone");
+    assert_eq!(world.qp.execute_short((psn, 1), 8, |_, _| false), None, "the memory has gone");
     let wanted = Wc {
         wr_id: 2,
         opcode: WcOpcode::Recv,
@@ -287,9 +287,41 @@ fn a_send_within_a_process_is_a_packet_while_its_receiver_has_requests_outstandi
     world.recv(10);
     let expected = world.qp.expected();
     world.post(SendOp::Send, 10);
-    assert!(world.qp.execute_within(expected, 4, |_, _| true).is_none());
+    assert!(world.qp.execute_within((expected, 1), 4, |_, _| true).is_none());
     world.answer(1, Syndrome::ACK);
-    let wc = world.qp.execute_within(expected, 4, |_, _| true).expect("it is the next request");
+    let wc =
+        world.qp.execute_within((expected, 1), 4, |_, _| true).expect("it is the next request");
     assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::Recv, 4));
     assert_eq!(world.qp.expected(), expected.plus(1));
+}
+
+/// A SEND within a process may be longer than a packet. Both ends count as many packets as it fills.
+#[test]
+fn a_long_send_within_a_process_takes_the_psns_of_its_packets() {
+    let mut world = plain(|_| {});
+    for (len, packets) in [(0, 1), (1, 1), (MTU, 1), (MTU + 1, 2), (3 * MTU, 3)] {
+        world.recv(4 * MTU);
+        let planned = world.qp.plan_within(SendFlags::empty(), len).expect("nothing is unusual");
+        assert_eq!(planned.1, packets, "{len} bytes");
+        assert_eq!(world.qp.expected(), planned.0, "it is connected to itself, so to say");
+        let mut written = None;
+        let write = |_: u32, sge: &Sge| {
+            written = Some(sge.len);
+            true
+        };
+        let wc = world.qp.execute_within(planned, len, write);
+        assert_eq!(wc.map(|wc| wc.byte_len), Some(len));
+        assert_eq!(written, (len > 0).then_some(len));
+        let sent = world.qp.book_within(planned, (5, SendFlags::SIGNALED), len);
+        assert_eq!(sent.map(|wc| (wc.wr_id, wc.byte_len)), Some((5, len)));
+        assert_eq!(world.qp.expected(), planned.0.plus(packets));
+    }
+    world.recv(4 * MTU);
+    let planned = world.qp.plan_within(SendFlags::empty(), 5 * MTU).expect("nothing is unusual");
+    assert_eq!(
+        world.qp.execute_within(planned, 5 * MTU, |_, _| true),
+        None,
+        "the receive is short"
+    );
+    assert_eq!(world.qp.expected(), planned.0);
 }
