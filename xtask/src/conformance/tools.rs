@@ -17,7 +17,7 @@ use super::findings::{self, Known};
 use super::hosts::{Hosts, INTERFACE, Side, Topology, sweep};
 use super::process::{Process, quiet, wait_for};
 use super::table::{self, Kind, Place, fill};
-use super::{Selection, Tally};
+use super::{Selection, Tally, exchange};
 use crate::dist::Dist;
 use crate::{packages, workspace};
 
@@ -53,6 +53,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let scratch = workspace::target().join("conformance/tools");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
+    exchange::build(&scratch)?;
 
     let known = Known::wanted(selection)?;
     let report = Report { count: cases.len(), ..Report::default() };
