@@ -118,13 +118,16 @@ pub struct Lock<W = AtomicU32> {
     state: W,
     /// Whether a thread sleeps, or is about to, that no release has seen. They sleep at this word.
     asleep: W,
+    /// Threads that wait, whether they sleep or not. Nothing is decided by it but who may take the lock for long.
+    waiting: AtomicU32,
 }
 
 impl Lock {
     /// A free one.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: AtomicU32::new(FREE), asleep: AtomicU32::new(NOBODY) }
+        let (state, asleep) = (AtomicU32::new(FREE), AtomicU32::new(NOBODY));
+        Self { state, asleep, waiting: AtomicU32::new(0) }
     }
 }
 
@@ -179,7 +182,14 @@ unsafe impl RawMutexTimed for Lock {
 impl<W: Word> Lock<W> {
     /// A free one, of words that are 0.
     pub fn of(state: W, asleep: W) -> Self {
-        Self { state, asleep }
+        Self { state, asleep, waiting: AtomicU32::new(0) }
+    }
+
+    /// Whether another thread waits for it. A thread that takes it again and again would keep that one away for long: it needs
+    /// tens of microseconds to wake.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
     }
 
     /// Takes it. Waits as long as another thread has it.
@@ -228,6 +238,13 @@ impl<W: Word> Lock<W> {
     #[cold]
     #[inline(never)]
     fn wait(&self, deadline: Option<Instant>) -> bool {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let has_it = self.wait_among_others(deadline);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        has_it
+    }
+
+    fn wait_among_others(&self, deadline: Option<Instant>) -> bool {
         /// Where the kernel refuses barriers, a release may go unnoticed for so long.
         const PAUSE: Duration = Duration::from_millis(1);
         if self.state.spin(|| self.take()) {

@@ -148,7 +148,13 @@ impl Connected {
         });
         let pd = Pd::new(driver.core, &context).unwrap();
         let cq = Cq::create(driver.core, &context, cq).unwrap();
-        let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, max_send_sge: 1, ..QpCap::default() };
+        let cap = QpCap {
+            max_send_wr: 256,
+            max_recv_wr: 256,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCap::default()
+        };
         let init = QpInitAttr {
             send_cq: &cq,
             recv_cq: &cq,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyverbs_links::Links;
 use anyverbs_links::direct::{self, MappedMemory, Within};
 use anyverbs_links::shm::{Keeper, LONGEST_IN_LANE};
-use anyverbs_locks::{FastMutexGuard, rank};
+use anyverbs_locks::{FastMutexGuard, is_wanted, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::counters::Counter;
@@ -101,7 +101,7 @@ impl State {
         if !may_leave {
             return false;
         }
-        // It stays locked until the copy is done: nobody takes back what it grants meanwhile.
+        // The peer stays locked until the copy is done, so nobody takes back what it grants meanwhile.
         let Some(mut locked) = self.try_lock_peer(cell, peer) else { return false };
         let (peer, machine) = match &locked {
             Some((peer, state)) => (*peer, &state.machine),
@@ -159,12 +159,16 @@ type LockedPeer<'a> = (&'a QpCell, FastMutexGuard<'a, rank::QueuePair, State>);
 
 impl State {
     /// Locks the peer of a queue pair that is [open](QpContext::is_open_within) within the process. `Some(None)`: it is the same.
-    /// `None`: the peer cannot be had at once, or needs packets.
+    /// `None`: the peer cannot be had at once, needs packets, or another thread waits for one of the two.
     fn try_lock_peer<'p>(
         &self,
         cell: &QpCell,
         peer: &'p mut Option<Arc<QpCell>>,
     ) -> Option<Option<LockedPeer<'p>>> {
+        // It is copied under both locks. Whoever posts in a loop would keep other threads away from them.
+        if is_wanted(&cell.state) {
+            return None;
+        }
         let dest = self.machine.dest_qpn();
         if dest == cell.qpn {
             return self.machine.is_peer_of(&self.machine).then_some(None);
@@ -174,7 +178,7 @@ impl State {
         }
         let peer = peer.as_deref()?;
         // Two queue pairs are locked together here alone. Whoever finds the second one locked does not wait for it.
-        let state = peer.state.try_lock()?;
+        let state = peer.state.try_lock().filter(|_| !is_wanted(&peer.state))?;
         let is_open = !state.is_dead()
             && state.link.is_open_within()
             && self.machine.is_peer_of(&state.machine);

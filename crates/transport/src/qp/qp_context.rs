@@ -311,7 +311,7 @@ impl QpContext {
         self.to.props.immediate
     }
 
-    /// Whether a SEND to a queue pair of this process, or from one, needs no packet: every packet would come, and nobody looks at it.
+    /// Whether a request to a queue pair of this process, or from one, needs no packet: every packet would come, and nobody looks at it.
     #[inline]
     pub(super) fn is_open_within(&self) -> bool {
         self.is_inproc() && self.to.props.certain && self.watch.is_none() && !self.blocked
