@@ -204,7 +204,7 @@ pub fn perform_within(
     let &Direct { direction, remote, len, local, pd, .. } = operation;
     let ((far_pd, qpn), right) = (peer.reach, operation.right());
     let reach = (far_pd, qpn.get());
-    // In use until the copy is done.
+    // The key is in use until the copy is done: deregistration waits.
     let Ok(far) = links.core.mrs.remote(remote.rkey, reach, remote.va, len.into(), right) else {
         return false;
     };

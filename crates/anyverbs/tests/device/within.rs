@@ -255,7 +255,7 @@ fn sends_come_between() {
             src.write(0, &pattern(20_000, n));
             assert!(post(&a, 1, SendOp::Write(dst.remote(0)), NONE, src.sge(0, 100)));
             b.recv(2, &[dst.sge(100, 19_000)]);
-            // Of one packet, and of several.
+            // One has a packet, the other several.
             let len = if n % 2 == 0 { 10 } else { 19_000 };
             a.send(3, SendOp::Send, &[src.sge(100, len)]);
             assert_eq!(a.poll(2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 3]);

@@ -174,6 +174,12 @@ impl Responder {
         self.acks.owed && !self.answers.are_pending()
     }
 
+    /// Tells whether the next request begins a message, and none was refused.
+    #[inline]
+    pub(super) fn is_between_messages(&self) -> bool {
+        self.inbound == Inbound::None && !self.recv_taken && !self.nak_sent
+    }
+
     /// Tells whether an ACK is owed, and the program's next message is likely to carry it.
     #[inline]
     pub(super) fn may_piggyback(&self) -> bool {

@@ -66,6 +66,7 @@ impl Qp {
         // A program that finds new bytes in its memory expects its own sends to be complete, as with a SEND.
         let admits = self.may_shorten()
             && self.init.qp_type == QpType::Rc
+            && self.responder.is_between_messages()
             && self.requester.una == self.requester.fresh_psn
             // It takes no PSN, but would have this one.
             && self.expected() == peer.requester.fresh_psn

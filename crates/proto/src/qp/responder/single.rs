@@ -91,9 +91,7 @@ impl Qp {
             && self.attr.state.receives()
             && (self.responder.established || self.attr.state != QpState::Rtr)
             && self.rq.is_some()
-            && responder.inbound == Inbound::None
-            && !responder.recv_taken
-            && !responder.nak_sent
+            && responder.is_between_messages()
             && !responder.acks.owed
             && self.srq.tag_matching.is_none()
             && self.attached.counted.is_empty()
