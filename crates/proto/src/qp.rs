@@ -31,7 +31,7 @@ use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 pub use crate::arrival::Arrival;
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::env::Env;
+use crate::env::{Env, LinkProps};
 use crate::event::QpEvent;
 use crate::mr::Access;
 use crate::payload::Data;
@@ -548,6 +548,13 @@ impl Qp {
         // The sends may now wait for another reason than the rate. Then the moment of the rate would stay the deadline
         // after it has passed.
         self.timers.stop(Timer::Rate);
+        // A program expects its own send to be complete when the reply comes. So the ACK leaves before the requests, unless
+        // one of them carries it, or it shares a batch with them, of which the receiver takes it first.
+        let &LinkProps { immediate, carries_acks, batch, .. } = env.props();
+        let leaves_first = !immediate && !carries_acks && batch == 0;
+        if leaves_first && self.responder.owes_ack() && self.has_unsent() {
+            self.send_owed_ack(env);
+        }
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),
