@@ -5,7 +5,8 @@ use crate::mr::Access;
 use crate::types::Qpn;
 use crate::wr::{RemoteAddr, Sge};
 
-/// Longest operation that is offered, and most bytes in one go: the queue pair is locked for so long, and within a process its peer as well.
+/// Longest operation that is offered, and most bytes in one go. The queue pair is locked for so long, and within a process its
+/// peer as well.
 pub const MAX_DIRECT: u32 = 16 << 20;
 
 /// Shortest operation of a reliable queue pair that waits for the answers to messages before it, so that it needs none itself.

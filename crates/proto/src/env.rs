@@ -138,8 +138,8 @@ pub trait LinkEnv {
     /// [`Incoming::packets`](crate::qp::Incoming::packets).
     ///
     /// With `acks` the packet is a request that carries an ACK of everything up to this PSN, which arrives as
-    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only a link that is [immediate](LinkProps::immediate) or [carries ACKs](LinkProps::carries_acks) gets one, and it
-    /// counts them.
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only a link that is [immediate](LinkProps::immediate) or
+    /// [carries ACKs](LinkProps::carries_acks) gets one, and it counts them.
     fn transmit(
         &mut self,
         av: &AddressVector,

@@ -489,7 +489,7 @@ fn windows_and_keys_that_are_invalidated() {
             assert_eq!(status(&a), WcStatus::Success);
             let (other, c) = pair(QpType::Rc);
             if window == WindowType::Type2 {
-                // Of another queue pair, whose protection domain is another as well.
+                // The window is bound to `b`. This peer has another protection domain as well.
                 assert!(!post(&other, 3, SendOp::Write(at), NONE, src.sge(0, 8)));
                 other.poll(1);
                 b.send(4, SendOp::LocalInv(rkey), &[]);

@@ -47,6 +47,7 @@ impl Bth {
     /// In [`reserved`](Self::reserved): the sender repeats a packet that had no answer. If the receiver drops it, the sender
     /// wants to know why.
     pub const ASKS: u8 = 2;
+
     /// A header with the default partition and no flags.
     #[must_use]
     pub const fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Self {

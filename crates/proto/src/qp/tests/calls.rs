@@ -697,8 +697,7 @@ fn a_link_that_carries_acks_takes_one_with_a_request() {
         assert!(world.qp.owes_ack());
         let remote = world.remote();
         world.post(SendOp::Write(remote), len);
-        let carried = is_carried.then_some(Psn::new(0));
-        assert_eq!(world.device.sent[0].acks, carried, "{len} bytes");
+        assert_eq!(world.device.sent[0].acks, is_carried.then_some(Psn::new(0)), "{len} bytes");
         if !immediate && !carries_acks {
             // Alone, it comes before a reply by which the program expects its own send to be complete.
             assert_eq!(world.device.sent[0].headers.bth.opcode.operation, Operation::Ack);
