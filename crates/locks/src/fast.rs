@@ -10,6 +10,9 @@
 //!
 //! Where the kernel refuses the barrier, a waiter looks again every millisecond.
 //!
+//! A thread that takes the lock again at once would keep a waiter away, which needs tens of microseconds to wake. So a waiter that
+//! was woken in vain more than once says so. The release that wakes it then waits a little until somebody has the lock.
+//!
 //! So a release is no barrier for the loads behind it. Whoever leaves a note for the holder of a lock calls [`heavy_fence`] before it
 //! tries the lock again. A release reads the word of the waiters, and may write it, when another thread may have the lock
 //! already. So having had the lock does not tell a thread that it may free the lock's memory.
@@ -29,6 +32,13 @@ const TAKEN: u32 = 1;
 
 const NOBODY: u32 = 0;
 const SOMEBODY: u32 = 1;
+/// One of them was woken in vain, [more than once](IN_VAIN).
+const STARVING: u32 = 2;
+
+/// So often a waiter may find that another thread was faster. While the release waits for it, nobody has the lock.
+const IN_VAIN: u32 = 2;
+/// The kernel needs less to run a thread that was woken, if it has a processor for it.
+const PATIENCE: Duration = Duration::from_micros(100);
 
 /// A word and what a thread does around it: those of the machine, or of a model checker.
 pub trait Word: Sync {
@@ -48,6 +58,8 @@ pub trait Word: Sync {
     fn wake(&self);
     /// Waits a little until the word is 0 and `is_over` becomes true. Whether it did.
     fn spin(&self, is_over: impl FnMut() -> bool) -> bool;
+    /// Waits a little until the word is not 0, and lets other threads run.
+    fn give_way(&self);
 }
 
 impl Word for AtomicU32 {
@@ -98,6 +110,13 @@ impl Word for AtomicU32 {
             }
         }
     }
+
+    fn give_way(&self) {
+        let begin = Instant::now();
+        while self.load(Ordering::Relaxed) == 0 && begin.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// Tells the kernel that this process will ask for barriers. Before its first threads: then it costs nothing.
@@ -118,8 +137,6 @@ pub struct Lock<W = AtomicU32> {
     state: W,
     /// Whether a thread sleeps, or is about to, that no release has seen. They sleep at this word.
     asleep: W,
-    /// Threads that wait, whether they sleep or not. Nothing is decided by it but who may take the lock for long.
-    waiting: AtomicU32,
 }
 
 impl Lock {
@@ -127,7 +144,7 @@ impl Lock {
     #[must_use]
     pub const fn new() -> Self {
         let (state, asleep) = (AtomicU32::new(FREE), AtomicU32::new(NOBODY));
-        Self { state, asleep, waiting: AtomicU32::new(0) }
+        Self { state, asleep }
     }
 }
 
@@ -182,14 +199,7 @@ unsafe impl RawMutexTimed for Lock {
 impl<W: Word> Lock<W> {
     /// A free one, of words that are 0.
     pub fn of(state: W, asleep: W) -> Self {
-        Self { state, asleep, waiting: AtomicU32::new(0) }
-    }
-
-    /// Whether another thread waits for it. A thread that takes it again and again would keep that one away for long: it needs
-    /// tens of microseconds to wake.
-    #[inline]
-    pub fn is_wanted(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) != 0
+        Self { state, asleep }
     }
 
     /// Takes it. Waits as long as another thread has it.
@@ -230,44 +240,43 @@ impl<W: Word> Lock<W> {
     #[cold]
     #[inline(never)]
     fn wake(&self) {
-        if self.asleep.swap(NOBODY, Ordering::SeqCst) != NOBODY {
+        let asleep = self.asleep.swap(NOBODY, Ordering::SeqCst);
+        if asleep != NOBODY {
             self.asleep.wake();
+        }
+        if asleep == STARVING {
+            self.state.give_way();
         }
     }
 
     #[cold]
     #[inline(never)]
     fn wait(&self, deadline: Option<Instant>) -> bool {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let has_it = self.wait_among_others(deadline);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        has_it
-    }
-
-    fn wait_among_others(&self, deadline: Option<Instant>) -> bool {
         /// Where the kernel refuses barriers, a release may go unnoticed for so long.
         const PAUSE: Duration = Duration::from_millis(1);
         if self.state.spin(|| self.take()) {
             return true;
         }
-        let mut has_slept = false;
+        let mut slept = 0;
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                if has_slept {
+                if slept > 0 {
                     // It may have been the one that a release woke.
                     self.asleep.wake();
                 }
                 return false;
             }
-            self.asleep.swap(SOMEBODY, Ordering::SeqCst);
+            let own = if slept < IN_VAIN { SOMEBODY } else { STARVING };
+            let told = own.max(self.asleep.load(Ordering::Relaxed));
+            self.asleep.swap(told, Ordering::SeqCst);
             let pause = (!W::heavy_fence()).then_some(PAUSE);
             if self.state.spin(|| self.take()) {
                 // The word is set: the release of this thread wakes the next one.
                 return true;
             }
-            self.asleep.sleep(SOMEBODY, pause.into_iter().chain(left).min());
-            has_slept = true;
+            self.asleep.sleep(told, pause.into_iter().chain(left).min());
+            slept += 1;
         }
     }
 }

@@ -40,13 +40,6 @@ pub type RawMutex<R> = RankedMutex<R, parking_lot::RawMutex>;
 /// That of the data path.
 pub type RawFastMutex<R> = RankedMutex<R, fast::Lock>;
 
-/// Whether another thread waits for this lock ([`fast::Lock::is_wanted`]).
-#[inline]
-pub fn is_wanted<R: Ranked, T>(lock: &FastMutex<R, T>) -> bool {
-    // SAFETY: the lock is only looked at.
-    unsafe { lock.raw() }.0.is_wanted()
-}
-
 // SAFETY: all is done by the raw mutex; the rank is only looked at.
 unsafe impl<R: Ranked, M: lock_api::RawMutex> lock_api::RawMutex for RankedMutex<R, M> {
     const INIT: Self = Self(M::INIT, PhantomData);

@@ -174,13 +174,23 @@ fn a_wait_for_a_fast_lock_ends_in_time() {
     assert!(!lock.is_locked() && lock.try_lock_for(Duration::MAX).is_some());
 }
 
-/// A word at which a thread that was woken gets no processor as long as `processor` is held.
+/// A word at which a thread that was woken gets a processor when the test says so.
 #[derive(Default)]
 struct Slow {
     word: AtomicU32,
-    processor: std::sync::Mutex<()>,
+    /// How often a thread fell asleep, and how often one may go on.
     asleep: AtomicU32,
+    processors: AtomicU32,
     wakes: AtomicU32,
+    given: AtomicU32,
+}
+
+impl Slow {
+    fn has_slept(&self, times: u32) {
+        while self.asleep.load(Ordering::SeqCst) < times {
+            thread::yield_now();
+        }
+    }
 }
 
 impl fast::Word for &Slow {
@@ -207,8 +217,10 @@ impl fast::Word for &Slow {
 
     fn sleep(&self, value: u32, _: Option<Duration>) {
         if self.word.load(Ordering::SeqCst) == value {
-            self.asleep.store(1, Ordering::SeqCst);
-            drop(self.processor.lock());
+            let times = self.asleep.fetch_add(1, Ordering::SeqCst);
+            while self.processors.load(Ordering::SeqCst) <= times {
+                thread::yield_now();
+            }
         }
     }
 
@@ -219,29 +231,53 @@ impl fast::Word for &Slow {
     fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
         is_over()
     }
+
+    fn give_way(&self) {
+        self.given.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
-#[test]
-fn a_waiter_without_a_processor_is_woken_once() {
+/// Holds a lock for which another thread waits, and releases it at the end.
+fn beside_a_waiter(test: impl FnOnce(&fast::Lock<&Slow>, &Slow, &Slow)) {
     let (state, asleep) = (Slow::default(), Slow::default());
     let lock = fast::Lock::of(&state, &asleep);
-    let processor = asleep.processor.lock().expect("no panic");
     lock.lock();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             lock.lock();
             lock.unlock();
         });
-        while asleep.asleep.load(Ordering::SeqCst) == 0 {
-            thread::yield_now();
-        }
+        asleep.has_slept(1);
+        test(&lock, &state, &asleep);
+        lock.unlock();
+        asleep.processors.store(u32::MAX, Ordering::SeqCst);
+        waiter.join().expect("it takes the lock");
+    });
+}
+
+#[test]
+fn a_waiter_without_a_processor_is_woken_once() {
+    beside_a_waiter(|lock, _, asleep| {
         for _ in 0..1000 {
             lock.unlock();
             lock.lock();
         }
         assert_eq!(asleep.wakes.load(Ordering::SeqCst), 1);
-        lock.unlock();
-        drop(processor);
-        waiter.join().expect("it takes the lock");
+    });
+}
+
+#[test]
+fn a_release_gives_way_to_a_waiter_that_was_woken_twice_in_vain() {
+    beside_a_waiter(|lock, state, asleep| {
+        let given = || {
+            lock.unlock();
+            lock.lock();
+            state.given.load(Ordering::SeqCst)
+        };
+        for (times, expected) in [(1, 0), (2, 0), (3, 1), (4, 2)] {
+            asleep.has_slept(times);
+            assert_eq!(given(), expected, "it has slept {times} times");
+            asleep.processors.store(times, Ordering::SeqCst);
+        }
     });
 }

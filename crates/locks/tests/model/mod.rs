@@ -77,4 +77,8 @@ impl<const FENCED: bool> Word for Model<FENCED> {
     fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
         is_over()
     }
+
+    fn give_way(&self) {
+        thread::yield_now();
+    }
 }

@@ -11,7 +11,6 @@ use anyverbs_causes::Cause;
 use anyverbs_faults::Script;
 use anyverbs_links::shm::{Digest, LaneCall};
 use anyverbs_links::why::tell_given_up;
-use anyverbs_locks::is_wanted;
 use anyverbs_net::host::{Registry, Slot};
 use anyverbs_net::shm::{Closed, Config as ShmConfig, Endpoint};
 use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
@@ -199,41 +198,6 @@ fn an_ack_leaves_when_the_sockets_are_empty() {
         assert_eq!(count(driver, Counter::AcksSent), acks + 1);
         assert!(!driver.transport.owed.now().is_any());
     });
-}
-
-/// A thread that posts in a loop would keep others away from the queue pair.
-#[test]
-fn a_request_within_a_process_is_packets_while_a_thread_waits_for_the_queue_pair() {
-    alone_in_process(
-        "a_request_within_a_process_is_packets_while_a_thread_waits_for_the_queue_pair",
-        || {
-            let driver = stopped_with(|config| config.inproc = true);
-            let [a, b] = pair(driver);
-            let receive = RecvWr { wr_id: 2, sges: &[EMPTY] };
-            b.qp.post_recv(&[receive, receive]).unwrap();
-            let cell = driver.transport.qps.find(a.qp.qpn()).unwrap();
-            let received = || count(driver, Counter::RcvdPkts);
-            let before = received();
-            let send = |poster: &mut Poster<'_>| {
-                let wr = SendWr { sges: &[EMPTY], ..WR };
-                poster.send(&wr).unwrap();
-            };
-            send(&mut a.qp.post().unwrap());
-            assert_eq!(received(), before + 1, "it is executed at once");
-            let mut poster = a.qp.post().unwrap();
-            thread::scope(|scope| {
-                scope.spawn(|| a.qp.query().unwrap());
-                while !is_wanted(&cell.state) {
-                    thread::yield_now();
-                }
-                send(&mut poster);
-                assert_eq!(received(), before + 1, "it is a packet");
-                drop(poster);
-            });
-            assert!(!is_wanted(&cell.state));
-            assert_eq!(a.cq.poll(&mut [Wc::default(); 4]), Ok(2));
-        },
-    );
 }
 
 /// The poller gives slots back as well, for completions that the reset takes out of the queue.

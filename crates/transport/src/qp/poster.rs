@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyverbs_links::Links;
 use anyverbs_links::direct::{self, MappedMemory, Within};
 use anyverbs_links::shm::{Keeper, LONGEST_IN_LANE};
-use anyverbs_locks::{FastMutexGuard, is_wanted, rank};
+use anyverbs_locks::{FastMutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_objects::memory::Guard;
 use anyverbs_proto::counters::Counter;
@@ -159,16 +159,12 @@ type LockedPeer<'a> = (&'a QpCell, FastMutexGuard<'a, rank::QueuePair, State>);
 
 impl State {
     /// Locks the peer of a queue pair that is [open](QpContext::is_open_within) within the process. `Some(None)`: it is the same.
-    /// `None`: the peer cannot be had at once, needs packets, or another thread waits for one of the two.
+    /// `None`: the peer cannot be had at once, or needs packets.
     fn try_lock_peer<'p>(
         &self,
         cell: &QpCell,
         peer: &'p mut Option<Arc<QpCell>>,
     ) -> Option<Option<LockedPeer<'p>>> {
-        // It is copied under both locks. Whoever posts in a loop would keep other threads away from them.
-        if is_wanted(&cell.state) {
-            return None;
-        }
         let dest = self.machine.dest_qpn();
         if dest == cell.qpn {
             return self.machine.is_peer_of(&self.machine).then_some(None);
@@ -178,7 +174,7 @@ impl State {
         }
         let peer = peer.as_deref()?;
         // Two queue pairs are locked together here alone. Whoever finds the second one locked does not wait for it.
-        let state = peer.state.try_lock().filter(|_| !is_wanted(&peer.state))?;
+        let state = peer.state.try_lock()?;
         let is_open = !state.is_dead()
             && state.link.is_open_within()
             && self.machine.is_peer_of(&state.machine);
