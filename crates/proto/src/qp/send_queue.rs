@@ -87,6 +87,9 @@ pub(super) struct SendQueue {
     pub(super) next: u32,
     /// The oldest WQE that is not complete.
     pub(super) done: u32,
+    /// What stands behind the last WQE that was [passed](Self::pass), and behind the last of these that made a completion. Their slots
+    /// hold older WQEs.
+    passed: [u32; 2],
 }
 
 impl SendQueue {
@@ -116,6 +119,7 @@ impl SendQueue {
             started: 0,
             next: 0,
             done: 0,
+            passed: [0; 2],
         })
     }
 
@@ -195,10 +199,26 @@ impl SendQueue {
 
     /// A WQE of `len` bytes was posted, sent and completed in one. There was none that is not complete.
     #[inline]
-    pub(super) fn pass(&mut self, len: u32) {
+    pub(super) fn pass(&mut self, len: u32, is_signaled: bool) {
         self.note_posted(len);
         let head = self.head();
         (self.started, self.next, self.done) = (head, head, head);
+        self.passed[0] = head;
+        if is_signaled {
+            self.passed[1] = head;
+        }
+    }
+
+    /// Whether a WQE was signaled when it was posted. One that has passed since its slot was filled counts as the one in the slot, unless
+    /// it was the last signaled one that has.
+    pub(super) fn was_signaled(&self, position: u32) -> bool {
+        position.wrapping_add(1) == self.passed[1]
+            || self.at(position).flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// Whether the slot of a WQE may hold an older one.
+    pub(super) fn may_have_passed(&self, position: u32) -> bool {
+        (self.passed[0].wrapping_sub(position) as i32) > 0
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use crate::wire::aeth::NakCode;
 use crate::wire::bth::Bth;
 use crate::wire::feth::Selectivity;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wr::{SendFlags, SendOp};
+use crate::wr::SendOp;
 
 use super::attr::{QpState, QpType};
 use super::drops::{AllDrops, DropReason, Drops, Failed, Lost};
@@ -434,17 +434,20 @@ impl Qp {
             return;
         }
         let last = first.wrapping_add(queued).wrapping_sub(1);
-        let is_signaled = |n: &u32| self.sq.at(*n).flags.contains(SendFlags::SIGNALED);
+        let is_signaled = |n: &u32| self.sq.was_signaled(*n);
         trouble.makes_room = (0..queued).map(|n| last.wrapping_sub(n)).find(is_signaled);
         trouble.is_stuck = trouble.makes_room.is_none();
         if !trouble.is_stuck {
             return;
         }
+        let from = match self.sq.may_have_passed(first) {
+            true => String::new(),
+            false => format!(", from wr_id {:#x} on,", self.sq.at(first).wr_id),
+        };
         env.log(format_args!(
-            "queue pair {:#08x}: the send queue is full: none of its {queued} requests, from wr_id {:#x} on, is signaled, so nothing \
+            "queue pair {:#08x}: the send queue is full: none of its {queued} requests{from} is signaled, so nothing \
              frees it; see `anyverbs explain {}`",
             self.qpn.get(),
-            self.sq.at(first).wr_id,
             Cause::SendQueueFull
         ));
     }

@@ -24,7 +24,6 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{Wc, WcOpcode};
 use anyverbs_proto::wire::reason::ReasonPacket;
-use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_testing::in_own_process;
 
 use super::Driver;
@@ -33,22 +32,11 @@ use super::receive::Reader;
 use super::testing::{
     Connected, NOTHING, alone, alone_with, at, count, open, pair, set, stopped, stopped_with,
 };
-use crate::qp::Poster;
 use crate::qp::State;
 use crate::qp::arrivals::Arrivals;
 use crate::qp::env::Call;
 use crate::qp::owed::ACK_DELAY;
 use crate::qp::transport::tests::Log;
-
-const EMPTY: Sge = Sge { addr: 0, len: 0, lkey: 0 };
-const WR: SendWr<'_> = SendWr {
-    wr_id: 1,
-    op: SendOp::Send,
-    flags: SendFlags::SIGNALED,
-    sges: &[],
-    ud: None,
-    xrc_srqn: 0,
-};
 
 /// Runs the test of this name here.
 fn alone_in_process(name: &str, test: impl FnOnce()) {

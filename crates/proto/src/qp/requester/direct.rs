@@ -83,8 +83,9 @@ impl Qp {
         flags: SendFlags,
         len: u32,
     ) -> Option<Wc> {
-        self.sq.pass(len);
-        (self.init.sq_sig_all || flags.contains(SendFlags::SIGNALED)).then(|| Wc {
+        let is_signaled = self.init.sq_sig_all || flags.contains(SendFlags::SIGNALED);
+        self.sq.pass(len, is_signaled);
+        is_signaled.then(|| Wc {
             wr_id,
             opcode,
             byte_len: len,

@@ -587,6 +587,26 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
     assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
 }
 
+/// What is done while it is posted leaves its slot as it was.
+#[test]
+fn a_full_send_queue_of_requests_that_were_done_at_once_knows_who_is_signaled() {
+    for signaled in [None, Some(0), Some(50), Some(99)] {
+        let mut world = World::new(QpType::Rc);
+        for n in 0..100 {
+            let is_signaled = signaled == Some(n);
+            let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wc = world.qp.book_direct(n, Direction::Write, flags, 8);
+            assert_eq!(wc.is_some(), is_signaled);
+        }
+        let flags = SendFlags::empty();
+        let wr = SendWr { wr_id: 100, op: SendOp::Send, flags, sges: &[], ud: None, xrc_srqn: 0 };
+        assert_eq!(world.qp.post_send(&wr, &mut world.device), Err(PostSendError::Full));
+        let lines = world.device.lines;
+        assert_eq!(lines.len(), usize::from(signaled.is_none()), "{signaled:?}: {lines:?}");
+        assert!(lines.iter().all(|line| line.contains("none of its 100 requests is signaled")));
+    }
+}
+
 /// Where all requests complete, and where they are flushed, polling frees the queue.
 #[test]
 fn a_full_send_queue_with_completions_says_nothing() {
