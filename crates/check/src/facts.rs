@@ -272,6 +272,8 @@ pub struct Completion {
     pub status: u32,
     /// The number of its cause, if it failed.
     pub cause: u32,
+    /// How many sends were posted to the queue pair up to this one, modulo 2^32. `None` for a receive, and where it is not known.
+    pub send: Option<u32>,
 }
 
 /// A call that the device refuses for what its persona lacks.

@@ -112,6 +112,8 @@ struct Queues {
     saw_last_wqe: bool,
     /// Where the queue pair is ended without this.
     abandons: Option<Stack>,
+    /// The `wr_id` of receives of its SRQ whose completions go with it.
+    takes_along: Vec<u64>,
     /// For an SRQ: a queue pair that was ended so.
     abandoned_by: Option<Abandoned>,
 }
@@ -449,8 +451,8 @@ impl Ledger {
         let Some(queues) = self.queues.get_mut(&address) else { return };
         queues.saw_last_wqe = false;
         let (sends, receives) = (queues.sends.signaled(), queues.receives.len());
-        queues.sends.truncate(0, &mut self.users);
-        queues.receives.truncate(0, &mut self.users);
+        queues.sends.clear(&mut self.users);
+        queues.receives.clear(&mut self.users);
         if let Some(qp) = queues.qp {
             self.expects_less(qp.send_cq, sends);
             self.expects_less(qp.recv_cq, receives);

@@ -279,6 +279,21 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
 /// `cq` is NULL or live; `wc` has room for `entries`.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's promise.
+    unsafe { poll_each(cq, entries, wc, |_| {}) }
+}
+
+/// As [`poll_cq`]. `see` gets each completion as the device has it.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn poll_each(
+    cq: *mut ibv_cq,
+    entries: c_int,
+    wc: *mut ibv_wc,
+    mut see: impl FnMut(&Wc),
+) -> c_int {
+    // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
     let Some((cq, entries)) =
         cq.zip(usize::try_from(entries).ok()).filter(|(_, n)| *n == 0 || !wc.is_null())
@@ -289,6 +304,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     let mut to = wc;
     let polled = cq.inner.device.poll_each(entries, |wc| {
         probes::complete(wc);
+        see(wc);
         // SAFETY: the caller's promise; it is called for each of up to `entries`.
         unsafe {
             to.write(c_wc(wc));

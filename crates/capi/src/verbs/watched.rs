@@ -13,6 +13,8 @@ use anyverbs_check::{
     checker,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     abi::*,
     check,
@@ -25,6 +27,7 @@ use crate::{
 pub(super) fn watch(ops: &mut ibv_context_ops) {
     if checker().is_some() {
         ops.post_send = Some(post_send);
+        ops.bind_mw = Some(bind_mw);
         ops.post_recv = Some(post_recv);
         ops.post_srq_recv = Some(post_srq_recv);
         ops.poll_cq = Some(poll_cq);
@@ -230,6 +233,38 @@ pub(super) unsafe extern "C" fn post_send(
     errno
 }
 
+/// As [`verbs::bind_mw`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the caller's promise.
+    let post = || unsafe { verbs::bind_mw(qp, mw, bind) };
+    // SAFETY: NULL or readable, by the caller's promise.
+    let Some((checker, info)) = checker().zip(unsafe { bind.as_ref() }) else {
+        anyverbs_check::posts(qp as usize);
+        return post();
+    };
+    let work = Work {
+        name: "bind of a memory window",
+        wr_id: info.wr_id,
+        is_signaled: info.send_flags & IBV_SEND_SIGNALED != 0,
+        is_inline: false,
+        elements: Elements::Unused,
+        is_fenced: info.send_flags & IBV_SEND_FENCE != 0,
+        ah: 0,
+        pieces: Pieces::new(),
+    };
+    let mut errno = 0;
+    check::posts(&mut checker.ledger(), "ibv_bind_mw", |ledger| {
+        ledger.post_sends(qp as usize, std::iter::once(work), || {
+            errno = post();
+            (usize::from(errno == 0), errno == libc::ENOMEM)
+        });
+    });
+    errno
+}
+
 /// # Safety
 /// As for [`verbs::post_recv`].
 unsafe fn post_receives(
@@ -314,8 +349,11 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 /// # Safety
 /// As there.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    let mut seen = SmallVec::<[Completion; 16]>::new();
     // SAFETY: the caller's promise.
-    let polled = unsafe { in_turn(cq.cast(), "ibv_poll_cq", || verbs::poll_cq(cq, entries, wc)) };
+    let poll = || unsafe { verbs::poll_each(cq, entries, wc, |wc| seen.push(completion(wc))) };
+    // SAFETY: the caller's promise.
+    let polled = unsafe { in_turn(cq.cast(), "ibv_poll_cq", poll) };
     if polled == 0 {
         // SAFETY: as above.
         unsafe { tell_of_empty(cq.cast()) };
@@ -326,16 +364,10 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         && let Some(checker) = checker()
     {
         let mut ledger = checker.ledger();
-        for n in 0..polled as usize {
+        for (n, completion) in seen.iter().enumerate() {
+            ledger.polled(completion);
             // SAFETY: the completions that were just written.
             let wc = unsafe { &mut *wc.add(n) };
-            ledger.polled(&Completion {
-                number: wc.qp_num,
-                wr_id: wc.wr_id,
-                is_receive: wc.opcode & IBV_WC_RECV != 0,
-                status: wc.status,
-                cause: wc.vendor_err,
-            });
             if wc.status != IBV_WC_SUCCESS {
                 ledger.poisons();
                 poison(wc);
@@ -648,6 +680,7 @@ fn completion(wc: &Wc) -> Completion {
         is_receive: wc.opcode.is_recv(),
         status: wc.status as u32,
         cause: wc.vendor_err,
+        send: (!wc.opcode.is_recv()).then_some(wc.sq_count),
     }
 }
 

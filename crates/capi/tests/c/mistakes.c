@@ -295,113 +295,7 @@ static void cq_overrun(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(small.cq));
 }
 
-static struct ibv_cq_ex *of_one_thread;
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-static pthread_barrier_t both;
-
-/* Polls an empty queue for a while. */
-static void *polled_by_two_threads(void *unused)
-{
-	pthread_barrier_wait(&both);
-	double end = now() + 1;
-	do {
-		struct ibv_poll_cq_attr attr = { 0 };
-		struct ibv_wc wc;
-		if (!wrong)
-			pthread_mutex_lock(&turn);
-		if (extended)
-			EQ(ibv_start_poll(of_one_thread, &attr), ENOENT);
-		else
-			OK(ibv_poll_cq(ibv_cq_ex_to_cq(of_one_thread), 1, &wc));
-		if (!wrong)
-			pthread_mutex_unlock(&turn);
-	} while (now() < end);
-	return unused;
-}
-
-static void cq_polled_by_two_threads(struct end *a, struct end *b)
-{
-	(void)b;
-	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
-		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
-	of_one_thread = ibv_create_cq_ex(a->cq->context, &attr);
-	TRUE(of_one_thread != NULL);
-	OK(pthread_barrier_init(&both, NULL, 2));
-	pthread_t other;
-	OK(pthread_create(&other, NULL, polled_by_two_threads, NULL));
-	polled_by_two_threads(NULL);
-	OK(pthread_join(other, NULL));
-	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(of_one_thread)));
-}
-
-/* Calls beside a poll, of a queue that was made for one thread. */
-static void *resizes(void *unused)
-{
-	OK(ibv_resize_cq(ibv_cq_ex_to_cq(of_one_thread), 9));
-	return unused;
-}
-
-static void *asks_for_an_event(void *unused)
-{
-	OK(ibv_req_notify_cq(ibv_cq_ex_to_cq(of_one_thread), 0));
-	return unused;
-}
-
-static void *reads_on(void *unused)
-{
-	struct ibv_poll_cq_attr attr = { 0 };
-	if (wrong) {
-		EQ(ibv_next_poll(of_one_thread), EINVAL); /* this device refuses it */
-	} else {
-		OK(ibv_start_poll(of_one_thread, &attr));
-		EQ(ibv_next_poll(of_one_thread), ENOENT);
-		ibv_end_poll(of_one_thread);
-	}
-	return unused;
-}
-
-/* A thread polls, and another one makes the call before it is done. Right: after it is done. */
-static void two_threads(struct end *a, struct end *b, void *(*call)(void *))
-{
-	(void)b;
-	struct ibv_comp_channel *channel = ibv_create_comp_channel(a->cq->context);
-	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
-		.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED };
-	of_one_thread = ibv_create_cq_ex(a->cq->context, &attr);
-	TRUE(of_one_thread != NULL);
-	struct end e = *a;
-	e.qp = make_qp(a->mr->pd, ibv_cq_ex_to_cq(of_one_thread), IBV_QPT_RC, NULL, 0);
-	to_init(e.qp);
-	OK(post_recv(&e, 1, 8) || post_recv(&e, 2, 8));
-	to_err(e.qp);
-	struct ibv_poll_cq_attr poll = { 0 };
-	OK(ibv_start_poll(of_one_thread, &poll));
-	pthread_t other;
-	if (!wrong)
-		ibv_end_poll(of_one_thread);
-	OK(pthread_create(&other, NULL, call, NULL));
-	OK(pthread_join(other, NULL));
-	if (wrong)
-		ibv_end_poll(of_one_thread);
-	OK(ibv_destroy_qp(e.qp));
-	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(of_one_thread)));
-	OK(ibv_destroy_comp_channel(channel));
-}
-
-static void resized_by_two_threads(struct end *a, struct end *b)
-{
-	two_threads(a, b, resizes);
-}
-
-static void notified_by_two_threads(struct end *a, struct end *b)
-{
-	two_threads(a, b, asks_for_an_event);
-}
-
-static void read_on_by_two_threads(struct end *a, struct end *b)
-{
-	two_threads(a, b, reads_on);
-}
+#include "mistakes_of_threads.h"
 
 static void lkey_used_as_rkey(struct end *a, struct end *b)
 {
@@ -570,6 +464,7 @@ static void use_after_destroy(struct end *a, struct end *b)
 
 #include "mistakes_of_processes.h"
 #include "mistakes_of_ends.h"
+#include "mistakes_of_queues.h"
 #include "mistakes_of_rows.h"
 
 static void failed_wc_opcode(struct end *a, struct end *b)
@@ -764,6 +659,11 @@ int main(int argc, char **argv)
 		{ "extended-calls-out-of-order", IBV_QPT_RC, extended_calls_out_of_order },
 		{ "rows-not-ended", IBV_QPT_RC, rows_not_ended },
 		{ "fields-without-completion", IBV_QPT_RC, fields_without_completion },
+		{ "sends-before-a-bind", IBV_QPT_RC, sends_before_a_bind },
+		{ "more-than-fits", IBV_QPT_RC, more_than_fits },
+		{ "requests-of-one-number", IBV_QPT_RC, requests_of_one_number },
+		{ "receives-of-two", IBV_QPT_RC, receives_of_two },
+		{ "completions-that-are-lost", IBV_QPT_RC, completions_that_are_lost },
 		{ "ended-before-a-poll", IBV_QPT_RC, ended_before_a_poll },
 		{ "received-before-a-poll", IBV_QPT_RC, received_before_a_poll },
 		{ "changed-with-work", IBV_QPT_RC, changed_with_work },

@@ -154,6 +154,18 @@ fn the_checker_knows_completions_that_were_not_polled() {
 }
 
 #[test]
+fn the_checker_knows_what_a_queue_has_completed() {
+    let region = "mr-deregistered-with-work";
+    finds("sends-before-a-bind", &[region]);
+    finds("more-than-fits", &["qp-destroyed-with-work", "send-queue-unsignaled"]);
+    let said = finds("requests-of-one-number", &["rights-too-weak"]);
+    assert!(said.contains("rights-too-weak: a READ (wr_id 0x0)"), "{said}");
+    let said = finds("receives-of-two", &[region]);
+    assert!(said.contains("a receive (wr_id 0x1) of the shared receive queue at 0x"), "{said}");
+    finds("completions-that-are-lost", &[region]);
+}
+
+#[test]
 fn the_checker_sees_a_region_that_is_changed_under_work() {
     let said = finds("changed-with-work", &["mr-deregistered-with-work"]);
     assert!(said.contains(") is changed while a receive (wr_id 0x1)"), "{said}");

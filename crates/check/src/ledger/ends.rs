@@ -46,6 +46,7 @@ impl Ledger {
         }
         match kind {
             Kind::Qp => {
+                self.takes_along(address, &waiting);
                 if works(address) {
                     self.check_qp(address, waiting);
                 }
@@ -58,6 +59,15 @@ impl Ledger {
             _ => {}
         }
         waits
+    }
+
+    /// Completions of a queue pair that were not polled go with it. Those of its SRQ's receives are never told.
+    fn takes_along(&mut self, address: usize, waiting: impl Fn(usize) -> Vec<Completion>) {
+        let Some(queues) = self.queues.get_mut(&address) else { return };
+        let Some(qp) = queues.qp.filter(|qp| qp.srq != 0) else { return };
+        let of_it = |c: &Completion| c.is_receive && c.number == qp.number;
+        let received = waiting(qp.recv_cq).into_iter().filter(of_it);
+        queues.takes_along = received.map(|completion| completion.wr_id).collect();
     }
 
     /// The call that ends an object was refused, `is_in_use` because others use it.
@@ -221,9 +231,14 @@ impl Ledger {
             if self.numbers.get(&qp.number) == Some(&address) {
                 self.numbers.remove(&qp.number);
             }
-            if let (Some(ended), Some(object), Some(srq)) =
-                (queues.abandons, &object, self.queues.get_mut(&qp.srq))
-            {
+            let mut srq = self.queues.get_mut(&qp.srq).filter(|_| qp.srq != 0);
+            if let Some(srq) = &mut srq {
+                for wr_id in queues.takes_along {
+                    let n = srq.receives.position(|posted| posted.work.wr_id == wr_id);
+                    n.and_then(|n| srq.receives.take(n, &mut self.users));
+                }
+            }
+            if let (Some(ended), Some(object), Some(srq)) = (queues.abandons, &object, srq) {
                 let (number, made) = (qp.number, object.stack);
                 srq.abandoned_by = Some(Abandoned { number, made, ended });
             }
@@ -345,9 +360,9 @@ impl Ledger {
             return;
         }
         let uses = |posted: &&Posted| posted.uses_region(lkey);
-        let Some((_, number, posted)) = self.outstanding(&works, &waiting, uses) else { return };
+        let Some((owner, posted)) = self.outstanding(&works, &waiting, uses) else { return };
         let what = format!(
-            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is {ended} while a {} (wr_id {:#x}) of queue pair {number:#08x} uses it",
+            "the memory region at {addr:#x} ({len} bytes, lkey {lkey:#x}) is {ended} while a {} (wr_id {:#x}) of {owner} uses it",
             posted.work.name, posted.work.wr_id
         );
         let work = ("The work was posted here".into(), posted.stack);
@@ -366,9 +381,9 @@ impl Ledger {
             return;
         }
         let uses = |posted: &&Posted| posted.work.ah == address;
-        let Some((_, number, posted)) = self.outstanding(&works, &waiting, uses) else { return };
+        let Some((owner, posted)) = self.outstanding(&works, &waiting, uses) else { return };
         let what = format!(
-            "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of queue pair {number:#08x} has no completion",
+            "the address handle at {address:#x} is destroyed while a {} (wr_id {:#x}) of {owner} has no completion",
             posted.work.name, posted.work.wr_id
         );
         let work = ("The work was posted here".into(), posted.stack);
@@ -376,18 +391,18 @@ impl Ledger {
         self.report(Check::AhDestroyed, what, vec![here(Stack::here()), work, made]);
     }
 
-    /// A work request that a queue pair works on, with the queue pair's address and number.
+    /// A work request that a queue pair works on, with the queue that has it.
     fn outstanding(
         &self,
         works: impl Fn(usize) -> bool,
         waiting: impl Fn(usize) -> Vec<Completion>,
         fits: impl Fn(&&Posted) -> bool,
-    ) -> Option<(usize, u32, &Posted)> {
+    ) -> Option<(String, &Posted)> {
         self.queues.iter().find_map(|(&address, queues)| {
             let qp = queues.qp.filter(|_| !queues.is_unwatched)?;
             let sends = queues.sends.iter().any(|posted| fits(&posted));
             // Those of an SRQ are nobody's until a message comes.
-            let srq = self.queues.get(&qp.srq);
+            let srq = self.queues.get(&qp.srq).filter(|_| qp.srq != 0);
             let receives = &srq.unwrap_or(queues).receives;
             let is_received = receives.iter().any(|posted| fits(&posted));
             if !sends && !is_received || !works(address) {
@@ -395,19 +410,26 @@ impl Ledger {
             }
             let is_its_own = |c: &&Completion| c.number == qp.number && !c.is_receive;
             let completions = waiting(qp.send_cq);
-            let found = queues.sends.unsent(completions.iter().filter(is_its_own)).find(&fits);
-            let found = found.or_else(|| {
-                let takers = if srq.is_some() { self.takers_of(qp.srq) } else { vec![qp] };
-                let mut cqs: Vec<_> = takers.iter().map(|taker| taker.recv_cq).collect();
-                cqs.sort_unstable();
-                cqs.dedup();
-                let received: Vec<_> = cqs.into_iter().flat_map(&waiting).collect();
-                let is_theirs = |c: &&Completion| {
-                    c.is_receive && takers.iter().any(|taker| taker.number == c.number)
-                };
-                receives.unreceived(received.iter().filter(is_theirs)).find(&fits)
-            });
-            found.map(|found| (address, qp.number, found))
+            let own = || format!("queue pair {:#08x}", qp.number);
+            if let Some(found) =
+                queues.sends.unsent(completions.iter().filter(is_its_own)).find(&fits)
+            {
+                return Some((own(), found));
+            }
+            let takers = if srq.is_some() { self.takers_of(qp.srq) } else { vec![qp] };
+            let mut cqs: Vec<_> = takers.iter().map(|taker| taker.recv_cq).collect();
+            cqs.sort_unstable();
+            cqs.dedup();
+            let received: Vec<_> = cqs.into_iter().flat_map(&waiting).collect();
+            let is_theirs = |c: &&Completion| {
+                c.is_receive && takers.iter().any(|taker| taker.number == c.number)
+            };
+            let owner = || match srq {
+                Some(_) => format!("the {}", self.place(Kind::Srq, qp.srq)),
+                None => own(),
+            };
+            let found = receives.unreceived(received.iter().filter(is_theirs)).find(&fits);
+            found.map(|found| (owner(), found))
         })
     }
 

@@ -302,6 +302,7 @@ mod tests {
                 is_receive: false,
                 status: 2,
                 cause,
+                send: Some(1),
             });
         })
     }

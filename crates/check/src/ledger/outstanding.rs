@@ -110,6 +110,8 @@ impl Users {
 #[derive(Debug, Default)]
 pub(super) struct Outstanding {
     works: VecDeque<Posted>,
+    /// How many were posted before the oldest of them, modulo 2^32.
+    before: u32,
     /// The number of those that make a completion.
     signaled: usize,
     /// The number of those whose elements the device writes.
@@ -187,6 +189,12 @@ impl Outstanding {
         self.works.iter().position(is_it)
     }
 
+    /// The place of the last one of so many that were posted since the beginning, modulo 2^32.
+    pub(super) fn place_of(&self, posted: u32) -> Option<usize> {
+        let place = posted.wrapping_sub(self.before).checked_sub(1)? as usize;
+        (place < self.len()).then_some(place)
+    }
+
     pub(super) fn push(&mut self, posted: Posted, users: &mut Users) {
         users.add(&posted);
         self.signaled += usize::from(posted.work.is_signaled);
@@ -211,8 +219,22 @@ impl Outstanding {
     /// Takes one away; 0 is the oldest.
     pub(super) fn take(&mut self, n: usize, users: &mut Users) -> Option<Posted> {
         let posted = if n == 0 { self.works.pop_front() } else { self.works.remove(n) }?;
+        self.before = self.before.wrapping_add(1);
         self.forget(&posted, users);
         Some(posted)
+    }
+
+    /// The queue forgets them all.
+    pub(super) fn clear(&mut self, users: &mut Users) {
+        self.before = self.before.wrapping_add(self.len() as u32);
+        self.truncate(0, users);
+    }
+
+    /// The oldest, so many, have completed: their elements may change.
+    pub(super) fn forget_oldest_checksums(&mut self, count: usize) {
+        for posted in self.works.iter_mut().take(count) {
+            self.summed -= usize::from(posted.checksum.take().is_some());
+        }
     }
 
     /// Keeps the oldest, so many.
