@@ -80,7 +80,7 @@ static void connect_both(void)
 	if (makes("ends-differ-in-address"))
 		to.gid.raw[15] = 9;
 	OK(rtr(e.qp, sgid_index, &to, makes("ends-differ-in-mtu") ? IBV_MTU_512 : IBV_MTU_1024, 1));
-	rts(e.qp, makes("ends-differ-in-psn") ? 0x64 : 1);
+	rts(e.qp, makes("ends-differ-in-psn") || makes("ends-differ-in-psn-of-a-write") ? 0x64 : 1);
 }
 
 /* Posts a request to the other end. */
@@ -214,6 +214,16 @@ static void ends_differ_in_psn(void)
 	completes_with(IBV_WC_RETRY_EXC_ERR);
 }
 
+/* The maker writes: between processes of one host that could be a copy, which shows no PSN. */
+static void ends_differ_in_psn_of_a_write(void)
+{
+	meet();
+	if (!is_maker)
+		return;
+	ask(&e, &peer, IBV_WR_RDMA_WRITE, 8, peer.rkey, IBV_SEND_SIGNALED);
+	completes_with(IBV_WC_RETRY_EXC_ERR);
+}
+
 static void ends_differ_in_mtu(void)
 {
 	if (is_maker) {
@@ -325,6 +335,7 @@ static const struct {
 	{ "receive-too-small", IBV_QPT_RC, receive_too_small },
 	{ "receive-not-posted", IBV_QPT_RC, receive_not_posted },
 	{ "ends-differ-in-psn", IBV_QPT_RC, ends_differ_in_psn },
+	{ "ends-differ-in-psn-of-a-write", IBV_QPT_RC, ends_differ_in_psn_of_a_write },
 	{ "ends-differ-in-mtu", IBV_QPT_RC, ends_differ_in_mtu },
 	{ "ends-differ-in-number", IBV_QPT_RC, ends_differ },
 	{ "ends-differ-in-address", IBV_QPT_RC, ends_differ },

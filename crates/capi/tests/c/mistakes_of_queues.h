@@ -17,14 +17,21 @@ static void sends_before_a_bind(struct end *a, struct end *b)
 	struct ibv_mw_bind bind = { .wr_id = 7, .send_flags = IBV_SEND_SIGNALED,
 		.bind_info = { .mr = bound, .addr = (uintptr_t)a->buf, .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ } };
 	OK(ibv_bind_mw(a->qp, mw, &bind));
-	if (wrong)
+	if (wrong) {
+		/* The SEND may fail for it. */
 		OK(ibv_dereg_mr(mr));
+		poll_one(a->cq);
+		to_err(a->qp), to_err(b->qp);
+		OK(ibv_dealloc_mw(mw));
+		OK(ibv_dereg_mr(bound));
+		return;
+	}
 	EQ(poll_one(a->cq).wr_id, 7);
 	poll_one(b->cq);
+	OK(post_recv(b, 8, 64));
 	usleep(100000); /* the completion of a SEND is believed then */
 	memset(own, 9, 64);
-	if (!wrong)
-		OK(ibv_dereg_mr(mr));
+	OK(ibv_dereg_mr(mr));
 	OK(ibv_bind_mw(a->qp, mw, &bind));
 	int n = 0;
 	while (post_send(a, 3, 8, 0) == 0)

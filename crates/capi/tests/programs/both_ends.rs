@@ -79,6 +79,15 @@ const MISTAKES: &[Mistake] = &[
         ],
     },
     Mistake {
+        name: "ends-differ-in-psn-of-a-write",
+        maker: &["ends-differ"],
+        peer: &["ends-differ"],
+        words: &[
+            ("maker", "failed: the packet sequence numbers of the two ends do not fit"),
+            ("peer", "are dropped: they begin at PSN 0x64, and rq_psn is 0x1"),
+        ],
+    },
+    Mistake {
         name: "ends-differ-in-mtu",
         maker: &["ends-differ"],
         peer: &["ends-differ"],

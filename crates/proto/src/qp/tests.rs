@@ -3,6 +3,7 @@
 mod answers;
 mod by_rule;
 mod calls;
+mod direct;
 mod facts;
 mod given_up;
 mod joined;
@@ -421,6 +422,15 @@ impl World {
         let mut headers = self.headers(Operation::Ack, psn);
         headers.aeth = Some(Aeth { syndrome, msn: 0 });
         self.receive(headers, &[]);
+    }
+
+    /// The peer has answered a packet.
+    fn known_to_peer(mut self) -> Self {
+        self.post(SendOp::Send, 1);
+        self.answer(0, Syndrome::ACK);
+        self.qp.sq_credit().release(1);
+        (self.device.sent, self.device.completions) = (Vec::new(), Vec::new());
+        self
     }
 
     /// The PSNs of the packets that were sent since the last call, and their lengths.

@@ -4,6 +4,14 @@ use anyverbs_proto::direct::WORTH_WAITING;
 
 use super::prelude::*;
 
+/// The peer answers an atomic, which is a message.
+fn become_known(t: &mut Pair, (a, b): (End, End)) {
+    t.post(a, 1001, SendOp::FetchAdd { at: b.mr.remote(0), add: 1 }, &[a.mr.sge(0, 8)]);
+    while t.sent(a).is_empty() {
+        t.run_for(Duration::from_nanos(500));
+    }
+}
+
 /// 400 WRITEs of `len` bytes by a program that keeps the queue full, with an atomic before the first, if `behind_an_atomic`.
 /// Returns the number of packets that asked for a WRITE.
 fn stream(t: &mut Pair, (a, b): (End, End), len: usize, behind_an_atomic: bool) -> usize {
@@ -34,7 +42,17 @@ fn stream(t: &mut Pair, (a, b): (End, End), len: usize, behind_an_atomic: bool) 
 fn a_stream_that_begins_without_messages_needs_none() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.do_directly(1.0);
+    become_known(&mut t, (a, b));
     assert_eq!(stream(&mut t, (a, b), 1000, false), 0);
+}
+
+/// A copy shows no PSN.
+#[test]
+fn a_connection_begins_with_messages_until_the_first_answer() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.do_directly(1.0);
+    // One ACK answers all that the queue holds.
+    assert_eq!(stream(&mut t, (a, b), 1000, false), 20);
 }
 
 #[test]

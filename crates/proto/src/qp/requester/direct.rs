@@ -33,6 +33,12 @@ impl Qp {
             && !self.rate.is_limited()
     }
 
+    /// Tells whether the peer has answered a packet of this connection. A copy shows no PSN: if the two ends differ in theirs, a message
+    /// has to find it. After 2^24 packets it is false once more, for one message.
+    pub(super) fn is_known_to_peer(&self) -> bool {
+        self.requester.una != self.attr.sq_psn
+    }
+
     /// Tells whether the device may write to the peer's memory in place of a WRITE that keeps no order with other requests.
     #[must_use]
     pub fn may_write_at_once(&self, len: u32) -> bool {
@@ -117,6 +123,7 @@ impl Qp {
         };
         let waits = is_reliable && !is_answered && sqe.len >= WORTH_WAITING;
         if !(is_answered && self.sq.done == position || waits)
+            || is_reliable && is_answered && !self.is_known_to_peer()
             || self.attr.state != QpState::Rts
             || self.rate.is_limited()
             || !(1..=MAX_DIRECT).contains(&sqe.len)

@@ -61,7 +61,7 @@ impl Qp {
         ShortWays {
             sends: self.may_send_short(props),
             receives: self.may_receive_short(),
-            directs: self.may_post_direct(),
+            directs: self.may_post_direct() && self.is_known_to_peer(),
         }
     }
 
