@@ -105,6 +105,11 @@ impl Reporter {
             };
             read.inspect_err(refused).ok()
         });
+        if !["1", "report", "fatal"].iter().any(|known| mode == OsStr::new(known)) {
+            say(&format!(
+                "anyverbs check: ANYVERBS_CHECK is {mode:?}, and may be report, fatal or 0; mistakes are reported\n"
+            ));
+        }
         let reporter = Self::new(&suppressions.unwrap_or_default(), file);
         Some(Self { is_fatal: mode == OsStr::new("fatal"), ..reporter })
     }

@@ -178,6 +178,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         Ok(status) => status,
         Err(error) => {
             eprintln!("anyverbs: cannot run {}: {error}", args.program[0].display());
+            // A document of nothing is one, and an empty file is none.
+            if let Some(Err(error)) = sarif.as_ref().map(Sarif::end) {
+                eprintln!("anyverbs: {error:#}");
+            }
             let missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(ExitCode::from(if missing { NOT_FOUND } else { CANNOT_RUN }));
         }

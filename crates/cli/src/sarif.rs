@@ -1,7 +1,6 @@
 //! Findings of `run --check` as a SARIF document (OASIS SARIF 2.1.0), which services for code scanning read.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -30,13 +29,18 @@ pub(crate) struct Sarif {
     in_use: File,
 }
 
+/// Whether a file of this name is a SARIF document.
+pub(crate) fn is_named(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("sarif"))
+}
+
 impl Sarif {
     /// Begins the document, if the name of the report asks for one. One that another launcher has begun, and uses, is joined.
     ///
     /// # Errors
     /// The files cannot be written.
     pub(crate) fn begin(report: &Path) -> anyhow::Result<Option<Self>> {
-        if report.extension() != Some(OsStr::new("sarif")) {
+        if !is_named(report) {
             return Ok(None);
         }
         let document = PathBuf::from(crate::args::absolute(report));

@@ -219,6 +219,19 @@ fn findings_become_a_sarif_document() {
 
 /// As the server and the client of a test do.
 #[test]
+fn a_program_that_is_not_there_leaves_a_document_without_findings() {
+    let scratch = Scratch::new("sarif-absent");
+    let file = scratch.0.join("found.SARIF");
+    let report = file.to_str().unwrap();
+    let words = ["--check", "--check-report", report, "--no-view", "--", "/nonexistent"];
+    assert_eq!(scratch.run(&words).status().unwrap().code(), Some(127));
+    let document: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(document["version"], "2.1.0");
+    assert!(!scratch.0.join("found.sarif.jsonl").exists());
+}
+
+#[test]
 fn two_launchers_that_run_at_once_share_a_sarif_document() {
     let scratch = Scratch::new("sarif-shared");
     let file = scratch.0.join("found.sarif");

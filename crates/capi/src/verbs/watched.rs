@@ -40,6 +40,7 @@ pub(super) fn watch_sends(qp: &mut ibv_qp_ex) {
     if checker().is_some() {
         qp.wr_start = Some(wr_start);
         qp.wr_complete = Some(wr_complete);
+        qp.wr_abort = Some(wr_abort);
         qp.wr_set_inline_data = Some(wr_set_inline_data);
         qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     }
@@ -217,6 +218,11 @@ pub(super) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise.
         return unsafe { verbs::refuse_wr(bad, wr, Errno::said(libc::EINVAL)) };
     }
+    // SAFETY: live, by the caller's promise.
+    if unsafe { in_row(qp.cast()) } {
+        let wrong = "ibv_post_send is called between ibv_wr_start and the end of that row";
+        ledger.is_out_of_order(qp as usize, wrong);
+    }
     // SAFETY: not NULL, hence live: the caller's promise.
     let is_datagram = unsafe { (*qp).qp_type } == IBV_QPT_UD;
     // SAFETY: the caller's promise.
@@ -349,6 +355,13 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 /// # Safety
 /// As there.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: NULL or live, by the caller's promise.
+    if unsafe { object::deref::<ibv_cq_ex>(cq.cast()) }
+        .is_some_and(|cq| cq.inner.iterator.is_mine())
+    {
+        let wrong = "ibv_poll_cq is called between ibv_start_poll and ibv_end_poll";
+        check::is_out_of_order(cq, wrong);
+    }
     let mut seen = SmallVec::<[Completion; 16]>::new();
     // SAFETY: the caller's promise.
     let poll = || unsafe { verbs::poll_each(cq, entries, wc, |wc| seen.push(completion(wc))) };
@@ -383,8 +396,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 /// `qp` is NULL or live.
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
-    let batch = unsafe { object::deref(qp) }.and_then(|qp| qp.inner.batch.as_ref());
-    if batch.is_some_and(Batch::is_mine) {
+    if unsafe { in_row(qp) } {
         check::is_out_of_order(
             qp,
             "ibv_wr_start is called again, and neither ibv_wr_complete nor ibv_wr_abort before",
@@ -392,6 +404,30 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     }
     // SAFETY: the caller's promise.
     unsafe { wr::wr_start(qp) };
+}
+
+/// Whether this thread has begun to build requests for a queue pair, and has not ended.
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe fn in_row(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: the caller's promise.
+    let batch = unsafe { object::deref(qp) }.and_then(|qp| qp.inner.batch.as_ref());
+    batch.is_some_and(Batch::is_mine)
+}
+
+/// As [`wr::wr_abort`].
+///
+/// # Safety
+/// As there.
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !in_row(qp) {
+            check::is_out_of_order(qp, "ibv_wr_abort is called, and no ibv_wr_start before it");
+        }
+        wr::wr_abort(qp);
+    }
 }
 
 /// A queue pair has ended. That is wrong between `ibv_wr_start` and the end of that row.
@@ -411,6 +447,10 @@ pub(super) fn ends_in_row(qp: &Qp) {
 pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if check::uses_dead(qp) {
         return Errno::said(libc::EINVAL).set();
+    }
+    // SAFETY: the caller's promise.
+    if !unsafe { in_row(qp) } {
+        check::is_out_of_order(qp, "ibv_wr_complete is called, and no ibv_wr_start before it");
     }
     // SAFETY: the caller's promise.
     let (batch, complete) = unsafe {

@@ -512,7 +512,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     )
 }
 
-unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+pub(crate) unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     if let Some(batch) = unsafe { batch(qp) } {
         batch.abort();

@@ -658,6 +658,7 @@ int main(int argc, char **argv)
 		{ "leak", IBV_QPT_RC, leak },
 		{ "extended-calls-out-of-order", IBV_QPT_RC, extended_calls_out_of_order },
 		{ "rows-not-ended", IBV_QPT_RC, rows_not_ended },
+		{ "calls-within-rows", IBV_QPT_RC, calls_within_rows },
 		{ "fields-without-completion", IBV_QPT_RC, fields_without_completion },
 		{ "sends-before-a-bind", IBV_QPT_RC, sends_before_a_bind },
 		{ "more-than-fits", IBV_QPT_RC, more_than_fits },

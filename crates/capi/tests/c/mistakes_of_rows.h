@@ -53,6 +53,33 @@ static void rows_not_ended(struct end *a, struct end *b)
 	OK(ibv_destroy_cq(e.cq));
 }
 
+/* Wrong: a row ends without a beginning, and other calls use the queue within a row. */
+static void calls_within_rows(struct end *a, struct end *b)
+{
+	(void)b;
+	struct end e = in_row(a, 0);
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e.qp);
+	struct ibv_cq_ex *cq = (struct ibv_cq_ex *)e.cq;
+	struct ibv_poll_cq_attr poll = { 0 };
+	struct ibv_wc wc;
+	ibv_wr_start(qp);
+	if (wrong)
+		post_send(&e, 1, 8, IBV_SEND_SIGNALED);
+	ibv_wr_abort(qp);
+	if (wrong) {
+		ibv_wr_abort(qp);
+		ibv_wr_complete(qp);
+	}
+	OK(ibv_start_poll(cq, &poll));
+	if (wrong)
+		ibv_poll_cq(e.cq, 1, &wc);
+	ibv_end_poll(cq);
+	while (ibv_poll_cq(e.cq, 1, &wc) == 1)
+		;
+	OK(ibv_destroy_qp(e.qp));
+	OK(ibv_destroy_cq(e.cq));
+}
+
 /* Wrong: a field that the program did not ask for, and one where there is no completion any more. */
 static void fields_without_completion(struct end *a, struct end *b)
 {

@@ -208,7 +208,20 @@ fn the_checker_blames_the_call_that_waits() {
 }
 
 #[test]
+fn the_checker_names_a_mode_that_it_does_not_know() {
+    for (mode, is_known) in [("yes", false), ("", false), ("1", true), ("report", true)] {
+        let (status, said, _) = check(["leak", "right", "plain"], mode, "");
+        assert_eq!(status, Some(0), "{said}");
+        assert_eq!(said.contains("may be report, fatal or 0"), !is_known, "{mode:?}: {said}");
+    }
+}
+
+#[test]
 fn the_checker_knows_the_rows_of_the_extended_calls() {
+    let said = finds("calls-within-rows", &["extended-calls-out-of-order"; 4]);
+    for call in ["ibv_post_send", "ibv_wr_abort", "ibv_wr_complete", "ibv_poll_cq"] {
+        assert!(said.contains(&format!("{call} is called")), "{said}");
+    }
     let said = finds("rows-not-ended", &["extended-calls-out-of-order"; 4]);
     let (said, _) = said.split_once("anyverbs check: summary").unwrap();
     for call in ["ibv_wr_start", "ibv_start_poll", "ibv_destroy_qp", "ibv_destroy_cq"] {

@@ -1,7 +1,6 @@
 //! Reading traces and findings.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -200,7 +199,7 @@ impl Story {
         let mut reader = BufReader::new(File::open(path)?);
         let sarif = "it is a SARIF document, which is for services of code scanning; give --check-report a name that does \
                      not end in .sarif, and read those lines of JSON";
-        anyhow::ensure!(path.extension() != Some(OsStr::new("sarif")), sarif);
+        anyhow::ensure!(!crate::sarif::is_named(path), sarif);
         let mut known = HashMap::new();
         let mut open = Open::new();
         let mut bytes = Vec::new();
