@@ -13,6 +13,7 @@ mod map;
 mod memory;
 mod report;
 pub mod stack;
+mod uncancelled;
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::catalogue::Check;
 use crate::stack::Stack;
+use crate::uncancelled::Uncancelled;
 
 /// The exit status of a program with findings that would end with 0.
 pub(crate) const STATUS: i32 = 66;
@@ -161,6 +162,8 @@ impl Reporter {
         if alike > MOST_ALIKE {
             return false;
         }
+        // The ledger is locked.
+        let _uncancelled = Uncancelled::new();
         let shown = Shown::new(finding);
         self.findings += 1;
         if is_said {
@@ -238,6 +241,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Writes to standard error. A closed one is ignored.
 pub(crate) fn say(text: &str) {
+    let _uncancelled = Uncancelled::new();
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

@@ -15,6 +15,7 @@ use backtrace::BytesOrWideString;
 use parking_lot::Mutex;
 
 use crate::map::{Map, Product};
+use crate::uncancelled::Uncancelled;
 
 /// Frames that are kept.
 const MOST: usize = 48;
@@ -158,6 +159,8 @@ impl Cache {
 
 /// The memory of this thread's stack. Empty if the system does not tell.
 fn own_stack() -> Range<usize> {
+    // That of the first thread stands in a file.
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the attributes are initialised by the first call and destroyed once; the results are writable.
     unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
@@ -321,6 +324,8 @@ pub(crate) struct Frame {
 impl Frame {
     /// The functions at an address: more than one where the compiler has put one into another.
     fn at(address: usize) -> Vec<Self> {
+        // Names stand in files, and they are read below a lock.
+        let _uncancelled = Uncancelled::new();
         let mut frames = Vec::new();
         // The call stands before the return address.
         let call = address.wrapping_sub(1) as *mut c_void;

@@ -606,3 +606,25 @@ fn the_checker_obeys_its_settings() {
     let (status, said, found) = check([id, "wrong", "plain"], "0", "");
     assert_eq!((status, found, said.as_str()), (Some(0), Vec::new(), ""));
 }
+
+/// Compiles a program of its own, runs it under the checker, and removes it.
+fn check_alone(
+    name: &str,
+    options: &[&str],
+    words: &[&str],
+    mode: &str,
+) -> (Option<i32>, String, Vec<String>) {
+    let program = libraries().join(format!("{name}-{}.{}", words[0], std::process::id()));
+    compile(name, &program, options);
+    let found = check_program(&program, words, (mode, ""), &[]);
+    let _ = fs::remove_file(program);
+    found
+}
+
+const INLINE_TOO_LONG: &str = "inline-too-long";
+
+#[test]
+fn a_thread_that_is_cancelled_in_a_finding_stops_no_other() {
+    let (status, said, found) = check_alone("cancelled_in_finding", &[], &[""], "1");
+    assert_eq!((status, &found[..]), (Some(66), &[INLINE_TOO_LONG.to_owned()][..]), "{said}");
+}
