@@ -129,18 +129,22 @@ impl Checker {
             thread::sleep(LATE);
             self.ledger().is_late(address, call, stack);
         };
-        // The program's handlers of signals run in its own threads.
-        // SAFETY: plain data, and the masks are those of the calling thread.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut old: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            let spawned = thread::Builder::new().name("av-check".into()).spawn(report);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-            // The device's log tells of it in any case.
-            drop(spawned);
-        }
+        // If there is no thread, the device's log tells of it in any case.
+        in_own_thread(report);
+    }
+}
+
+/// Works in a thread of its own, unless the system has none to give. The program's handlers of signals run in the program's threads.
+fn in_own_thread(work: impl FnOnce() + Send + 'static) {
+    // SAFETY: plain data, and the masks are those of the calling thread.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let spawned = thread::Builder::new().name("av-check".into()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        drop(spawned);
     }
 }
 

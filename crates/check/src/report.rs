@@ -1,12 +1,13 @@
 //! Reports: their words, where they go, and which are wanted.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_int};
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::mpsc;
 
 use anyverbs_environment as environment;
 use serde_json::{Value, json};
@@ -180,8 +181,7 @@ impl Reporter {
             self.file = None;
         }
         if self.is_fatal {
-            // SAFETY: NULL means all streams.
-            unsafe { libc::fflush(std::ptr::null_mut()) };
+            write_streams();
             // SAFETY: ends the process.
             unsafe { libc::_exit(STATUS) };
         }
@@ -237,6 +237,35 @@ impl Reporter {
 
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
+}
+
+unsafe extern "C" {
+    static stdout: *mut libc::FILE;
+    static stderr: *mut libc::FILE;
+    fn ftrylockfile(stream: *mut libc::FILE) -> c_int;
+    fn fflush_unlocked(stream: *mut libc::FILE) -> c_int;
+    fn funlockfile(stream: *mut libc::FILE);
+}
+
+/// Writes what the program's streams hold. A thread that waits in a read has the lock of its stream, perhaps for good.
+fn write_streams() {
+    // As long as their readers need.
+    // SAFETY: streams of the C library, and one that is locked here is released here.
+    unsafe {
+        for stream in [stdout, stderr] {
+            if ftrylockfile(stream) == 0 {
+                fflush_unlocked(stream);
+                funlockfile(stream);
+            }
+        }
+    }
+    let (sender, receiver) = mpsc::channel::<()>();
+    crate::in_own_thread(move || {
+        // SAFETY: NULL means all streams.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        drop(sender);
+    });
+    let _ = receiver.recv_timeout(crate::LATE);
 }
 
 /// Writes to standard error. A closed one is ignored.

@@ -628,3 +628,17 @@ fn a_thread_that_is_cancelled_in_a_finding_stops_no_other() {
     let (status, said, found) = check_alone("cancelled_in_finding", &[], &[""], "1");
     assert_eq!((status, &found[..]), (Some(66), &[INLINE_TOO_LONG.to_owned()][..]), "{said}");
 }
+
+#[test]
+fn a_fatal_finding_ends_the_program_whatever_its_other_threads_do() {
+    let file = env::temp_dir().join(format!("anyverbs-fatal-{}", std::process::id()));
+    for (word, is_in_file) in [("alone", true), ("reads", false)] {
+        let words = [word, file.to_str().unwrap()];
+        let (status, said, found) = check_alone("fatal_beside_reader", &[], &words, "fatal");
+        assert_eq!((status, found), (Some(66), vec![INLINE_TOO_LONG.to_owned()]), "{word}: {said}");
+        assert!(said.contains("on standard output"), "{word}: {said}");
+        let written = fs::read_to_string(&file).unwrap();
+        assert!(written == "in the file" || !is_in_file, "{word}: {written}");
+    }
+    let _ = fs::remove_file(file);
+}
