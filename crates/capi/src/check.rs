@@ -27,8 +27,9 @@ use crate::{abi::*, errno::Errno};
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// Before the program: what is told first to the C library runs last at exit. So destructors of the program run before the search
-/// for objects that are left.
+/// Before the program, unless that loads the library by dlopen(3). What is told first to the C library runs last at exit. So destructors of
+/// the program run before the search for objects that are left. With dlopen(3) the program's destructors, and the handlers that it has
+/// registered before, run behind the search.
 #[cfg(not(test))]
 extern "C" fn at_load() {
     let read: anyverbs_check::Read = |from, to| {

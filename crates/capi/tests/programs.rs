@@ -82,10 +82,10 @@ fn compile_by(compiler: &str, name: &str, program: &Path, options: &[&str]) {
         ])
         .arg(program)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c"))
+        .args(options)
         .arg("-L")
         .arg(libraries())
         .args(["-lrdmacm", "-libverbs", "-ldl"])
-        .args(options)
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

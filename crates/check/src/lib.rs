@@ -99,7 +99,7 @@ pub fn init(read: Read, drops_of: DropsOf) {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
         unsafe {
-            // The handlers of an object run when its turn comes. This one belongs to none, and runs last.
+            // The handlers of an object run when its turn comes. This one belongs to none, and runs behind all that are registered later.
             on_exit(at_exit, ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }
@@ -169,6 +169,8 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         ledger.end(status);
         ledger.has_findings()
     };
+    // The program's handlers that are still to run may end objects.
+    drop(ledger);
     drop(quiet);
     if has_findings && status == 0 {
         // SAFETY: within exit(3), of the same thread.

@@ -642,3 +642,13 @@ fn a_fatal_finding_ends_the_program_whatever_its_other_threads_do() {
     }
     let _ = fs::remove_file(file);
 }
+
+#[test]
+fn a_program_that_loads_the_library_late_ends() {
+    for word in ["ends", "leaves"] {
+        let options = ["-Wl,--as-needed"];
+        let (status, said, found) = check_alone("loads_late", &options, &[word], "1");
+        assert_eq!((status, found), (Some(66), vec!["leak".to_owned()]), "{word}: {said}");
+        assert!(said.contains("the handler has run"), "{word}: {said}");
+    }
+}
