@@ -652,3 +652,9 @@ fn a_program_that_loads_the_library_late_ends() {
         assert!(said.contains("the handler has run"), "{word}: {said}");
     }
 }
+
+#[test]
+fn a_list_that_the_device_does_not_read_is_not_read() {
+    let (status, said, found) = check_alone("lists_under_check", &[], &["count"], "1");
+    assert_eq!((status, found), (Some(0), vec![]), "{said}");
+}
