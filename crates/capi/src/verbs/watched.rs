@@ -490,16 +490,18 @@ unsafe extern "C" fn wr_set_inline_data_list(
     let is_read = !qp.is_null() && !list.is_null() && count <= anyverbs::MAX_SGE;
     if let Some(checker) = checker().filter(|_| is_read) {
         // SAFETY: the caller's promise.
-        let list = (0..count).map(|n| unsafe { list.add(n).read() });
-        let pieces = list.map(|buf| Piece {
-            addr: buf.addr as u64,
-            len: u32::try_from(buf.length).unwrap_or(u32::MAX),
-            lkey: 0,
-        });
-        // SAFETY: as above.
         let batch = unsafe { object::deref(qp) }.and_then(|qp| qp.inner.batch.as_ref());
-        let built = batch.map(Batch::works).unwrap_or_default();
-        checker.ledger().sets_inline(qp as usize, pieces.collect(), built);
+        let built = batch.map(Batch::works_to_fill).unwrap_or_default();
+        if !built.is_empty() {
+            // SAFETY: as above.
+            let list = (0..count).map(|n| unsafe { list.add(n).read() });
+            let pieces = list.map(|buf| Piece {
+                addr: buf.addr as u64,
+                len: u32::try_from(buf.length).unwrap_or(u32::MAX),
+                lkey: 0,
+            });
+            checker.ledger().sets_inline(qp as usize, pieces.collect(), built);
+        }
     }
     // SAFETY: the caller's promise.
     unsafe { wr::wr_set_inline_data_list(qp, count, list) };

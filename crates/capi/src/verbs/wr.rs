@@ -349,6 +349,12 @@ impl Batch {
         self.requests.with(all).unwrap_or_default()
     }
 
+    /// The same, for data that is given to the last of them. None if the device takes no more, since the program has made a mistake.
+    pub(super) fn works_to_fill(&self) -> Works {
+        let has_failed = self.requests.with(|requests| requests.failed.is_some());
+        if has_failed == Some(false) { self.works() } else { Works::new() }
+    }
+
     /// Posts everything, or nothing.
     fn complete(&self, qp: &Qp) -> Result<(), Errno> {
         let post = |requests: &mut Requests| {

@@ -1,7 +1,7 @@
 /*
  * Calls that the device refuses, and that the checker must not take for others.
  *
- *   lists_under_check count
+ *   lists_under_check count|failed
  */
 #include "check.h"
 
@@ -43,6 +43,19 @@ static void count(struct ibv_qp_ex *qp)
 	REFUSES(ibv_wr_complete(qp), EINVAL);
 }
 
+/* The queue pair takes no WRITE, so the row has failed: the inline data is for no request. */
+static void failed(struct ibv_qp_ex *qp)
+{
+	ibv_wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(qp);
+	ibv_wr_set_inline_data(qp, a.buf, 8);
+	ibv_wr_rdma_write(qp, 0, 0);
+	ibv_wr_set_inline_data(qp, a.buf, 128);
+	TRUE(ibv_wr_complete(qp) != 0);
+}
+
 int main(int argc, char **argv)
 {
 	TRUE(argc == 2);
@@ -51,6 +64,8 @@ int main(int argc, char **argv)
 	struct ibv_qp_ex *qp = begin(pd);
 	if (strcmp(argv[1], "count") == 0)
 		count(qp);
+	else
+		failed(qp);
 	free_end(&a), free_end(&b);
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));

@@ -658,3 +658,9 @@ fn a_list_that_the_device_does_not_read_is_not_read() {
     let (status, said, found) = check_alone("lists_under_check", &[], &["count"], "1");
     assert_eq!((status, found), (Some(0), vec![]), "{said}");
 }
+
+#[test]
+fn inline_data_of_a_row_that_has_failed_is_no_mistake_of_another_request() {
+    let (status, said, found) = check_alone("lists_under_check", &[], &["failed"], "1");
+    assert_eq!((status, found), (Some(0), vec![]), "{said}");
+}
