@@ -1,7 +1,7 @@
 /*
  * Calls that the device refuses, and that the checker must not take for others.
  *
- *   lists_under_check count|failed
+ *   lists_under_check count|failed|null
  */
 #include "check.h"
 
@@ -56,6 +56,18 @@ static void failed(struct ibv_qp_ex *qp)
 	TRUE(ibv_wr_complete(qp) != 0);
 }
 
+/* No queue pair has the address 0, so the queue pairs without an SRQ have none there. */
+static void null(void)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)a.buf, .length = 64, .lkey = a.mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+	TRUE(a.qp->context->ops.post_recv(NULL, &wr, &bad) != 0);
+	OK(post_recv(&a, 1, 64));
+	/* A mistake. */
+	OK(ibv_dereg_mr(a.mr));
+	a.mr = ibv_reg_mr(a.qp->pd, a.buf, BUF, IBV_ACCESS_LOCAL_WRITE);
+}
+
 int main(int argc, char **argv)
 {
 	TRUE(argc == 2);
@@ -64,8 +76,10 @@ int main(int argc, char **argv)
 	struct ibv_qp_ex *qp = begin(pd);
 	if (strcmp(argv[1], "count") == 0)
 		count(qp);
-	else
+	else if (strcmp(argv[1], "failed") == 0)
 		failed(qp);
+	else
+		null();
 	free_end(&a), free_end(&b);
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));

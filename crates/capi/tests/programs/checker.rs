@@ -664,3 +664,10 @@ fn inline_data_of_a_row_that_has_failed_is_no_mistake_of_another_request() {
     let (status, said, found) = check_alone("lists_under_check", &[], &["failed"], "1");
     assert_eq!((status, found), (Some(0), vec![]), "{said}");
 }
+
+#[test]
+fn a_post_to_no_queue_pair_leaves_the_checks_on() {
+    let (status, said, found) = check_alone("lists_under_check", &[], &["null"], "1");
+    let wanted = vec!["mr-deregistered-with-work".to_owned()];
+    assert_eq!((status, found), (Some(66), wanted), "{said}");
+}
