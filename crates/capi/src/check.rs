@@ -5,6 +5,7 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     fmt,
+    mem::ManuallyDrop,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -37,7 +38,7 @@ extern "C" fn at_load() {
         // SAFETY: the destination is writable; the copy survives a source that is not mapped.
         unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), from, to.len()) }.is_ok()
     };
-    anyverbs_check::init(read, crate::verbs::drops_at_exit);
+    anyverbs_check::init(read, crate::verbs::drops_at_exit, crate::log::prepare);
 }
 
 /// An object was given to the program.
@@ -202,8 +203,9 @@ thread_local! {
             is_refused: Cell::new(false),
         }
     };
-    /// The refusal by a persona of what the thread posted.
-    static REFUSAL: Cell<Option<Refusal>> = const { Cell::new(None) };
+    /// The refusal by a persona of what the thread posted. It needs no destructor, since the post takes it. One would be noted with the
+    /// ledger locked ([`anyverbs_check::init`]).
+    static REFUSAL: Cell<Option<ManuallyDrop<Refusal>>> = const { Cell::new(None) };
 }
 
 /// A call that a persona may refuse, while it lives. A report names it.
@@ -250,7 +252,7 @@ pub(crate) fn refused_by_persona(lacks: &'static str, why: &dyn fmt::Display) {
         let call = doing.call.get().unwrap_or("the call");
         let refusal = Refusal { call, lacks, why: why.to_string() };
         if doing.is_posting.get() {
-            REFUSAL.set(Some(refusal));
+            REFUSAL.set(Some(ManuallyDrop::new(refusal)));
             doing.is_refused.set(true);
         } else {
             checker.ledger().refused_by_persona(&refusal);
@@ -272,7 +274,7 @@ pub(crate) fn posts(ledger: &mut Ledger, name: &'static str, tell: impl FnOnce(&
         doing.is_refused.take()
     });
     if is_refused && let Some(refusal) = REFUSAL.take() {
-        ledger.refused_by_persona(&refusal);
+        ledger.refused_by_persona(&ManuallyDrop::into_inner(refusal));
     }
 }
 

@@ -33,6 +33,11 @@ thread_local! {
     static WORDS: Cell<Option<(String, Option<Cause>)>> = const { Cell::new(None) };
 }
 
+/// Makes this thread's [`WORDS`], whose destructor the C library notes.
+pub(crate) fn prepare() {
+    let _ = WORDS.try_with(|_| ());
+}
+
 /// Reasons are for people: numbers are compared.
 impl PartialEq for Errno {
     fn eq(&self, other: &Self) -> bool {

@@ -1,6 +1,7 @@
 //! The destination of the device's log: stderr, filtered by `ANYVERBS_LOG` (levels of all or of modules; default `warn`).
 
 use std::{
+    cell::Cell,
     io::{self, Write},
     sync::Once,
 };
@@ -27,12 +28,29 @@ impl<S: Subscriber> Layer<S> for WhileThreadLives {
     }
 }
 
+thread_local!(static IS_MUTE: Cell<bool> = const { Cell::new(false) });
+
+/// The target of a line that nobody sees.
+const PREPARES: &str = "anyverbs_prepares";
+
+/// Makes the variables of this thread that a line of the log needs, and those of a refusal. They have destructors
+/// ([`anyverbs_check::init`]).
+pub(crate) fn prepare() {
+    crate::errno::prepare();
+    IS_MUTE.set(true);
+    tracing::error!(target: PREPARES, "the thread can log");
+    IS_MUTE.set(false);
+}
+
 /// The process's stderr. Unlike write(2) this is no cancellation point, and it does not take the standard library's
 /// lock. The caller may hold locks, and may be a thread that the program cancels.
 struct Stderr;
 
 impl io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if IS_MUTE.get() {
+            return Ok(bytes.len());
+        }
         // SAFETY: the bytes live.
         let n = unsafe {
             libc::syscall(libc::SYS_write, libc::STDERR_FILENO, bytes.as_ptr(), bytes.len())
@@ -93,7 +111,7 @@ pub(crate) fn init() {
             .log_internal_errors(false)
             .finish()
             .with(WhileThreadLives)
-            .with(filter);
+            .with(filter.with_target(PREPARES, LevelFilter::ERROR));
         // No other code in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
         crate::faults::init();

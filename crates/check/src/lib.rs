@@ -15,15 +15,16 @@ mod report;
 pub mod stack;
 mod uncancelled;
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyverbs_sanitizers::Quiet;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use catalogue::Check;
 pub use facts::{
@@ -40,7 +41,11 @@ use stack::Stack;
 #[derive(Debug)]
 pub struct Checker {
     ledger: Mutex<Ledger>,
+    /// Makes what a thread of the caller needs, and what has a destructor.
+    prepare: fn(),
 }
+
+thread_local!(static IS_PREPARED: Cell<bool> = const { Cell::new(false) });
 
 /// This process was forked by one that is checked, while that had objects. The ledger is its parent's, whose objects are not its own.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -93,8 +98,9 @@ extern "C" fn in_child() {
     IS_CHILD.store(!is_anew, Ordering::Relaxed);
 }
 
-/// Reads the environment, when the library is loaded. `read` looks at the program's memory.
-pub fn init(read: Read, drops_of: DropsOf) {
+/// Reads the environment, when the library is loaded. `read` looks at the program's memory. `prepare` makes the variables of a thread that the
+/// caller uses with the ledger locked, and that have a destructor.
+pub fn init(read: Read, drops_of: DropsOf, prepare: fn()) {
     let checker = CHECKER.get_or_init(|| {
         let reporter = Reporter::from_environment()?;
         // SAFETY: extern "C" functions without preconditions.
@@ -103,14 +109,33 @@ pub fn init(read: Read, drops_of: DropsOf) {
             on_exit(at_exit, ptr::null_mut());
             libc::pthread_atfork(None, None, Some(in_child));
         }
-        Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read, drops_of)) })
+        Some(Checker { ledger: Mutex::new(Ledger::new(reporter, read, drops_of)), prepare })
     });
     let _: &Option<Checker> = checker;
 }
 
 impl Checker {
+    /// The C library notes each destructor of a thread's variable with the loader's lock. A thread in dlopen(3) has that lock while
+    /// constructors run, which may wait for the ledger. So nobody may wait for it with the ledger locked.
+    #[inline]
+    fn prepare(&self) {
+        if !IS_PREPARED.get() {
+            self.prepare_thread();
+        }
+    }
+
+    #[cold]
+    fn prepare_thread(&self) {
+        IS_PREPARED.set(true);
+        stack::make_cache();
+        // The lock's own, which it needs when it waits.
+        Condvar::new().wait_until(&mut Mutex::new(()).lock(), Instant::now());
+        (self.prepare)();
+    }
+
     /// The ledger. Calls into the device may be made while it is locked, if they do not wait.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.prepare();
         self.ledger.lock()
     }
 
@@ -129,22 +154,23 @@ impl Checker {
             thread::sleep(LATE);
             self.ledger().is_late(address, call, stack);
         };
-        // If there is no thread, the device's log tells of it in any case.
-        in_own_thread(report);
+        let spawn = || thread::Builder::new().name("av-check".into()).spawn(report);
+        // The device's log tells of it in any case.
+        drop(without_signals(spawn));
     }
 }
 
-/// Works in a thread of its own, unless the system has none to give. The program's handlers of signals run in the program's threads.
-fn in_own_thread(work: impl FnOnce() + Send + 'static) {
+/// Makes a thread, which begins with this one's signals: none. The program's handlers of signals run in its own threads.
+fn without_signals<T>(make: impl FnOnce() -> T) -> T {
     // SAFETY: plain data, and the masks are those of the calling thread.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        let spawned = thread::Builder::new().name("av-check".into()).spawn(work);
+        let made = make();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        drop(spawned);
+        made
     }
 }
 
@@ -159,6 +185,7 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let status = status & 0xff;
     // Until this function ends: the program has further work at exit.
     let quiet = Quiet::new();
+    checker.prepare();
     // A thread that is stopped in the middle of a call may hold it.
     let Some(mut ledger) = checker.ledger.try_lock_for(LATE) else {
         return;

@@ -1,13 +1,14 @@
 //! Reports: their words, where they go, and which are wanted.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, c_int};
+use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::mpsc;
+use std::ptr;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyverbs_environment as environment;
 use serde_json::{Value, json};
@@ -259,13 +260,27 @@ fn write_streams() {
             }
         }
     }
-    let (sender, receiver) = mpsc::channel::<()>();
-    crate::in_own_thread(move || {
-        // SAFETY: NULL means all streams.
-        unsafe { libc::fflush(std::ptr::null_mut()) };
-        drop(sender);
+    // The standard library's threads and channels would wait for the loader, and the ledger is locked.
+    let mut thread: libc::pthread_t = 0;
+    // SAFETY: the function uses no argument.
+    let failed = crate::without_signals(|| unsafe {
+        libc::pthread_create(&raw mut thread, ptr::null(), write_all_streams, ptr::null_mut())
     });
-    let _ = receiver.recv_timeout(crate::LATE);
+    if failed == 0 {
+        let are_written = ARE_WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = WRITTEN.wait_timeout_while(are_written, crate::LATE, |are_written| !*are_written);
+    }
+}
+
+static ARE_WRITTEN: Mutex<bool> = Mutex::new(false);
+static WRITTEN: Condvar = Condvar::new();
+
+extern "C" fn write_all_streams(_: *mut c_void) -> *mut c_void {
+    // SAFETY: NULL means all streams.
+    unsafe { libc::fflush(ptr::null_mut()) };
+    *ARE_WRITTEN.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    WRITTEN.notify_one();
+    ptr::null_mut()
 }
 
 /// Writes to standard error. A closed one is ignored.

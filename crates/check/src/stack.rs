@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, OsStr, c_void};
+use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt;
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -105,6 +105,12 @@ struct Cache {
 const MOST_KNOWN: usize = 2048;
 
 thread_local!(static CACHE: RefCell<Option<Cache>> = const { RefCell::new(None) });
+
+/// Makes the thread's cache, whose destructor the C library notes.
+pub(crate) fn make_cache() {
+    // A thread that ends has none any more.
+    let _ = CACHE.try_with(|_| ());
+}
 
 impl Cache {
     fn new() -> Self {
@@ -236,26 +242,68 @@ impl Stack {
 
 /// Where the object begins that has this address.
 fn object(address: usize) -> Option<usize> {
-    named_object(address).map(|(begin, _)| begin)
+    find_object(address).map(|(begin, _)| begin)
+}
+
+/// A look for the object that has an address.
+struct Search {
+    address: usize,
+    found: Option<(usize, *const libc::c_char)>,
 }
 
 /// The object that has this address: where it begins, and the path by which it was loaded.
-fn named_object(address: usize) -> Option<(usize, *const libc::c_char)> {
-    // SAFETY: all-zero is a valid Dl_info.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: `info` is writable; any address may be asked for.
-    let found = unsafe { libc::dladdr(address as *const c_void, &raw mut info) } != 0;
-    found.then_some((info.dli_fbase as usize, info.dli_fname))
+fn named_object(address: usize) -> Option<(usize, PathBuf)> {
+    let (begin, path) = find_object(address)?;
+    // SAFETY: a text of the loader, which lasts as long as the object, whose function is running.
+    let path = if path.is_null() { c"" } else { unsafe { CStr::from_ptr(path) } };
+    let path = OsStr::from_bytes(path.to_bytes());
+    // The program itself has the name by which it was started.
+    let started = || std::env::args_os().next().unwrap_or_default();
+    Some((begin, if path.is_empty() { started().into() } else { path.into() }))
+}
+
+/// The object that has this address: where it begins, and the loader's text for it, which is empty for the program.
+///
+/// dladdr(3) would wait for a thread in dlopen(3), until the constructors of what that loads have returned. They may wait for a lock
+/// that the caller has. This waits for no constructor.
+fn find_object(address: usize) -> Option<(usize, *const libc::c_char)> {
+    let mut search = Search { address, found: None };
+    // SAFETY: the function gets the search, which lives.
+    unsafe { libc::dl_iterate_phdr(Some(look_into), (&raw mut search).cast()) };
+    search.found
+}
+
+/// Ends the search if this object has the address.
+///
+/// # Safety
+/// `info` and its headers are the loader's, and `search` is a [`Search`].
+unsafe extern "C" fn look_into(
+    info: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    search: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+    if info.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: as above.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+    let mut begins = loaded().map(|header| info.dlpi_addr.wrapping_add(header.p_vaddr) as usize);
+    let has_it = |(begin, len)| search.address.wrapping_sub(begin) < len;
+    if begins.clone().zip(loaded().map(|header| header.p_memsz as usize)).any(has_it) {
+        // The segments are in order, and a page begins with the first.
+        search.found = begins.next().map(|first| (first & !0xfff, info.dlpi_name));
+    }
+    search.found.is_some().into()
 }
 
 /// The object that has this address: where it begins, and its path. That of the program is the one by which the system knows it.
 fn path_of_object(address: usize) -> Option<(usize, String)> {
-    let (begin, path) = named_object(address)?;
+    let (begin, loaded) = named_object(address)?;
     let own = if object(entry()) == Some(begin) { std::env::current_exe().ok() } else { None };
-    // SAFETY: a text of the loader, which lasts as long as the object.
-    let loaded = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
-    let path = own.or_else(|| Some(Path::new(OsStr::from_bytes(loaded?.to_bytes())).into()))?;
-    Some((begin, path.to_string_lossy().into_owned()))
+    Some((begin, own.unwrap_or(loaded).to_string_lossy().into_owned()))
 }
 
 /// The return addresses in the program of the call that it has made, the innermost first.
@@ -285,9 +333,7 @@ impl Caller {
             return Self { functions, objects: Vec::new(), offset: address as u64 };
         };
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        // SAFETY: a text of the loader, which lasts as long as the object, whose function is running.
-        let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
-        let loaded = path.and_then(|path| name(Path::new(OsStr::from_bytes(path.to_bytes()))));
+        let loaded = name(&path);
         let own = || std::env::current_exe().ok().and_then(|path| name(&path));
         let own = if object(entry()) == Some(begin) { own() } else { None };
         let mut objects: Vec<_> = loaded.into_iter().chain(own).collect();

@@ -671,3 +671,27 @@ fn a_post_to_no_queue_pair_leaves_the_checks_on() {
     let wanted = vec!["mr-deregistered-with-work".to_owned()];
     assert_eq!((status, found), (Some(66), wanted), "{said}");
 }
+
+#[test]
+fn a_thread_that_loads_a_library_and_one_that_makes_calls_both_end() {
+    let file = |name: &str| libraries().join(format!("{name}{}", std::process::id()));
+    let (library, program) = (file("libloads.so"), file("loads_library"));
+    compile("loads_library", &library, &["-DLIBRARY", "-shared", "-fPIC"]);
+    compile("loads_library", &program, &["-rdynamic"]);
+    // A rule about a site looks for the names of callers, as a report does.
+    let script: &[_] = &[("ANYVERBS_FAULTS", "ibv_alloc_pd from nowhere fails with EIO")];
+    for (word, configuration, findings) in
+        [("first", &[][..], 1), ("later", &[], 2), ("later", script, 2)]
+    {
+        let words = [library.to_str().unwrap(), word];
+        let (status, said, found) = check_program(&program, &words, ("1", ""), configuration);
+        let wanted = vec![INLINE_TOO_LONG; findings];
+        assert_eq!(
+            (status, found.iter().map(String::as_str).collect()),
+            (Some(66), wanted),
+            "{word}: {said}"
+        );
+        assert!(said.contains("loads_library.c:"), "{word}: {said}");
+    }
+    let _ = (fs::remove_file(program), fs::remove_file(library));
+}
