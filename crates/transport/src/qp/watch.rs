@@ -1,4 +1,5 @@
-//! The watch of a queue pair tells a capture and a trace what it does, and asks a script of faults. It is absent unless there is any.
+//! The watch of a queue pair tells a capture and a trace what it does, and asks a script of faults. It is absent unless there is any, or the
+//! device has partitions.
 //!
 //! [`DeviceEnv`](super::env::DeviceEnv) tells of packets that leave, completions and counts, [`Poster`](super::Poster) of work requests, and the
 //! receiving thread of packets that come. Datagrams are captured by their port, where damaged and unclaimed ones are seen as well.
