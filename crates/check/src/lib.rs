@@ -133,7 +133,7 @@ impl Checker {
         (self.prepare)();
     }
 
-    /// The ledger. Calls into the device may be made while it is locked, if they do not wait.
+    /// The ledger. Calls into the device may be made while it is locked, if they wait for no other call of the program.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.prepare();
         self.ledger.lock()
