@@ -55,8 +55,8 @@ const MISTAKES: &[Mistake] = &[
         maker: &["receive-too-small"],
         peer: &["receive-too-small"],
         words: &[
-            ("maker", "the message has 8 bytes or more, and the receive buffer 7"),
-            ("peer", "the message has 8 bytes or more, and the receive buffer 7"),
+            ("maker", "failed: the message has 8 bytes or more, and the receive buffer 7"),
+            ("peer", "failed: the message has 8 bytes or more, and the receive buffer 7"),
         ],
     },
     Mistake {

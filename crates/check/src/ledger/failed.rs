@@ -62,6 +62,11 @@ pub(super) fn check_of(cause: Cause) -> Option<Check> {
     })
 }
 
+/// Whether the peer has no part in a failure: the causes of `IBV_WC_LOC_PROT_ERR`.
+fn is_local(cause: Cause) -> bool {
+    cause.number() / 100 == 4
+}
+
 impl Ledger {
     pub(super) fn check_failure(&mut self, qp: usize, completion: &Completion, posted: &Posted) {
         let cause = u16::try_from(completion.cause).ok().and_then(Cause::from_number);
@@ -74,8 +79,8 @@ impl Ledger {
         let owner = self.owner(qp, completion.is_receive);
         let culprit = owner.and_then(|owner| self.culprit(owner, cause, posted));
         let why = match culprit {
-            None if !completion.is_receive => self.words_of_log(qp, cause, work.wr_id),
-            _ => None,
+            None => self.words_of_log(qp, cause, (work.wr_id, completion.is_receive)),
+            Some(_) => None,
         };
         let mut what = format!(
             "a {} (wr_id {:#x}) of queue pair {:#08x} failed: {}",
@@ -108,7 +113,7 @@ impl Ledger {
             stacks.push(("The region was deregistered here".into(), ended));
             stacks.push(("The region was registered here".into(), made));
         }
-        if let Some((peer, number)) = self.peer_in_process(qp) {
+        if let Some((peer, number)) = self.peer_in_process(qp).filter(|_| !is_local(cause)) {
             // Both ends are here, and learn it. One report names both. If the peer's came first, since the peer was reset, there are two: this one
             // alone knows where the work was posted.
             if matches!(check, Check::NoReceive | Check::Rights) {
@@ -209,12 +214,17 @@ impl Ledger {
         Some((facts, self.origins_of_region(*address)))
     }
 
-    /// The words that the log has for this failure of a request.
-    fn words_of_log(&self, qp: usize, cause: Cause, wr_id: u64) -> Option<String> {
+    /// The words that the log has for this failure.
+    fn words_of_log(
+        &self,
+        qp: usize,
+        cause: Cause,
+        (wr_id, is_receive): (u64, bool),
+    ) -> Option<String> {
         let facts = (self.drops_of)(qp, Instant::now() + LONGEST_WAIT);
         facts.into_iter().find_map(|facts| match facts.reason {
             Dropped::Work { cause: of, wr_id: id, why } => {
-                (of == cause.number() && id == wr_id).then_some(why)
+                (of == cause.number() && (is_receive || id == wr_id)).then_some(why)
             }
             _ => None,
         })

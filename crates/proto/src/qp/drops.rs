@@ -83,7 +83,7 @@ pub struct Lost {
 pub struct Failed {
     /// The cause.
     pub cause: Cause,
-    /// The request's.
+    /// The request's; 0 for a receive.
     pub wr_id: u64,
     /// Why it failed, as the log has it: a clause.
     pub why: String,

@@ -475,6 +475,11 @@ impl Qp {
         self.blame_own(reason.cause);
         let why = in_words(reason, KeyOf::Responder, env);
         let said = format!("{what} of {peer} was refused: {why}");
+        let failed = &mut self.trouble().failed;
+        if failed.is_none() {
+            // The completion of the receive that it has taken tells of it.
+            *failed = Some(Failed { cause: reason.cause, wr_id: 0, why });
+        }
         env.log(format_args!(
             "queue pair {:#08x}: {said}; see `anyverbs explain {}`",
             self.qpn.get(),
