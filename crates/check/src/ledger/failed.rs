@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyverbs_causes::Cause;
 
 use crate::catalogue::Check;
-use crate::facts::{Completion, Dropped, Kind, LONGEST_WAIT, Region};
+use crate::facts::{Completion, Dropped, DroppedDatagrams, Kind, LONGEST_WAIT, Region};
 use crate::report;
 use crate::stack::Stack;
 
@@ -71,7 +71,9 @@ impl Ledger {
     pub(super) fn check_failure(&mut self, qp: usize, completion: &Completion, posted: &Posted) {
         let cause = u16::try_from(completion.cause).ok().and_then(Cause::from_number);
         let Some(cause) = cause.filter(|_| completion.status != FLUSHED) else { return };
-        let Some(check) = check_of(cause) else { return };
+        let check = check_of(cause);
+        let check = check.or_else(|| self.differs_in_mtu(qp, cause).then_some(Check::EndsDiffer));
+        let Some(check) = check else { return };
         if check == Check::EndsDiffer && !self.is_first_drop(qp, check) {
             return;
         }
@@ -230,6 +232,13 @@ impl Ledger {
         })
     }
 
+    /// Whether the response of a READ came in packets of another path MTU.
+    fn differs_in_mtu(&self, qp: usize, cause: Cause) -> bool {
+        let is_it = |drops: &DroppedDatagrams| matches!(drops.reason, Dropped::Message { cause, .. } if cause == Cause::MtuDiffers.number());
+        cause == Cause::BadResponse
+            && (self.drops_of)(qp, Instant::now() + LONGEST_WAIT).iter().any(is_it)
+    }
+
     /// The region for which this queue pair has refused a request for this cause.
     fn refused_region(&self, qp: usize, cause: Cause) -> Option<(String, Vec<(String, Stack)>)> {
         if !matches!(cause, Cause::RkeyRight | Cause::RkeyOfOtherPd) {
@@ -257,7 +266,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{DroppedDatagrams, Elements, Piece, Pieces, QueuePair, Work};
+    use crate::facts::{Elements, Piece, Pieces, QueuePair, Work};
     use crate::report::Reporter;
 
     /// The report of what `happens` to the queue pair at address 1, for this cause. Its region at 2 lets peers read alone.
@@ -289,6 +298,57 @@ mod tests {
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         text
+    }
+
+    #[test]
+    fn a_response_in_packets_of_another_size_is_a_difference_of_the_ends() {
+        for (differs, expected) in [(true, 1), (false, 0)] {
+            let drops: crate::facts::DropsOf = match differs {
+                true => |_, _| {
+                    let cause = Cause::MtuDiffers.number();
+                    let reason = Dropped::Message { cause, key: 0, first: String::new() };
+                    vec![DroppedDatagrams { reason, count: 1, from: String::new() }]
+                },
+                false => |_, _| vec![],
+            };
+            let mut ledger = Ledger::new(Reporter::new("", None), |_, _| false, drops);
+            ledger.made_qp(
+                1,
+                QueuePair {
+                    number: 17,
+                    is_datagram: false,
+                    is_uc: false,
+                    is_reliable: true,
+                    signals_all: false,
+                    max_inline: 0,
+                    max_sends: 16,
+                    srq: 0,
+                    pd: 0,
+                    send_cq: 0,
+                    recv_cq: 0,
+                },
+            );
+            let read = Work {
+                name: "READ",
+                wr_id: 3,
+                is_signaled: true,
+                is_inline: false,
+                elements: Elements::Written,
+                is_fenced: false,
+                ah: 0,
+                pieces: Pieces::new(),
+            };
+            ledger.post_sends(1, [read].into_iter(), || (1, false));
+            ledger.polled(&Completion {
+                number: 17,
+                wr_id: 3,
+                is_receive: false,
+                status: 7,
+                cause: Cause::BadResponse.number().into(),
+                send: Some(1),
+            });
+            assert_eq!(ledger.reporter.findings, expected);
+        }
     }
 
     /// The report of a request that failed for this cause. Its address handle has the address 3.
