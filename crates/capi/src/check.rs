@@ -423,7 +423,14 @@ pub(crate) fn ended(address: usize) {
     }
 }
 
-/// A queue pair forgets what was posted.
+/// A queue pair is about to forget what was posted, and its completions.
+pub(crate) fn takes_along<P>(pointer: *const P) {
+    if let Some(checker) = checker() {
+        checker.ledger().takes_along(pointer as usize, crate::verbs::waiting);
+    }
+}
+
+/// It has forgotten them.
 pub(crate) fn reset(pointer: *const ibv_qp) {
     if let Some(checker) = checker() {
         checker.ledger().reset(pointer as usize);

@@ -454,6 +454,13 @@ impl Ledger {
         queues.sends.clear(&mut self.users);
         queues.receives.clear(&mut self.users);
         if let Some(qp) = queues.qp {
+            let along = std::mem::take(&mut queues.takes_along);
+            if let Some(srq) = self.queues.get_mut(&qp.srq) {
+                for wr_id in along {
+                    let n = srq.receives.position(|posted| posted.work.wr_id == wr_id);
+                    n.and_then(|n| srq.receives.take(n, &mut self.users));
+                }
+            }
             self.expects_less(qp.send_cq, sends);
             self.expects_less(qp.recv_cq, receives);
         }

@@ -217,7 +217,6 @@ fn findings_become_a_sarif_document() {
     assert_eq!((status, said.len()), (Some(125), 1), "{said:?}");
 }
 
-/// As the server and the client of a test do.
 #[test]
 fn a_program_that_is_not_there_leaves_a_document_without_findings() {
     let scratch = Scratch::new("sarif-absent");
@@ -231,6 +230,7 @@ fn a_program_that_is_not_there_leaves_a_document_without_findings() {
     assert!(!scratch.0.join("found.sarif.jsonl").exists());
 }
 
+/// As the server and the client of a test do.
 #[test]
 fn two_launchers_that_run_at_once_share_a_sarif_document() {
     let scratch = Scratch::new("sarif-shared");

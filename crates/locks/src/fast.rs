@@ -10,12 +10,12 @@
 //!
 //! Where the kernel refuses the barrier, a waiter looks again every millisecond.
 //!
-//! A thread that takes the lock again at once would keep a waiter away, which needs tens of microseconds to wake. So a waiter that
-//! was woken in vain more than once says so. The release that wakes it then waits a little until somebody has the lock.
-//!
 //! So a release is no barrier for the loads behind it. Whoever leaves a note for the holder of a lock calls [`heavy_fence`] before it
 //! tries the lock again. A release reads the word of the waiters, and may write it, when another thread may have the lock
 //! already. So having had the lock does not tell a thread that it may free the lock's memory.
+//!
+//! A thread that takes the lock again at once would keep a waiter away, which needs tens of microseconds to wake. So a waiter that
+//! has slept in vain more than once says so. The release that wakes a thread then waits a little until somebody has the lock.
 //!
 //! Public for the model checker only (`tests/fast_loom.rs`).
 
@@ -32,7 +32,7 @@ const TAKEN: u32 = 1;
 
 const NOBODY: u32 = 0;
 const SOMEBODY: u32 = 1;
-/// One of them was woken in vain, [more than once](IN_VAIN).
+/// One of them has slept in vain, [more than once](IN_VAIN).
 const STARVING: u32 = 2;
 
 /// So often a waiter may find that another thread was faster. While the release waits for it, nobody has the lock.
@@ -54,8 +54,8 @@ pub trait Word: Sync {
     fn heavy_fence() -> bool;
     /// Sleeps until it is woken, if the word has this value; not longer than `timeout`. It may return at any time.
     fn sleep(&self, value: u32, timeout: Option<Duration>);
-    /// Wakes a thread that sleeps.
-    fn wake(&self);
+    /// Wakes a thread that sleeps. Whether one did.
+    fn wake(&self) -> bool;
     /// Waits a little until the word is 0 and `is_over` becomes true. Whether it did.
     fn spin(&self, is_over: impl FnMut() -> bool) -> bool;
     /// Waits a little until the word is not 0, and lets other threads run.
@@ -93,9 +93,9 @@ impl Word for AtomicU32 {
         let _ = futex::wait(self, futex::Flags::PRIVATE, value, timeout.as_ref());
     }
 
-    fn wake(&self) {
+    fn wake(&self) -> bool {
         // It fails for no word of this process.
-        let _ = futex::wake(self, futex::Flags::PRIVATE, 1);
+        futex::wake(self, futex::Flags::PRIVATE, 1).is_ok_and(|woken| woken > 0)
     }
 
     fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
@@ -241,10 +241,8 @@ impl<W: Word> Lock<W> {
     #[inline(never)]
     fn wake(&self) {
         let asleep = self.asleep.swap(NOBODY, Ordering::SeqCst);
-        if asleep != NOBODY {
-            self.asleep.wake();
-        }
-        if asleep == STARVING {
+        let has_woken = asleep != NOBODY && self.asleep.wake();
+        if has_woken && asleep == STARVING {
             self.state.give_way();
         }
     }

@@ -224,8 +224,9 @@ impl fast::Word for &Slow {
         }
     }
 
-    fn wake(&self) {
+    fn wake(&self) -> bool {
         self.wakes.fetch_add(1, Ordering::SeqCst);
+        self.asleep.load(Ordering::SeqCst) > self.processors.load(Ordering::SeqCst)
     }
 
     fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {

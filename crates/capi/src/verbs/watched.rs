@@ -85,10 +85,12 @@ pub(crate) fn waiting(address: usize) -> Vec<Completion> {
     cq.inner.device.waiting().iter().map(completion).collect()
 }
 
-/// A queue pair ends, or forgets the datagrams and messages that it has dropped, and how it differs from the other end.
+/// A queue pair is about to end or to be reset. It forgets the datagrams and messages that it has dropped, how it differs from the
+/// other end, and its completions.
 pub(super) fn look_at_drops(qp: &Qp) {
     if check::is_on() {
         look_for_drops(qp);
+        check::takes_along(qp.public());
     }
 }
 
@@ -251,6 +253,10 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw
         anyverbs_check::posts(qp as usize);
         return post();
     };
+    let mut ledger = checker.ledger();
+    if ledger.uses_dead(qp as usize) {
+        return libc::EINVAL;
+    }
     let work = Work {
         name: "bind of a memory window",
         wr_id: info.wr_id,
@@ -262,7 +268,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw
         pieces: Pieces::new(),
     };
     let mut errno = 0;
-    check::posts(&mut checker.ledger(), "ibv_bind_mw", |ledger| {
+    check::posts(&mut ledger, "ibv_bind_mw", |ledger| {
         ledger.post_sends(qp as usize, std::iter::once(work), || {
             errno = post();
             (usize::from(errno == 0), errno == libc::ENOMEM)
@@ -428,7 +434,8 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     unsafe {
         if !in_row(qp) {
-            check::is_out_of_order(qp, "ibv_wr_abort is called, and no ibv_wr_start before it");
+            let wrong = "ibv_wr_abort is called, and no ibv_wr_start of this thread before it";
+            check::is_out_of_order(qp, wrong);
         }
         wr::wr_abort(qp);
     }
@@ -454,7 +461,8 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     }
     // SAFETY: the caller's promise.
     if !unsafe { in_row(qp) } {
-        check::is_out_of_order(qp, "ibv_wr_complete is called, and no ibv_wr_start before it");
+        let wrong = "ibv_wr_complete is called, and no ibv_wr_start of this thread before it";
+        check::is_out_of_order(qp, wrong);
     }
     // SAFETY: the caller's promise.
     let (batch, complete) = unsafe {
@@ -727,7 +735,8 @@ fn completion(wc: &Wc) -> Completion {
         is_receive: wc.opcode.is_recv(),
         status: wc.status as u32,
         cause: wc.vendor_err,
-        send: (!wc.opcode.is_recv()).then_some(wc.sq_count),
+        // A device of the kernel does not count them.
+        send: Some(wc.sq_count).filter(|count| !wc.opcode.is_recv() && *count != 0),
     }
 }
 

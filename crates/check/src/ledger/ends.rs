@@ -46,7 +46,6 @@ impl Ledger {
         }
         match kind {
             Kind::Qp => {
-                self.takes_along(address, &waiting);
                 if works(address) {
                     self.check_qp(address, waiting);
                 }
@@ -61,8 +60,9 @@ impl Ledger {
         waits
     }
 
-    /// Completions of a queue pair that were not polled go with it. Those of its SRQ's receives are never told.
-    fn takes_along(&mut self, address: usize, waiting: impl Fn(usize) -> Vec<Completion>) {
+    /// The queue pair is about to end or to be reset. Its completions that were not polled go then, and those of its SRQ's receives
+    /// are never told.
+    pub fn takes_along(&mut self, address: usize, waiting: impl Fn(usize) -> Vec<Completion>) {
         let Some(queues) = self.queues.get_mut(&address) else { return };
         let Some(qp) = queues.qp.filter(|qp| qp.srq != 0) else { return };
         let of_it = |c: &Completion| c.is_receive && c.number == qp.number;
@@ -231,14 +231,9 @@ impl Ledger {
             if self.numbers.get(&qp.number) == Some(&address) {
                 self.numbers.remove(&qp.number);
             }
-            let mut srq = self.queues.get_mut(&qp.srq).filter(|_| qp.srq != 0);
-            if let Some(srq) = &mut srq {
-                for wr_id in queues.takes_along {
-                    let n = srq.receives.position(|posted| posted.work.wr_id == wr_id);
-                    n.and_then(|n| srq.receives.take(n, &mut self.users));
-                }
-            }
-            if let (Some(ended), Some(object), Some(srq)) = (queues.abandons, &object, srq) {
+            if let (Some(ended), Some(object), Some(srq)) =
+                (queues.abandons, &object, self.queues.get_mut(&qp.srq))
+            {
                 let (number, made) = (qp.number, object.stack);
                 srq.abandoned_by = Some(Abandoned { number, made, ended });
             }

@@ -189,6 +189,11 @@ impl Outstanding {
         self.works.iter().position(is_it)
     }
 
+    /// Whether the last one of so many that were posted since the beginning, modulo 2^32, was taken away.
+    pub(super) fn has_taken(&self, posted: u32) -> bool {
+        posted.wrapping_sub(self.before).cast_signed() <= 0
+    }
+
     /// The place of the last one of so many that were posted since the beginning, modulo 2^32.
     pub(super) fn place_of(&self, posted: u32) -> Option<usize> {
         let place = posted.wrapping_sub(self.before).checked_sub(1)? as usize;

@@ -295,6 +295,10 @@ impl Ledger {
             return;
         }
         let is_it = |p: &Posted| p.work.wr_id == wr_id && (p.work.is_signaled || has_failed);
+        // Another thread has polled a later one, and was faster to tell: that has spoken for this one.
+        if send.is_some_and(|posted| queues.sends.has_taken(posted)) {
+            return;
+        }
         // Programs give several requests one number.
         let place = send.and_then(|posted| queues.sends.place_of(posted));
         let place = place.filter(|n| queues.sends.iter().nth(*n).is_some_and(is_it));
@@ -541,6 +545,30 @@ mod tests {
     }
 
     #[test]
+    fn a_receive_of_an_srq_goes_with_the_completions_of_its_queue_pair() {
+        let mut ledger = ledger("");
+        make_qp(&mut ledger);
+        let srq = 7;
+        ledger.queues.get_mut(&QP).unwrap().qp.as_mut().unwrap().srq = srq;
+        ledger.post_receives(srq, (0..2).map(|wr_id| Work { wr_id, ..send() }), || 2);
+        ledger.takes_along(QP, |cq| {
+            assert_eq!(cq, CQ);
+            let received = |number| Completion {
+                number,
+                wr_id: 1,
+                is_receive: true,
+                status: 0,
+                cause: 0,
+                send: None,
+            };
+            vec![received(17), received(18)]
+        });
+        ledger.reset(QP);
+        let left: Vec<_> = ledger.queues[&srq].receives.iter().map(|p| p.work.wr_id).collect();
+        assert_eq!(left, [0]);
+    }
+
+    #[test]
     fn a_completion_is_of_the_request_at_its_place() {
         let mut ledger = ledger("");
         make_qp(&mut ledger);
@@ -549,7 +577,8 @@ mod tests {
         ledger.post_sends(QP, std::iter::once(send()), || (1, false));
         ledger.reset(QP);
         ledger.post_sends(QP, (0..4).map(|_| send()), || (4, false));
-        for (posted, left) in [(3, 2), (4, 1)] {
+        // Another thread tells late of the second, of which the third has spoken.
+        for (posted, left) in [(4, 1), (3, 1), (5, 0)] {
             let completion = Completion {
                 number: 17,
                 wr_id: send().wr_id,

@@ -68,10 +68,12 @@ impl<const FENCED: bool> Word for Model<FENCED> {
         }
     }
 
-    fn wake(&self) {
+    fn wake(&self) -> bool {
         let mut sleepers = self.sleepers.lock().unwrap();
+        let has_one = *sleepers > 0;
         *sleepers = sleepers.saturating_sub(1);
         self.woken.notify_one();
+        has_one
     }
 
     fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
