@@ -374,6 +374,17 @@ mod tests {
         }
     }
 
+    /// A ledger that reads the memory of the test.
+    fn reading_ledger() -> Ledger {
+        let read: crate::memory::Read = |address, into| {
+            // SAFETY: the test reads its own vector, which lives.
+            let from = unsafe { std::slice::from_raw_parts(address as *const u8, into.len()) };
+            into.copy_from_slice(from);
+            true
+        };
+        Ledger::new(Reporter::new("", None), read, |_, _| vec![])
+    }
+
     const QP: usize = 1;
     const CQ: usize = 2;
 
@@ -462,17 +473,7 @@ mod tests {
             (vec![plain(), read(512)], 1),
             (vec![fenced()], 1),
         ] {
-            let mut ledger = Ledger::new(
-                Reporter::new("", None),
-                |address, into| {
-                    // SAFETY: the test reads its own vector, which lives.
-                    let from =
-                        unsafe { std::slice::from_raw_parts(address as *const u8, into.len()) };
-                    into.copy_from_slice(from);
-                    true
-                },
-                |_, _| vec![],
-            );
+            let mut ledger = reading_ledger();
             make_qp(&mut ledger);
             let [addr, len] = [base, 4096];
             for (address, lkey) in [(5, 5), (6, 6)] {
@@ -502,17 +503,7 @@ mod tests {
         for (posts, expected) in [(17, 0), (16, 1)] {
             let mut bytes = vec![0; 64];
             let addr = bytes.as_ptr() as u64;
-            let mut ledger = Ledger::new(
-                Reporter::new("", None),
-                |address, into| {
-                    // SAFETY: the test reads its own vector, which lives.
-                    let from =
-                        unsafe { std::slice::from_raw_parts(address as *const u8, into.len()) };
-                    into.copy_from_slice(from);
-                    true
-                },
-                |_, _| vec![],
-            );
+            let mut ledger = reading_ledger();
             make_qp(&mut ledger);
             ledger.sized_cq(CQ, Some(16));
             let region = crate::facts::Region {

@@ -87,8 +87,8 @@ pub(super) struct SendQueue {
     pub(super) next: u32,
     /// The oldest WQE that is not complete.
     pub(super) done: u32,
-    /// What stands behind the last WQE that was [passed](Self::pass), and behind the last of these that made a completion. Their slots
-    /// hold older WQEs.
+    /// The position behind the last WQE that was [passed](Self::pass), and that behind the last of these that made a completion. Their
+    /// slots hold older WQEs.
     passed: [u32; 2],
 }
 

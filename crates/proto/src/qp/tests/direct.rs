@@ -118,7 +118,7 @@ fn a_direct_operation_ends_alike_by_the_short_way() {
         let (at, lkey) = (world.remote(), world.device.keys.lkey);
         let mut taken = 0;
         for n in 0..200 {
-            // What follows a SEND is a message, and no test answers a READ.
+            // A request behind a SEND is a message, and no test answers a READ.
             let (direction, op) = match (n % 3, n % 10) {
                 (0, _) | (_, 1) => (Direction::Write, SendOp::Write(at)),
                 _ => (Direction::Read, SendOp::Read(at)),

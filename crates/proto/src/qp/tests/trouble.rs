@@ -587,7 +587,7 @@ fn a_send_queue_that_nothing_can_free_says_so_once() {
     assert_eq!(fill(SendFlags::SIGNALED, 103), [] as [String; 0]);
 }
 
-/// What is done while it is posted leaves its slot as it was.
+/// A request that is done while it is posted leaves its slot as it was.
 #[test]
 fn a_full_send_queue_of_requests_that_were_done_at_once_knows_who_is_signaled() {
     for signaled in [None, Some(0), Some(50), Some(99)] {
